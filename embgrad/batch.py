@@ -1,0 +1,400 @@
+"""The batch: token ids, mask and types, validated once and given to each framework in its own convention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.arrays import to_numpy, whole_numbers
+from embgrad.errors import BatchError, brief, did_you_mean, listed
+
+__all__ = ["CONVENTIONS", "TokenBatch", "as_batch", "is_text"]
+
+#: The keys of each known convention of dicts, as (ids, mask, types).
+CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "huggingface": ("input_ids", "attention_mask", "token_type_ids"),
+    "tfhub": ("input_word_ids", "input_mask", "input_type_ids"),
+    "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
+}
+
+
+class TokenBatch:
+    """Token ids of several examples, with what a model may be told about them. Immutable.
+
+    Args:
+        ids: whole numbers, not negative, shape (example, position).
+        mask: 1 at real positions, 0 at padding, same shape as `ids`; float, bool or integer. None where
+            the model is not to be told (every position then counts as real).
+        types: segment numbers, same shape as `ids`. None where the model is not to be told.
+        tokens: the tokens' texts, one list an example.
+        words: for each position the number of the word that it belongs to, -1 where it belongs to none,
+            same shape as `ids`.
+        truncated: how many tokens were cut off each example, shape (example,).
+        extras: other inputs by name, given to the model as they are.
+        convention: the form in which `inputs` gives the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
+
+    Attributes:
+        ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
+        truncated: int64, shape (example,), zeros where nothing was cut off.
+
+    Raises:
+        BatchError: ids that are ragged, empty, negative or not whole numbers, a mask or types of another
+            shape, a mask with other values than 0 and 1, a wrong number of tokens.
+    """
+
+    __slots__ = ("_frozen", "convention", "extras", "ids", "mask", "tokens", "truncated", "types", "words")
+
+    ids: np.ndarray
+    mask: np.ndarray | None
+    types: np.ndarray | None
+    tokens: tuple[tuple[str, ...], ...] | None
+    words: np.ndarray | None
+    truncated: np.ndarray
+    extras: Mapping[str, Any]
+    convention: str
+
+    def __init__(
+        self,
+        ids: Any,
+        mask: Any = None,
+        types: Any = None,
+        *,
+        tokens: Sequence[Sequence[str]] | None = None,
+        words: Any = None,
+        truncated: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        convention: str = "huggingface",
+    ) -> None:
+        put = object.__setattr__
+        put(self, "ids", _ids(ids))
+        shape = self.ids.shape
+        put(self, "mask", None if mask is None else _mask(mask, shape))
+        put(self, "types", None if types is None else _integers(types, "types", shape))
+        put(self, "words", None if words is None else _integers(words, "words", shape, least=-1))
+        put(self, "tokens", None if tokens is None else _tokens(tokens, self.ids, self.mask))
+        cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
+        put(self, "truncated", _integers(cut, "truncated", shape[:1]))
+        put(self, "extras", dict(extras or {}))
+        put(self, "convention", _known_convention(convention))
+        put(self, "_frozen", True)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a TokenBatch is immutable: cannot delete {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ({name: getattr(self, name) for name in self.__slots__ if name != "_frozen"},)
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenBatch):
+            return NotImplemented
+        return (
+            all(_same(getattr(self, name), getattr(other, name)) for name in ("ids", "mask", "types", "words"))
+            and _same(self.truncated, other.truncated)
+            and self.tokens == other.tokens
+            and self.convention == other.convention
+            and self.extras.keys() == other.extras.keys()
+            and all(_same(value, other.extras[key]) for key, value in self.extras.items())
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equality is by value over arrays
+
+    def __repr__(self) -> str:
+        examples, positions = self.ids.shape
+        parts = [f"{examples} examples × {positions} positions"]
+        if self.mask is not None:
+            parts.append(f"{int((self.mask == 0).sum())} of them padding")
+        if self.types is not None:
+            parts.append("with types")
+        if self.truncated.any():
+            parts.append(f"{int(self.truncated.sum())} tokens cut off {int((self.truncated > 0).sum())} examples")
+        if self.extras:
+            parts.append(f"also {listed(self.extras)}")
+        return f"TokenBatch({', '.join(parts)})"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(examples, positions)."""
+        examples, positions = self.ids.shape
+        return examples, positions
+
+    @property
+    def real(self) -> np.ndarray:
+        """True at real positions, shape (example, position); all of them where there is no mask."""
+        return np.ones(self.shape, bool) if self.mask is None else np.asarray(self.mask, dtype=bool)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the mask holds a zero."""
+        return self.mask is not None and not self.mask.all()
+
+    def lengths(self) -> np.ndarray:
+        """The number of real positions of each example, int64, shape (example,).
+
+        Raises:
+            BatchError: the padding is not all on the right, so that a length cannot say where it is.
+        """
+        lengths = self.real.sum(1)
+        right = np.arange(self.ids.shape[1]) < lengths[:, None]
+        wrong = np.flatnonzero((right != self.real).any(1))
+        if wrong.size:
+            raise BatchError(
+                f"example {wrong[0]} is not padded on the right only, and a valid length can say no more than "
+                "how many positions from the left are real; pad on the right (padding_side='right')"
+            )
+        return np.asarray(lengths, np.int64)
+
+    def replace(self, **changes: Any) -> TokenBatch:
+        """A new batch with these fields changed and the others as they are."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "_frozen"}
+        return TokenBatch(**{**fields, **changes})
+
+    def __getitem__(self, examples: slice) -> TokenBatch:
+        """The batch of some of the examples; extras whose first axis is the examples are cut alike."""
+        if not isinstance(examples, slice):
+            raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
+        cut = {
+            name: None if (value := getattr(self, name)) is None else value[examples]
+            for name in ("ids", "mask", "types", "words", "tokens", "truncated")
+        }
+        extras = {
+            key: value[examples] if _one_an_example(value, len(self)) else value for key, value in self.extras.items()
+        }
+        return TokenBatch(**cut, extras=extras, convention=self.convention)
+
+    def micro_batches(self, size: int) -> Iterator[TokenBatch]:
+        """The batch in pieces of at most `size` examples, in order."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def to_huggingface(self) -> dict[str, np.ndarray]:
+        """`input_ids`, and `attention_mask` and `token_type_ids` where given, int64."""
+        return self._named("huggingface", np.int64, complete=False)
+
+    def to_tfhub(self) -> dict[str, np.ndarray]:
+        """`input_word_ids`, `input_mask` and `input_type_ids`, int32; the format demands all three."""
+        return self._named("tfhub", np.int32, complete=True)
+
+    def to_keras_hub(self) -> dict[str, np.ndarray]:
+        """`token_ids`, `padding_mask` and `segment_ids`, int32; the format demands all three."""
+        return self._named("keras_hub", np.int32, complete=True)
+
+    def to_gluonnlp(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids, types, valid lengths): int32, int32, float32 of shape (example,); the format demands all three.
+
+        Raises:
+            BatchError: the padding is not all on the right.
+        """
+        types = np.zeros_like(self.ids) if self.types is None else self.types
+        return self.ids.astype(np.int32), types.astype(np.int32), self.lengths().astype(np.float32)
+
+    def inputs(self) -> Any:
+        """The batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids."""
+        if self.convention == "ids":
+            return self.ids
+        if self.convention == "gluonnlp":
+            return self.to_gluonnlp()
+        named = {"huggingface": self.to_huggingface, "tfhub": self.to_tfhub, "keras_hub": self.to_keras_hub}
+        return {**named[self.convention](), **self.extras}
+
+    def _named(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
+        ids, mask, types = CONVENTIONS[convention]
+        named = {ids: self.ids, mask: self.mask, types: self.types}
+        if complete:
+            named[mask] = np.ones_like(self.ids) if self.mask is None else self.mask
+            named[types] = np.zeros_like(self.ids) if self.types is None else self.types
+        return {key: value.astype(dtype) for key, value in named.items() if value is not None}
+
+
+def as_batch(given: Any) -> TokenBatch:
+    """A TokenBatch from a batch, a dict in a known convention, gluonnlp's triple or an array of ids.
+
+    Raises:
+        BatchError: strings (which need a tokenizer), or what is in none of these forms.
+    """
+    if isinstance(given, TokenBatch):
+        return given
+    if is_text(given):
+        raise BatchError(
+            "the batch is raw text, and a model reads token ids: pass tokenizer=..., or build the batch with "
+            "embgrad.encode(texts, tokenizer)"
+        )
+    if isinstance(given, Mapping):
+        return _from_mapping(given)
+    if isinstance(given, tuple) and len(given) == 3 and np.ndim(_array(given[2], "valid_length")) == 1:
+        return _from_triple(*given)
+    return TokenBatch(given, convention="ids")
+
+
+def is_text(given: Any) -> bool:
+    """Whether this is a text, a pair, or a list of them, and not ids."""
+    if isinstance(given, np.ndarray):
+        return given.dtype.kind in "US"
+    if isinstance(given, (list, tuple)):
+        return bool(given) and is_text(given[0])
+    return isinstance(given, (str, bytes))
+
+
+def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
+    known = {keys[0]: name for name, keys in CONVENTIONS.items()}
+    found = [key for key in known if key in given]
+    if not found:
+        near = next((hint for key in given if (hint := did_you_mean(str(key), known))), "")
+        raise BatchError(
+            f"the batch is a dict with the keys {listed(given)}, and none of them holds the token ids: expected one "
+            f"of {listed(known)}.{near} For other names pass embgrad.TokenBatch(ids=...) and call=..."
+        )
+    if len(found) > 1:
+        raise BatchError(
+            f"the batch is a dict with token ids under {listed(found)}: expected one of them; leave one out"
+        )
+    convention = known[found[0]]
+    ids, mask, types = CONVENTIONS[convention]
+    extras = {key: value for key, value in given.items() if key not in (ids, mask, types)}
+    foreign = {key: name for name, keys in CONVENTIONS.items() for key in keys[1:] if key in extras}
+    if foreign:
+        key, other = next(iter(foreign.items()))
+        raise BatchError(
+            f"the batch mixes conventions: {ids!r} goes with {mask!r} and {types!r}, but there is also {key!r}, which "
+            f"goes with {CONVENTIONS[other][0]!r}; rename it"
+        )
+    return TokenBatch(given[ids], given.get(mask), given.get(types), extras=extras, convention=convention)
+
+
+def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
+    checked = _ids(ids)
+    lengths = whole_numbers(_array(valid_length, "valid_length"))
+    if lengths is None or lengths.shape != (len(checked),) or (lengths < 0).any() or (lengths > checked.shape[1]).any():
+        raise BatchError(
+            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one an example, from 0 to "
+            f"{checked.shape[1]}, the number of positions"
+        )
+    mask = np.arange(checked.shape[1]) < lengths[:, None]
+    return TokenBatch(ids, mask, types, convention="gluonnlp")
+
+
+def _ids(given: Any) -> np.ndarray:
+    if is_text(given):
+        raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
+    array = _array(given, "ids")
+    if array.ndim != 2:
+        hint = "; for one example write [ids]" if array.ndim == 1 and array.size else ""
+        raise BatchError(f"ids have shape {array.shape}: expected two axes, (example, position){hint}")
+    if array.size == 0:
+        raise BatchError(
+            f"the batch is empty: ids have shape {array.shape}; expected one example and one position at least"
+        )
+    return _integers(array, "ids", array.shape)
+
+
+def _mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
+    array = _array(given, "mask")
+    _expect_shape(array, "mask", shape)
+    wrong = np.argwhere((array != 0) & (array != 1))
+    if wrong.size:
+        place = tuple(int(i) for i in wrong[0])
+        raise BatchError(
+            f"mask holds {array[place]} at example {place[0]}, position {place[1]}: expected 1 at real positions and 0 at "
+            "padding (for additive masks, of 0 and minus infinity, use call=...)"
+        )
+    return _read_only(array.astype(np.int64))
+
+
+def _integers(given: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
+    array = _array(given, name)
+    _expect_shape(array, name, shape)
+    whole = whole_numbers(array)
+    if whole is None:
+        raise BatchError(_not_whole(array, name))
+    wrong = np.argwhere(whole < least)
+    if wrong.size:
+        raise BatchError(
+            f"{name} holds {whole[tuple(wrong[0])]} at {_place(wrong[0])}: expected no number below {least}"
+        )
+    return _read_only(whole)
+
+
+def _not_whole(array: np.ndarray, name: str) -> str:
+    expected = "expected whole numbers, exactly represented"
+    if array.dtype.kind != "f":
+        return f"{name} are of dtype {array.dtype}: {expected}; convert them to integers"
+    limit = 2.0 ** (np.finfo(array.dtype).nmant + 1)
+    wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) > limit))[0]
+    value = array[tuple(wrong)]
+    why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) > limit else ""
+    return f"{name} holds {value} at {_place(wrong)}{why}: {expected}; pass an integer array"
+
+
+def _tokens(given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None) -> tuple[tuple[str, ...], ...]:
+    lengths = [len(example) for example in given]
+    if lengths != [ids.shape[1]] * ids.shape[0]:
+        raise BatchError(
+            f"tokens are {len(given)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
+            "one token a position, padding included"
+        )
+    return tuple(tuple(str(token) for token in example) for example in given)
+
+
+def _array(given: Any, name: str) -> np.ndarray:
+    try:
+        array = to_numpy(given)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype == object:
+        lengths = [len(row) for row in given if hasattr(row, "__len__")] if hasattr(given, "__iter__") else []
+        detail = f"the lists have the lengths {lengths[:8]}" if len(set(lengths)) > 1 else f"got {brief(given)}"
+        raise BatchError(
+            f"{name} are not a rectangular array of numbers: {detail}; expected every list of the same length: pad them, "
+            "with mask=0 at the padding, or use embgrad.encode"
+        )
+    return array
+
+
+def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise BatchError(f"{name} has shape {array.shape}: expected {shape}, as the ids")
+
+
+def _known_convention(name: str) -> str:
+    known = [*CONVENTIONS, "gluonnlp", "ids"]
+    if name not in known:
+        raise BatchError(f"convention is {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}")
+    return name
+
+
+def _one_an_example(value: Any, examples: int) -> bool:
+    """Whether the first axis of an extra input is the examples."""
+    if isinstance(value, (str, bytes)):
+        return False
+    if isinstance(value, (list, tuple)):
+        return len(value) == examples
+    shape = getattr(value, "shape", ())
+    return bool(shape) and int(next(iter(shape))) == examples
+
+
+def _place(index: np.ndarray) -> str:
+    names = ("example", "position")
+    return ", ".join(f"{name} {int(i)}" for name, i in zip(names, index, strict=False))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return np.array_equal(to_numpy(a), to_numpy(b))
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _rebuild(fields: dict[str, Any]) -> TokenBatch:
+    return TokenBatch(**fields)

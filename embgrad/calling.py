@@ -1,0 +1,188 @@
+"""How a model is called: which of the batch's parts go to which of its parameters, told by their names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.batch import TokenBatch
+from embgrad.errors import BatchError, listed
+
+__all__ = ["CallPlan", "as_parts", "parameters_of", "plan_call", "plan_mapping"]
+
+#: The names by which models call each part of a batch, over the conventions of all frameworks. A mask is 1 at
+#: real positions under each of these; names that mean the reverse somewhere (`key_padding_mask`) are left out.
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "ids": ("input_ids", "input_word_ids", "token_ids", "ids", "tokens", "inputs", "x"),
+    "mask": ("attention_mask", "input_mask", "mask"),
+    "types": ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types"),
+    "valid_length": ("valid_length", "valid_lengths", "lengths"),
+}
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """The arguments of one call of a model, in NumPy, and what of the batch it leaves out.
+
+    Attributes:
+        args: positional arguments.
+        kwargs: keyword arguments; the batch's extras as the user gave them.
+        unused: of "mask", "types" and the extras' names those that the model cannot take.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    unused: tuple[str, ...]
+
+
+def as_parts(model: Any) -> tuple[Any, ...]:
+    """The parts of a model: those of a list or tuple, or the model alone."""
+    return tuple(model) if isinstance(model, (list, tuple)) else (model,)
+
+
+def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Parameter]:
+    """The parameters of a bound method, less those that are not the batch's affair (`training`, `F`)."""
+    left_out = set(skip)
+    return [p for p in inspect.signature(function).parameters.values() if p.name not in left_out]
+
+
+def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, *, required: Iterable[str] = ()) -> CallPlan:
+    """Which argument gets which part of the batch.
+
+    Ids go to the parameter with a known name, or else to the first one. The mask, the types and the valid
+    lengths go only where a parameter has their name, and only where the user gave them; types and valid lengths
+    that have no default are filled in (zeros, and every position). Extras go under their own names.
+
+    Args:
+        parameters: the model's parameters, in order.
+        batch: the batch.
+        required: names of parameters that must be filled although they have a default.
+
+    Raises:
+        BatchError: a parameter without a default that the batch has nothing for.
+    """
+    by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not by_name:
+        return _plan_unnamed(batch, takes_any)
+    first = next(iter(by_name))
+    ids = next((name for name in NAMES["ids"] if name in by_name), first)
+    values: dict[str, Any] = {ids: batch.ids}
+    unused = []
+    for field, value in (("mask", batch.mask), ("types", batch.types)):
+        name = next((n for n in NAMES[field] if n in by_name and n != ids), None)
+        if name is not None and value is not None:
+            values[name] = value
+        elif value is not None and name is None and not _fills_length(field, by_name):
+            unused.append(field)
+    forced = set(required)
+    for name, parameter in by_name.items():
+        if name in values or name in batch.extras:
+            continue
+        if name in NAMES["valid_length"] and (batch.mask is not None or _must(parameter, forced)):
+            values[name] = batch.lengths()
+        elif name in NAMES["types"] and _must(parameter, forced):
+            values[name] = np.zeros_like(batch.ids)
+        elif name in NAMES["mask"] and _must(parameter, forced):
+            values[name] = np.ones_like(batch.ids)
+    for name, value in batch.extras.items():
+        if name in by_name or takes_any:
+            values[name] = value
+        else:
+            unused.append(name)
+    _expect_complete(by_name, values)
+    return _bind(parameters, values, unused)
+
+
+def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The batch under the input names of a model that declares them (a functional Keras model, a symbol).
+
+    Every declared input is filled: types with zeros and the mask with ones where the user gave none.
+
+    Returns:
+        The inputs by name, and what of the batch was left over.
+
+    Raises:
+        BatchError: an input that the batch has nothing for.
+    """
+    names = list(names)
+    known = {name: field for field, spelled in NAMES.items() for name in spelled}
+    known["padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
+    filled: dict[str, Any] = {}
+    for name in names:
+        field = known.get(name)
+        if name in batch.extras:
+            filled[name] = batch.extras[name]
+        elif field is not None:
+            filled[name] = _field(field, batch)
+    if not any(known.get(name) == "ids" for name in filled):
+        nameless = [name for name in names if name not in filled]
+        if len(nameless) != 1:
+            raise BatchError(
+                f"the model's inputs are {listed(names)}, and none has a name that means token ids: expected one of "
+                f"{listed(NAMES['ids'])}; pass call=... to call the model yourself"
+            )
+        filled[nameless[0]] = batch.ids
+    missing = [name for name in names if name not in filled]
+    if missing:
+        raise BatchError(_missing_message(missing))
+    used = {known.get(name) for name in names}
+    unused = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in used]
+    if "mask" in unused and "valid_length" in used:
+        unused.remove("mask")
+    unused += [name for name in batch.extras if name not in names]
+    return filled, tuple(unused)
+
+
+def _field(field: str, batch: TokenBatch) -> np.ndarray:
+    if field == "valid_length":
+        return batch.lengths()
+    if field == "mask":
+        return np.ones_like(batch.ids) if batch.mask is None else batch.mask
+    if field == "types":
+        return np.zeros_like(batch.ids) if batch.types is None else batch.types
+    return batch.ids
+
+
+def _plan_unnamed(batch: TokenBatch, takes_any: bool) -> CallPlan:
+    """For `forward(*args, **kwargs)`: Hugging Face's names where it takes names, else the ids alone."""
+    if takes_any:
+        return CallPlan((), {**batch.to_huggingface(), **batch.extras}, ())
+    left = [field for field in ("mask", "types") if getattr(batch, field) is not None]
+    return CallPlan((batch.ids,), {}, (*left, *batch.extras))
+
+
+def _fills_length(field: str, by_name: Mapping[str, Any]) -> bool:
+    return field == "mask" and any(name in by_name for name in NAMES["valid_length"])
+
+
+def _must(parameter: inspect.Parameter, required: set[str]) -> bool:
+    return parameter.default is parameter.empty or parameter.name in required
+
+
+def _expect_complete(by_name: Mapping[str, inspect.Parameter], values: Mapping[str, Any]) -> None:
+    missing = [name for name, p in by_name.items() if name not in values and p.default is p.empty]
+    if missing:
+        raise BatchError(_missing_message(missing))
+
+
+def _missing_message(missing: Sequence[str]) -> str:
+    return (
+        f"the model needs {listed(missing)}, and the batch has nothing of that name: expected every argument without a "
+        "default; add it to the batch as a dict's key, or pass call=lambda model, inputs: ..."
+    )
+
+
+def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unused: Sequence[str]) -> CallPlan:
+    """Positional where that leaves no gap, else by name."""
+    args = []
+    left = dict(values)
+    for p in parameters:
+        if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or p.name not in left:
+            break
+        args.append(left.pop(p.name))
+    return CallPlan(tuple(args), left, tuple(unused))

@@ -1,0 +1,174 @@
+"""One Hugging Face checkpoint folder, read as NumPy, becomes a BERT in any framework."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.errors import FileFormatError, UnsupportedError, did_you_mean, listed
+
+__all__ = ["WeightTarget", "bert_names", "load_bert"]
+
+#: Buffers that older checkpoints hold beside the weights: positions 0, 1, 2, …, and types of zeros.
+BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+#: Each Linear or LayerNorm of one layer of a BERT in Hugging Face's names, with what it holds.
+LAYER_MODULES: Final = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+
+
+@dataclass(frozen=True)
+class WeightTarget:
+    """A parameter of a native model that waits for a checkpoint's weight.
+
+    Attributes:
+        source: the weight's name in the checkpoint, Hugging Face's spelling without a leading "bert.".
+        shape: the shape that the native parameter has.
+        put: takes the value into the native parameter, in that shape.
+        transposed: the native parameter is the transpose of the checkpoint's weight.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    put: Callable[[np.ndarray], None]
+    transposed: bool = False
+
+
+def bert_names(layers: int) -> list[str]:
+    """The names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
+    names = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
+    modules = ["embeddings.LayerNorm"]
+    modules += [f"encoder.layer.{layer}.{module}" for layer in range(layers) for module in LAYER_MODULES]
+    modules.append("pooler.dense")
+    return names + [f"{module}.{part}" for module in modules for part in ("weight", "bias")]
+
+
+def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[str] = ()) -> Any:
+    """A BERT encoder with a checkpoint's weights, in evaluation mode, without a network.
+
+    Reads `config.json` and the safetensors as NumPy, so no other framework than the one asked for is imported.
+
+    Args:
+        folder: a checkpoint folder in Hugging Face's format, with safetensors.
+        framework: "torch" gives a `transformers.BertModel`, "tensorflow" a `transformers.TFBertModel`, "gluon" a
+            `gluonnlp.model.BERTModel`; another backend's name what that backend says.
+        ignore: patterns, as of a shell, of weights that may be left over, such as "cls.*" for a pretraining head.
+
+    Raises:
+        FileFormatError: a file is missing or broken, or a weight is missing, left over or of a wrong shape.
+        UnsupportedError: the checkpoint is no BERT, or the framework cannot build this one.
+        BackendError: the framework is not installed.
+    """
+    from embgrad.registry import backend_named
+
+    backend = backend_named(framework)
+    if "load_bert" not in backend.supports:
+        raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
+    config = _config(Path(folder))
+    weights = _without_prefix(_weights(Path(folder)))
+    model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
+    _check(targets, weights, tuple(ignore), Path(folder))
+    for target in targets:
+        value = weights[target.source]
+        target.put(value.T if target.transposed else value)
+    return model
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileFormatError(
+            f"{folder} holds no config.json: expected a checkpoint folder in Hugging Face's format, with config.json and "
+            "model.safetensors"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read as JSON: {error}; expected a model's configuration") from error
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind != "bert":
+        raise UnsupportedError(
+            f"{path} says model_type {kind!r}: load_bert expects 'bert'. Build other models with their own library; "
+            "embgrad.gradients takes them as they are"
+        )
+    return dict(config)
+
+
+def _weights(folder: Path) -> dict[str, np.ndarray]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(f"{index} is no index of safetensors shards: {error!r}") from error
+    else:
+        files = ["model.safetensors"]
+    weights: dict[str, np.ndarray] = {}
+    for file in files:
+        if Path(file).name != file:
+            raise FileFormatError(f"{index} names the shard {file!r}: expected a file in the same folder")
+        weights.update(_read(folder / file))
+    return weights
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    from embgrad.files import read_tensors
+
+    if not path.exists():
+        others = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".h5", ".pt", ".ckpt"))
+        hint = f"; {listed(others)} is not read, convert it to safetensors" if others else ""
+        raise FileFormatError(f"{path} is missing: expected the weights as safetensors{hint}")
+    return read_tensors(path)[0]
+
+
+def _without_prefix(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The names without a leading "bert." and with today's names for the oldest checkpoints' gamma and beta."""
+    renamed = {}
+    for name, value in weights.items():
+        name = name.removeprefix("bert.")
+        for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+            name = name.replace(old, new)
+        renamed[name] = value
+    return {name: value for name, value in renamed.items() if name not in BUFFERS}
+
+
+def _check(
+    targets: Sequence[WeightTarget], weights: Mapping[str, np.ndarray], ignore: tuple[str, ...], folder: Path
+) -> None:
+    wanted = {target.source for target in targets}
+    missing = [name for name in wanted if name not in weights]
+    left = [name for name in weights if name not in wanted and not any(fnmatchcase(name, one) for one in ignore)]
+    if missing:
+        name = min(missing)
+        raise FileFormatError(
+            f"{folder} lacks {len(missing)} of the model's weights: {listed(sorted(missing))}; expected all of "
+            f"{len(wanted)}.{did_you_mean(name, left)}"
+        )
+    if left:
+        raise FileFormatError(
+            f"{folder} holds {len(left)} weights that the encoder has no place for: {listed(sorted(left))}; if they belong "
+            "to a head that you do not want, say so with ignore=['cls.*'] or the like"
+        )
+    for target in targets:
+        value = weights[target.source]
+        shape = value.shape[::-1] if target.transposed else value.shape
+        if shape != target.shape:
+            expected = target.shape[::-1] if target.transposed else target.shape
+            raise FileFormatError(
+                f"{folder} holds {target.source!r} of shape {value.shape}: the configuration makes it {expected}; are "
+                "config.json and the weights of one model?"
+            )

@@ -1,0 +1,283 @@
+"""Text to a TokenBatch, with any tokenizer: special tokens in, padding to the longest, truncation reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.arrays import to_numpy, whole_numbers
+from embgrad.batch import CONVENTIONS, TokenBatch
+from embgrad.errors import BatchError, brief, did_you_mean, listed
+
+__all__ = ["encode"]
+
+#: BERT's special tokens, for tokenizers that only split text and number the pieces.
+BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example before padding: a list of the same length in each field.
+
+    Attributes:
+        ids: the token ids.
+        types: segment numbers.
+        tokens: the tokens' texts; None where the tokenizer does not say.
+        words: the number of each token's word, -1 for none; None where the tokenizer does not say.
+        truncated: how many tokens were cut off.
+    """
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    tokens: Sequence[str] | None = None
+    words: Sequence[int] | None = None
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What fills up the shorter examples."""
+
+    id: int = 0
+    type: int = 0
+    token: str = "[PAD]"
+    side: str = "right"
+
+
+def encode(
+    texts: Any,
+    tokenizer: Any,
+    *,
+    max_length: int | None = None,
+    padding_side: str | None = None,
+    pad_id: int | None = None,
+) -> TokenBatch:
+    """A batch from texts: special tokens as the tokenizer sets them, padded to the longest, types 0 and 1 for pairs.
+
+    Args:
+        texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
+        tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, an object with `tokenize` and
+            `convert_tokens_to_ids` (which gets BERT's special tokens put around its pieces), or a callable that takes a
+            text, or two for a pair, and returns its ids, or a dict of them in a known convention.
+        max_length: the most tokens of an example, special tokens included; what is cut off is counted in the batch's
+            `truncated`. None cuts off nothing. A plain callable cuts for itself.
+        padding_side: "right" or "left"; None for the tokenizer's own side, or else right.
+        pad_id: the id that pads; None for the tokenizer's own, or else 0.
+
+    Raises:
+        BatchError: the texts or the tokenizer are not of these kinds, or the tokenizer returned no ids.
+    """
+    examples = _examples(texts)
+    if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+        raise BatchError(f"max_length is {max_length!r}: expected a whole number of at least 1, or None")
+    if padding_side not in (None, "right", "left"):
+        raise BatchError(
+            f"padding_side is {padding_side!r}: expected 'right' or 'left'."
+            f"{did_you_mean(str(padding_side), ('right', 'left'))}"
+        )
+    encoder, padding = _encoder_of(tokenizer)
+    encoded = encoder(tokenizer, examples, max_length)
+    padding = Padding(
+        padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
+    )
+    return _padded(encoded, padding)
+
+
+def _examples(texts: Any) -> list[tuple[str, ...]]:
+    """Each example as a tuple of one text or two."""
+    if isinstance(texts, str):
+        return [(texts,)]
+    if isinstance(texts, tuple):
+        raise BatchError(
+            f"texts is a tuple of {len(texts)}, which may mean one pair or several texts: expected a list; write [(premise, "
+            "hypothesis)] for a pair"
+        )
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if not isinstance(texts, list) or not texts:
+        raise BatchError(f"texts is {brief(texts)}: expected a text, or a list of at least one text or pair of texts")
+    return [_example(text, number) for number, text in enumerate(texts)]
+
+
+def _example(text: Any, number: int) -> tuple[str, ...]:
+    if isinstance(text, str):
+        return (text,)
+    if isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text):
+        return tuple(text)
+    raise BatchError(f"example {number} is {brief(text)}: expected a text or a pair of texts")
+
+
+Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"]
+
+
+def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
+    """Which way the tokenizer is used, told by its type's names and its methods, without importing its library."""
+    ancestors = {base.__name__ for base in type(tokenizer).__mro__}
+    if "PreTrainedTokenizerBase" in ancestors:
+        return _with_huggingface, _padding_of_huggingface(tokenizer)
+    if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "to_str"):
+        return _with_tokenizers, _padding_of_tokenizers(tokenizer)
+    if hasattr(tokenizer, "tokenize") and hasattr(tokenizer, "convert_tokens_to_ids"):
+        pad = int(_ids_of(tokenizer.convert_tokens_to_ids([BERT_SPECIAL[2]]), 0)[0])
+        return _with_pieces, Padding(id=pad)
+    if callable(tokenizer):
+        return _with_callable, Padding()
+    raise BatchError(
+        f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
+        "object with tokenize and convert_tokens_to_ids, or a callable that returns ids"
+    )
+
+
+def _padding_of_huggingface(tokenizer: Any) -> Padding:
+    """The tokenizer's own padding; GPT-2's has none, and under the mask any id serves."""
+    return Padding(
+        id=0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
+        type=int(tokenizer.pad_token_type_id),
+        token=str(tokenizer.pad_token or "[PAD]"),
+        side=str(tokenizer.padding_side),
+    )
+
+
+def _padding_of_tokenizers(tokenizer: Any) -> Padding:
+    own = tokenizer.padding
+    if own:
+        return Padding(int(own["pad_id"]), int(own["pad_type_id"]), str(own["pad_token"]), str(own["direction"]))
+    found = tokenizer.token_to_id(BERT_SPECIAL[2])
+    return Padding(id=int(found or 0))
+
+
+def _with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
+    return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
+
+
+def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+    whole = tokenizer(*example, padding=False, truncation=False, verbose=False)
+    cut = whole
+    if max_length is not None and len(whole["input_ids"]) > max_length:
+        cut = tokenizer(*example, padding=False, truncation=True, max_length=max_length)
+    ids = list(cut["input_ids"])
+    types = cut["token_type_ids"] if "token_type_ids" in cut else [0] * len(ids)
+    words = None
+    if getattr(tokenizer, "is_fast", False):
+        words = _words(cut.word_ids(0), cut.sequence_ids(0))
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    return Encoded(ids, types, [str(token) for token in tokens], words, len(whole["input_ids"]) - len(ids))
+
+
+def _with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
+    """With a copy, since padding and truncation are settings of the tokenizer, and it is the user's."""
+    own = type(tokenizer).from_str(tokenizer.to_str())
+    own.no_padding()
+    if max_length is not None:
+        own.enable_truncation(max_length)
+    unlimited = type(tokenizer).from_str(tokenizer.to_str())
+    unlimited.no_padding()
+    unlimited.no_truncation()
+    inputs: list[Any] = [example if len(example) == 2 else example[0] for example in examples]
+    whole = unlimited.encode_batch(inputs)
+    return [
+        Encoded(one.ids, one.type_ids, one.tokens, _words(one.word_ids, one.sequence_ids), len(full.ids) - len(one.ids))
+        for one, full in zip(own.encode_batch(inputs), whole, strict=True)
+    ]
+
+
+def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
+    return [_one_with_pieces(tokenizer, example, max_length) for example in examples]
+
+
+def _one_with_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+    """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; what is too long is cut off the longer text, piece by piece."""
+    start, end, _ = BERT_SPECIAL
+    pieces = [[str(piece) for piece in tokenizer.tokenize(text)] for text in example]
+    room = None if max_length is None else max_length - 1 - len(pieces)
+    if room is not None and room < 0:
+        raise BatchError(f"max_length is {max_length}: expected room for {1 + len(pieces)} special tokens at least")
+    cut = 0
+    while room is not None and sum(map(len, pieces)) > room:
+        max(pieces, key=len).pop()
+        cut += 1
+    tokens, types = [start], [0]
+    for number, part in enumerate(pieces):
+        tokens += [*part, end]
+        types += [number] * (len(part) + 1)
+    return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut)
+
+
+def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
+    if max_length is not None:
+        raise BatchError(
+            "max_length cannot be kept with a callable: expected a tokenizer object; cut the ids in the callable itself"
+        )
+    return [_one_with_callable(tokenizer, example, number) for number, example in enumerate(examples)]
+
+
+def _one_with_callable(tokenizer: Any, example: tuple[str, ...], number: int) -> Encoded:
+    given = tokenizer(*example)
+    if not isinstance(given, Mapping):
+        ids = _ids_of(given, number)
+        return Encoded(ids, [0] * len(ids))
+    keys = next((keys for keys in CONVENTIONS.values() if keys[0] in given), None)
+    if keys is None:
+        known = [keys[0] for keys in CONVENTIONS.values()]
+        raise BatchError(
+            f"the tokenizer returned a dict with the keys {listed(given)}: expected the ids under one of {listed(known)}"
+        )
+    ids = _ids_of(given[keys[0]], number)
+    types = _ids_of(given[keys[2]], number) if keys[2] in given else [0] * len(ids)
+    real = np.flatnonzero(_ids_of(given[keys[1]], number)).tolist() if keys[1] in given else range(len(ids))
+    return Encoded([ids[position] for position in real], [types[position] for position in real])
+
+
+def _ids_of(given: Any, number: int) -> list[int]:
+    """Ids of one example from whatever a tokenizer returns, a batch of one included."""
+    try:
+        array = to_numpy(given)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.ndim == 2 and array.shape[0] == 1:
+        array = array[0]
+    whole = whole_numbers(array) if array.size else None
+    if whole is None or whole.ndim != 1:
+        raise BatchError(
+            f"the tokenizer returned {brief(given)} for example {number}: expected a list of at least one whole number"
+        )
+    return [int(one) for one in whole]
+
+
+def _words(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
+    """Word numbers that go on from the first text of a pair to the second; -1 for special tokens."""
+    first = max(
+        (word for word, text in zip(words, sequences, strict=True) if text == 0 and word is not None), default=-1
+    )
+    return [
+        -1 if word is None or text is None else word + (first + 1 if text else 0)
+        for word, text in zip(words, sequences, strict=True)
+    ]
+
+
+def _padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
+    longest = max(len(one.ids) for one in encoded)
+    if longest == 0:
+        raise BatchError(
+            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
+        )
+
+    def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
+        gaps = [[filler] * (longest - len(row)) for row in rows]
+        if padding.side == "left":
+            return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
+        return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
+
+    tokens = [one.tokens for one in encoded if one.tokens is not None]
+    words = [one.words for one in encoded if one.words is not None]
+    return TokenBatch(
+        filled([one.ids for one in encoded], padding.id),
+        filled([[1] * len(one.ids) for one in encoded], 0),
+        filled([one.types for one in encoded], padding.type),
+        tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
+        words=filled(words, -1) if len(words) == len(encoded) else None,
+        truncated=[one.truncated for one in encoded],
+    )

@@ -1,0 +1,110 @@
+"""Every error that embgrad raises; each message says what was wrong, what was expected and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from embgrad.points import Lookup
+
+__all__ = [
+    "AmbiguousPointError",
+    "BackendError",
+    "BatchError",
+    "EmbgradError",
+    "EmbgradWarning",
+    "FileFormatError",
+    "NoGradientError",
+    "ObjectiveError",
+    "OutputError",
+    "PointError",
+    "PointNotReachedError",
+    "UnknownPointError",
+    "UnsupportedError",
+    "brief",
+    "did_you_mean",
+    "listed",
+]
+
+
+class EmbgradError(Exception):
+    """The base of every error that embgrad raises on purpose."""
+
+
+class EmbgradWarning(UserWarning):
+    """Something that changes what the numbers mean, though they are right as they stand."""
+
+
+class BackendError(EmbgradError, RuntimeError):
+    """No installed backend can take this model, or more than one claims it."""
+
+
+class UnsupportedError(EmbgradError, NotImplementedError):
+    """The backend cannot do this for this kind of model."""
+
+
+class BatchError(EmbgradError, ValueError):
+    """The ids, mask, types or other inputs are not what a model can be given."""
+
+
+class PointError(EmbgradError, ValueError):
+    """A named point of the forward pass cannot be used."""
+
+
+class UnknownPointError(PointError):
+    """No point of that name exists."""
+
+
+class AmbiguousPointError(PointError):
+    """A name fits several points.
+
+    Attributes:
+        lookups: the lookups that the name fits, in the order in which they were made.
+    """
+
+    def __init__(self, message: str, lookups: Sequence[Lookup] = ()) -> None:
+        super().__init__(message)
+        self.lookups = tuple(lookups)
+
+
+class PointNotReachedError(PointError):
+    """The forward pass did not come by that point."""
+
+
+class OutputError(EmbgradError, ValueError):
+    """The model has no output of that name, or none that an objective can read."""
+
+
+class ObjectiveError(EmbgradError, ValueError):
+    """The objective and the output or the batch do not go together."""
+
+
+class NoGradientError(EmbgradError, RuntimeError):
+    """The objective has no gradient with respect to that point, or it is not finite."""
+
+
+class FileFormatError(EmbgradError, ValueError):
+    """The file is not what embgrad can read."""
+
+
+def brief(value: object, most: int = 60) -> str:
+    """A value for a message, cut after `most` characters; arrays as lists."""
+    text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint that names the nearest of the known names, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def listed(names: Iterable[object], most: int = 8) -> str:
+    """The names for a message, quoted, cut after `most` of them."""
+    quoted = [repr(name) for name in names]
+    if not quoted:
+        return "none"
+    tail = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return ", ".join(quoted[:most]) + tail

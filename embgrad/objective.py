@@ -1,0 +1,421 @@
+"""Objectives: a value per example and its cotangent, in NumPy, so that the arithmetic is the same in every framework."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from embgrad.arrays import to_numpy, whole_numbers
+from embgrad.batch import TokenBatch
+from embgrad.errors import ObjectiveError, brief
+
+__all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar", "Sum"]
+
+#: The label that a per-position cross-entropy leaves out, as in every framework's own.
+IGNORED = -100
+
+#: How far a row's sum may be from 1 for the row to be taken for probabilities, half precision included.
+PROBABILITY_TOLERANCE = 5e-3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of an output that count: (row, classes), with the example and position that each comes from.
+
+    Attributes:
+        values: float64, (row, classes).
+        examples: (row,).
+        positions: (row,), or None where the output has one row an example.
+        count: the number of examples in the batch.
+    """
+
+    values: np.ndarray
+    examples: np.ndarray
+    positions: np.ndarray | None
+    count: int
+
+    def place(self, row: int) -> str:
+        """Where a row is, for messages."""
+        where = f"example {self.examples[row]}"
+        return where if self.positions is None else f"{where}, position {self.positions[row]}"
+
+
+class Objective(ABC):
+    """L of each example from one output of the model, and its cotangent.
+
+    Args:
+        output: the output's role (`logits`, `pooled`, `sequence`) or native name; None for the logits, or else
+            the only output.
+        position: of a per-position output the position that counts: p ≥ 0 is a column, p < 0 counts back from
+            each example's last real position, an array of shape (example,) gives one an example. None for all
+            real positions.
+    """
+
+    #: Whether outputs of other shapes than (example, classes) and (example, position, classes) make sense.
+    any_shape: ClassVar[bool] = False
+
+    def __init__(self, *, output: str | None = None, position: Any = None) -> None:
+        self.output = output
+        self.position = None if position is None else _whole(position, "position")
+
+    def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+        """The objective and its cotangent.
+
+        Args:
+            output: one output of the model, the examples on its first axis.
+            batch: the batch that the model was run on.
+
+        Returns:
+            L of shape (example,) and the cotangent of the output's shape, both float64.
+
+        Raises:
+            ObjectiveError: the output, the arguments and the batch do not go together, or L is not finite.
+        """
+        if output.ndim == 0 or output.shape[0] != len(batch):
+            raise ObjectiveError(
+                f"the output has shape {output.shape}: expected {len(batch)} examples on its first axis; name another "
+                "with output=..., or give a callable, which may read any output"
+            )
+        rows = self._select(output, batch)
+        values, slopes = self._rows(rows)
+        wrong = np.flatnonzero(~np.isfinite(values))
+        if wrong.size:
+            raise ObjectiveError(
+                f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
+                f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
+            )
+        total = np.bincount(rows.examples, weights=values, minlength=len(batch))
+        return total, self._scatter(slopes, rows, output.shape)
+
+    def describe(self) -> dict[str, Any]:
+        """The class and its arguments, as JSON can hold them."""
+        arguments = {name: getattr(self, name) for name in self._argument_names() if getattr(self, name) is not None}
+        plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+        return {"class": type(self).__name__, **plain}
+
+    def take(self, examples: slice, count: int) -> Objective:
+        """The objective of some of the batch's examples: arguments with one entry an example are cut.
+
+        Args:
+            examples: which examples.
+            count: how many examples the whole batch has.
+
+        Raises:
+            ObjectiveError: an argument has not one entry an example.
+        """
+        return type(self)(**{name: self._cut(name, examples, count) for name in self._argument_names()})
+
+    def __repr__(self) -> str:
+        described = self.describe()
+        arguments = ", ".join(f"{name}={brief(value)}" for name, value in described.items() if name != "class")
+        return f"{described['class']}({arguments})"
+
+    @abstractmethod
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """The value of each row, (row,), and its slope in the row's entries, (row, classes)."""
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return ("output", "position")
+
+    def _cut(self, name: str, examples: slice, count: int) -> Any:
+        value = getattr(self, name)
+        if not isinstance(value, np.ndarray) or value.ndim == 0:
+            return value
+        _expect_one_an_example(value, count, name)
+        return value[examples]
+
+    def _select(self, output: np.ndarray, batch: TokenBatch) -> Rows:
+        values = output.astype(np.float64)
+        if output.ndim == 3 and output.shape[:2] == batch.shape:
+            return self._select_positions(values, batch)
+        if self.position is not None:
+            raise ObjectiveError(
+                f"position={brief(self.position)} asks for one position, and the output has shape {output.shape}: "
+                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); leave position out"
+            )
+        if output.ndim > 2 and not self.any_shape:
+            raise ObjectiveError(
+                f"the output has shape {output.shape}: expected (example, classes) or (example, position, classes) with "
+                f"{len(batch)} examples and {batch.shape[1]} positions; name another with output=..., or give a callable"
+            )
+        return Rows(values.reshape(len(batch), -1), np.arange(len(batch)), None, len(batch))
+
+    def _select_positions(self, values: np.ndarray, batch: TokenBatch) -> Rows:
+        if self.position is None:
+            examples, positions = np.nonzero(batch.real)
+        else:
+            examples, positions = np.arange(len(batch)), resolve_positions(self.position, batch)
+        return Rows(values[examples, positions], examples, positions, len(batch))
+
+    @staticmethod
+    def _scatter(slopes: np.ndarray, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
+        if rows.positions is None:
+            return slopes.reshape(shape)
+        cotangent = np.zeros(shape)
+        cotangent[rows.examples, rows.positions] = slopes
+        return cotangent
+
+
+class Sum(Objective):
+    """The sum of an example's output; of a per-position output over its real positions."""
+
+    any_shape = True
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        return rows.values.sum(1), np.ones_like(rows.values)
+
+
+class Projection(Objective):
+    """The inner product of an example's output with a vector.
+
+    Args:
+        vector: (classes,) for all examples, or (example, classes); of a per-position output the same vector
+            meets each of its real positions.
+    """
+
+    any_shape = True
+
+    def __init__(self, vector: Any, *, output: str | None = None, position: Any = None) -> None:
+        super().__init__(output=output, position=position)
+        try:
+            self.vector = np.array(to_numpy(vector), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ObjectiveError(f"vector is {brief(vector)}: expected an array of numbers ({error})") from error
+        if self.vector.ndim not in (1, 2) or not np.isfinite(self.vector).all():
+            raise ObjectiveError(
+                f"vector has shape {self.vector.shape}: expected finite numbers of shape (classes,) or (example, classes)"
+            )
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return ("vector", *super()._argument_names())
+
+    def _cut(self, name: str, examples: slice, count: int) -> Any:
+        return self.vector if name == "vector" and self.vector.ndim == 1 else super()._cut(name, examples, count)
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        classes = rows.values.shape[1]
+        if self.vector.shape[-1] != classes:
+            raise ObjectiveError(f"vector has shape {self.vector.shape}: the output has {classes} entries in a row")
+        if self.vector.ndim == 2:
+            _expect_one_an_example(self.vector, rows.count, "vector")
+        slopes = (
+            self.vector[rows.examples] if self.vector.ndim == 2 else np.broadcast_to(self.vector, rows.values.shape)
+        )
+        return (rows.values * slopes).sum(1), slopes
+
+
+class Logit(Objective):
+    """One entry of the output.
+
+    Args:
+        index: the entry, for all examples or one an example, shape (example,).
+    """
+
+    def __init__(self, index: Any, *, output: str | None = None, position: Any = None) -> None:
+        super().__init__(output=output, position=position)
+        self.index = _whole(index, "index")
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return ("index", *super()._argument_names())
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        slopes = _one_hot(self.index, rows, "index")
+        return (rows.values * slopes).sum(1), slopes
+
+
+class Margin(Objective):
+    """One entry of the output less another.
+
+    Args:
+        index: the entry that counts for, for all examples or one an example, shape (example,).
+        against: the entry that counts against, likewise.
+    """
+
+    def __init__(self, index: Any, against: Any, *, output: str | None = None, position: Any = None) -> None:
+        super().__init__(output=output, position=position)
+        self.index = _whole(index, "index")
+        self.against = _whole(against, "against")
+        alike = self.index.shape == self.against.shape or 0 in (self.index.ndim, self.against.ndim)
+        if alike and (self.index == self.against).any():
+            raise ObjectiveError(
+                f"index={brief(self.index)} and against={brief(self.against)} name the same entry: its margin over "
+                "itself is always 0; name another"
+            )
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return ("index", "against", *super()._argument_names())
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        slopes = _one_hot(self.index, rows, "index") - _one_hot(self.against, rows, "against")
+        return (rows.values * slopes).sum(1), slopes
+
+
+class CrossEntropy(Objective):
+    """Minus the logarithm of the probability of an example's label. Summed, never a mean.
+
+    Args:
+        labels: whole numbers of shape (example,); of a per-position output without `position` of shape (example,
+            position), where -100 leaves a position out, and masked positions are left out in any case.
+        of: what the output holds, "logits" or "probabilities" (behind a softmax).
+    """
+
+    def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
+        super().__init__(output=output, position=position)
+        self.labels = np.atleast_1d(_whole(labels, "labels"))
+        if of not in ("logits", "probabilities"):
+            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'")
+        self.of = of
+
+    def _argument_names(self) -> tuple[str, ...]:
+        return ("labels", "of", *super()._argument_names())
+
+    def _select_positions(self, values: np.ndarray, batch: TokenBatch) -> Rows:
+        rows = super()._select_positions(values, batch)
+        if self.position is not None:
+            return rows
+        if self.labels.shape != batch.shape:
+            raise ObjectiveError(
+                f"labels have shape {self.labels.shape} and the output is per position, {values.shape}: expected labels "
+                f"of shape {batch.shape} (-100 leaves a position out), or position=... for one position an example"
+            )
+        assert rows.positions is not None
+        counts = self.labels[rows.examples, rows.positions] != IGNORED
+        return Rows(rows.values[counts], rows.examples[counts], rows.positions[counts], len(batch))
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        labels = self._labels_of(rows)
+        if self.of == "probabilities":
+            return self._of_probabilities(rows, labels)
+        _refuse_probabilities(rows.values)
+        shifted = rows.values - rows.values.max(1, keepdims=True, initial=-np.inf)
+        exponentials = np.exp(shifted)
+        totals = exponentials.sum(1, keepdims=True)
+        slopes = exponentials / totals - labels
+        return np.log(totals[:, 0]) - (shifted * labels).sum(1, where=labels > 0), slopes
+
+    def _labels_of(self, rows: Rows) -> np.ndarray:
+        """The labels as one-hot rows."""
+        if rows.values.shape[1] == 1:
+            raise ObjectiveError(
+                "the output has one entry an example: a cross-entropy over one class is always 0; for a single logit use "
+                "Sum(), or give a callable with the binary cross-entropy"
+            )
+        if self.labels.ndim == 1:
+            return _one_hot(self.labels, rows, "label")
+        if rows.positions is None or self.position is not None:
+            raise ObjectiveError(
+                f"labels have shape {self.labels.shape}: expected one label an example, as the output has one row an example"
+            )
+        return _one_hot_at(self.labels[rows.examples, rows.positions], rows, "label")
+
+    def _of_probabilities(self, rows: Rows, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        wrong = np.flatnonzero(~_are_probabilities(rows.values))
+        if wrong.size:
+            raise ObjectiveError(
+                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are no probabilities: "
+                "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
+            )
+        chosen = (rows.values * labels).sum(1)
+        if (chosen <= 0).any():
+            row = int(np.flatnonzero(chosen <= 0)[0])
+            raise ObjectiveError(
+                f"the probability of the label at {rows.place(row)} is {chosen[row]}: its logarithm is infinite; take the "
+                "cross-entropy of the model's logits instead"
+            )
+        return -np.log(chosen), -labels / chosen[:, None]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """An objective of the user's that reduces over the examples itself.
+
+    Args:
+        function: takes what the model returned and gives a native scalar. What the gradient means (a mean, a
+            regulariser) is then the function's affair; the result's `objective` has shape ().
+    """
+
+    function: Callable[[Any], Any]
+
+
+def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
+    """The column that counts for each example, shape (example,).
+
+    Args:
+        position: a number or one an example; negative ones count back from the example's last real position.
+
+    Raises:
+        ObjectiveError: a position outside the batch or at padding, or a wrong number of them.
+    """
+    if position.ndim and position.shape != (len(batch),):
+        raise ObjectiveError(
+            f"position has shape {position.shape}: expected one number, or {len(batch)}, one an example"
+        )
+    wanted = np.broadcast_to(position, (len(batch),))
+    real = batch.real
+    last = batch.shape[1] - 1 - real[:, ::-1].argmax(1)
+    columns = np.where(wanted < 0, last + 1 + wanted, wanted)
+    for example, column in enumerate(columns):
+        inside = 0 <= column < batch.shape[1]
+        if not inside or not real[example, column]:
+            why = "is padding" if inside else f"is outside the {batch.shape[1]} positions"
+            raise ObjectiveError(
+                f"position {wanted[example]} of example {example} {why}: its real positions are "
+                f"{brief(np.flatnonzero(real[example]).tolist())}; expected one of them, or a negative number, which "
+                "counts back from the last"
+            )
+    return columns
+
+
+def _one_hot(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+    """One-hot rows of an argument that is one number, or one an example."""
+    if index.ndim == 0:
+        return _one_hot_at(np.broadcast_to(index, len(rows.values)), rows, name)
+    _expect_one_an_example(index, rows.count, name)
+    return _one_hot_at(index[rows.examples], rows, name)
+
+
+def _one_hot_at(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+    classes = rows.values.shape[1]
+    wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
+    if wrong.size:
+        row = int(wrong[0])
+        raise ObjectiveError(
+            f"{name} {chosen[row]} at {rows.place(row)} is out of range: the output has {classes} classes, expected 0 to "
+            f"{classes - 1}"
+        )
+    hot = np.zeros_like(rows.values)
+    hot[np.arange(len(chosen)), chosen] = 1
+    return hot
+
+
+def _expect_one_an_example(argument: np.ndarray, count: int, name: str) -> None:
+    if argument.shape[0] != count:
+        raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")
+
+
+def _refuse_probabilities(values: np.ndarray) -> None:
+    if len(values) and _are_probabilities(values).all():
+        raise ObjectiveError(
+            "the output's rows are not negative and sum to 1, so the model seems to end in a softmax, and of='logits' would "
+            "take a softmax of it again: pass of='probabilities', or name the logits with output=..."
+        )
+
+
+def _are_probabilities(values: np.ndarray) -> np.ndarray:
+    near_one = np.abs(values.sum(1) - 1) < PROBABILITY_TOLERANCE
+    return np.asarray(near_one & (values >= 0).all(1))
+
+
+def _whole(given: Any, name: str) -> np.ndarray:
+    try:
+        array = to_numpy(given)
+    except ValueError:
+        array = np.empty(0, object)
+    whole = whole_numbers(array)
+    if whole is None or (whole.size == 0 and whole.ndim):
+        raise ObjectiveError(f"{name} is {brief(given)}: expected whole numbers")
+    return whole

@@ -1,0 +1,114 @@
+"""What a model returned, by name: native names and the roles logits, pooled and sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from embgrad.errors import OutputError, did_you_mean, listed
+
+__all__ = ["ROLES", "choose_output", "name_outputs"]
+
+#: The native names that have each role, over the conventions of all frameworks.
+ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "logits": ("logits",),
+    "pooled": ("pooler_output", "pooled_output"),
+    "sequence": ("last_hidden_state", "sequence_output"),
+}
+
+#: The name of the output of a model that returns one array.
+ONLY: Final = "output"
+
+
+def name_outputs(returned: Any, is_tensor: Callable[[Any], bool], positional: Sequence[str] = ()) -> dict[str, Any]:
+    """The tensors in what a model returned, by native name.
+
+    One tensor is "output"; a mapping's have their keys, a named tuple's and a data class's their fields, a
+    sequence's their numbers ("0"), and nested ones are joined by a dot ("hidden_states.3").
+
+    Args:
+        returned: the model's return value.
+        is_tensor: whether an object is a tensor of the framework.
+        positional: names for the entries of a returned sequence, where the backend knows them.
+
+    Raises:
+        OutputError: there is no tensor in it.
+    """
+    if is_tensor(returned):
+        return {ONLY: returned}
+    named: dict[str, Any] = {}
+    if isinstance(returned, (list, tuple)) and not hasattr(returned, "_fields"):
+        entries = list(zip([*positional, *map(str, range(len(positional), len(returned)))], returned, strict=False))
+    else:
+        entries = _entries(returned)
+    for name, value in entries:
+        _collect(name, value, is_tensor, named)
+    if not named:
+        raise OutputError(
+            f"the model returned {type(returned).__name__}, in which there is no tensor: expected a tensor, or a dict, "
+            "tuple or data class of tensors; pass call=lambda model, inputs: ... that returns one"
+        )
+    return named
+
+
+def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
+    """The native name of the output that is wanted: a role, a native name, or None for the default.
+
+    The default is the output with the role `logits`, or else the only output. A model that returns one array
+    gives it the role `logits`.
+
+    Raises:
+        OutputError: there is no such output; the message lists what there is.
+    """
+    roles = _roles(named)
+    if wanted is None:
+        if "logits" in roles:
+            return roles["logits"]
+        if len(named) == 1:
+            return next(iter(named))
+        raise OutputError(
+            f"the model has {len(named)} outputs and none of them is its logits: expected output=... in the objective; "
+            f"there are {_described(named, roles)}"
+        )
+    if wanted in named:
+        return wanted
+    if wanted in roles:
+        return roles[wanted]
+    raise OutputError(
+        f"the model has no output {wanted!r}: there are {_described(named, roles)}."
+        f"{did_you_mean(wanted, [*named, *roles])}"
+    )
+
+
+def _roles(named: Mapping[str, Any]) -> dict[str, str]:
+    roles = {role: name for role, names in ROLES.items() for name in names if name in named}
+    if list(named) == [ONLY]:
+        roles["logits"] = ONLY
+    return roles
+
+
+def _described(named: Mapping[str, Any], roles: Mapping[str, str]) -> str:
+    spelled = {name: role for role, name in roles.items()}
+    return ", ".join(
+        f"{name!r} (role {spelled[name]!r})" if spelled.get(name, name) != name else repr(name) for name in named
+    ) or listed(())
+
+
+def _entries(returned: Any) -> list[tuple[str, Any]]:
+    if isinstance(returned, Mapping):
+        return [(str(key), value) for key, value in returned.items()]
+    if hasattr(returned, "_fields"):
+        return list(zip(returned._fields, returned, strict=True))
+    if hasattr(returned, "__dataclass_fields__"):
+        return [(name, getattr(returned, name)) for name in returned.__dataclass_fields__]
+    if isinstance(returned, (list, tuple)):
+        return [(str(number), value) for number, value in enumerate(returned)]
+    return []
+
+
+def _collect(name: str, value: Any, is_tensor: Callable[[Any], bool], named: dict[str, Any]) -> None:
+    if is_tensor(value):
+        named[name] = value
+        return
+    for inner, entry in _entries(value):
+        _collect(f"{name}.{inner}", entry, is_tensor, named)

@@ -1,0 +1,205 @@
+"""Which backends there are, and which of them a model belongs to. Discovery goes in named stages."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from embgrad.backend import Backend
+from embgrad.calling import as_parts
+from embgrad.errors import BackendError, did_you_mean, listed
+
+__all__ = ["backend_for", "backend_named", "list_backends", "refresh_backends"]
+
+GROUP: Final = "embgrad.backends"
+
+#: Packages whose classes tell a model's framework: what it is called, and the extra that installs our backend for it.
+KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
+    "torch": ("a PyTorch module", "torch"),
+    "tensorflow": ("a TensorFlow model", "tensorflow"),
+    "keras": ("a Keras model", "tensorflow"),
+    "tf_keras": ("a Keras 2 model", "tensorflow"),
+    "mxnet": ("a Gluon block", "mxnet"),
+    "flax": ("a Flax module", None),
+    "haiku": ("a Haiku module", None),
+    "equinox": ("an Equinox module", None),
+    "paddle": ("a Paddle layer", None),
+}
+
+#: What a backend must have, see `embgrad.backend.Backend`.
+MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run")
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found: backends that work, and why each of the others does not."""
+
+    backends: Mapping[str, Backend]
+    failures: Mapping[str, str]
+
+
+def list_backends() -> dict[str, Backend]:
+    """The backends that are installed and work, by name. Imports no framework."""
+    return dict(_discovered().backends)
+
+
+def refresh_backends() -> None:
+    """Forget what was found, so that the next call looks again (after an installation in the running process)."""
+    _discovered.cache_clear()
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of that name, with its framework installed.
+
+    Raises:
+        BackendError: there is none of that name, it is broken, or its framework is not installed.
+    """
+    found = _discovered()
+    if name in found.failures:
+        raise BackendError(f"the backend {name!r} cannot be used: {found.failures[name]}")
+    if name not in found.backends:
+        known = [*found.backends, *found.failures]
+        raise BackendError(
+            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}{_nothing(found)}"
+        )
+    backend = found.backends[name]
+    if not _installed(backend.package):
+        raise BackendError(
+            f"the backend {name!r} needs the package {backend.package!r}, which is not installed: "
+            f"pip install 'embgrad[{backend.extra}]'"
+        )
+    return backend
+
+
+def backend_for(model: Any) -> Backend:
+    """The one backend that owns the model, or every part of it.
+
+    Raises:
+        BackendError: none does, or more than one; the message says what the model looks like and what to install.
+    """
+    parts = as_parts(model)
+    if not parts:
+        raise BackendError("the model is an empty sequence of parts: expected one part at least")
+    found = _discovered()
+    owners = [backend for backend in found.backends.values() if all(backend.owns(part) for part in parts)]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        raise BackendError(
+            f"the backends {listed(backend.name for backend in owners)} all claim {_described(parts)}: expected one; "
+            "uninstall the other"
+        )
+    raise BackendError(_no_owner(parts, found))
+
+
+@functools.lru_cache(maxsize=1)
+def _discovered() -> Discovery:
+    return discover(entry_points(group=GROUP))
+
+
+def discover(points: Iterable[EntryPoint]) -> Discovery:
+    """All stages: drop duplicates, load, check."""
+    unique, clashes = drop_duplicates(points)
+    loaded, broken = load(unique)
+    backends, misshapen = check(loaded)
+    return Discovery(backends, {**clashes, **broken, **misshapen})
+
+
+def drop_duplicates(points: Iterable[EntryPoint]) -> tuple[list[EntryPoint], dict[str, str]]:
+    """One entry point a name. The same one twice is one; two different ones of a name are neither."""
+    by_name: dict[str, dict[str, EntryPoint]] = {}
+    for point in points:
+        by_name.setdefault(point.name, {})[point.value] = point
+    unique = [next(iter(same.values())) for same in by_name.values() if len(same) == 1]
+    clashes = {
+        name: "two distributions provide it, "
+        + " and ".join(_origin(point) for point in same.values())
+        + ": uninstall one"
+        for name, same in by_name.items()
+        if len(same) > 1
+    }
+    return unique, clashes
+
+
+def load(points: Iterable[EntryPoint]) -> tuple[dict[str, Backend], dict[str, str]]:
+    """The backends, built, and the errors of those that raise one; none of them hides the others."""
+    loaded, broken = {}, {}
+    for point in points:
+        try:
+            loaded[point.name] = point.load()()
+        except Exception as error:  # whatever a third party's module raises; it is kept and shown when asked for
+            broken[point.name] = f"{_origin(point)} raised {type(error).__name__}: {error}"
+    return loaded, broken
+
+
+def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]]:
+    """Those that have every member of a backend under the name that they are registered with."""
+    good, bad = {}, {}
+    for name, backend in loaded.items():
+        missing = [member for member in MEMBERS if not hasattr(backend, member)]
+        if missing:
+            bad[name] = f"{type(backend).__qualname__} lacks {listed(missing)}; see embgrad.backend.Backend"
+        elif backend.name != name:
+            bad[name] = f"it is registered as {name!r} and calls itself {backend.name!r}"
+        else:
+            good[name] = backend
+    return good, bad
+
+
+def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
+    message = f"no installed backend takes {_described(parts)}"
+    looks = {
+        package: KNOWN_PACKAGES[package] for part in parts for package in _packages(part) if package in KNOWN_PACKAGES
+    }
+    if len({extra for _, extra in looks.values()}) > 1:
+        return f"{message}: its parts are {listed(what for what, _ in looks.values())}; expected parts of one framework"
+    if looks:
+        what, extra = next(iter(looks.values()))
+        message += f": it looks like {what}"
+        message += (
+            f", install the extra {extra!r}: pip install 'embgrad[{extra}]'"
+            if extra
+            else ", for which embgrad has no backend; see embgrad.backend.Backend for how to write one"
+        )
+    else:
+        message += (
+            ": expected a model of one of the frameworks, a torch.nn.Module, a TensorFlow or Keras model or a Gluon block, "
+            "or a sequence of such parts with call=..."
+        )
+    failures = "; ".join(f"{name}: {why}" for name, why in found.failures.items())
+    return (
+        message
+        + f". Backends: {listed(found.backends)}"
+        + (f"; broken: {failures}" if failures else "")
+        + _nothing(found)
+    )
+
+
+def _nothing(found: Discovery) -> str:
+    if found.backends or found.failures:
+        return ""
+    return " No backend is registered at all: install embgrad itself with pip, so that its entry points are known"
+
+
+def _described(parts: Sequence[Any]) -> str:
+    types = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
+    return f"a model of type {types[0]}" if len(types) == 1 else f"a model of parts of the types {', '.join(types)}"
+
+
+def _packages(part: Any) -> list[str]:
+    """The top packages of a type and its bases, the model's own first."""
+    return [base.__module__.partition(".")[0] for base in type(part).__mro__]
+
+
+def _installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere folder of that name is no installation
+
+
+def _origin(point: EntryPoint) -> str:
+    distribution = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    return f"{distribution} ({point.value})"

@@ -1,0 +1,265 @@
+"""The result: an embedding gradient with all that is needed to read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.errors import EmbgradError, FileFormatError, did_you_mean
+from embgrad.files import read_tensors, write_tensors
+from embgrad.rowsparse import RowSparse, scatter
+
+__all__ = ["EmbeddingGradients", "Word", "load"]
+
+#: The version of the file format; a reader refuses a later one.
+FORMAT: Final = 1
+
+
+class Word(NamedTuple):
+    """A word of the text, or a special token, with its saliency.
+
+    Attributes:
+        text: the word without the tokenizer's marks.
+        positions: the positions of its tokens.
+        saliency: that of the whole word.
+    """
+
+    text: str
+    positions: tuple[int, ...]
+    saliency: float
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingGradients:
+    """The gradient of an objective with respect to the output of a table lookup.
+
+    Attributes:
+        values: ∂ΣL/∂e, C-contiguous, shape (example, position, dim); float32, or float64 where the model computes in
+            it. The sum of the examples' objectives, never a mean.
+        activations: the lookup's output e, same shape and dtype.
+        objective: L of each example, float64, shape (example,); () where the reduction was the user's.
+        ids: the rows looked up, int64, (example, position).
+        mask: 1 at real positions, int64, (example, position); None where none was given.
+        types: segment numbers, likewise.
+        tokens: the tokens' texts, one tuple an example; None where they are not known.
+        words: for each position the number of its word, -1 for none; None where the tokenizer did not say.
+        vocab: the number of the table's rows.
+        pad_leak: the largest magnitude that the model computed at a masked position.
+        provenance: library, backend and framework versions, model class, point, objective, dtype and more, as JSON can
+            hold them.
+    """
+
+    values: np.ndarray
+    activations: np.ndarray
+    objective: np.ndarray
+    ids: np.ndarray
+    mask: np.ndarray | None
+    types: np.ndarray | None
+    tokens: tuple[tuple[str, ...], ...] | None
+    words_of: np.ndarray | None
+    vocab: int
+    pad_leak: float
+    provenance: Mapping[str, Any]
+    tables: tuple[RowSparse, ...] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(examples, positions, dim)."""
+        examples, positions, dim = self.values.shape
+        return examples, positions, dim
+
+    def __repr__(self) -> str:
+        source = self.provenance
+        padding = "no mask" if self.mask is None else f"{int((self.mask == 0).sum())} padded, leak {self.pad_leak:.2g}"
+        objective = source.get("objective", {}).get("class", "?")
+        return (
+            f"EmbeddingGradients({' × '.join(map(str, self.shape))} {self.values.dtype}, at {source.get('point')!r} = "
+            f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective} = "
+            f"{_figures(self.objective)}, norm {np.linalg.norm(self.values):.4g}, {padding})"
+        )
+
+    def table(self) -> RowSparse:
+        """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions."""
+        if self.tables is None:
+            return scatter(self.ids, self.values, self.vocab)
+        rows = np.concatenate([table.rows for table in self.tables])
+        return scatter(rows, np.concatenate([table.values for table in self.tables]), self.vocab)
+
+    def per_example(self) -> list[RowSparse]:
+        """The gradient of each example's L with respect to the table, (vocab, dim) each, without their memory.
+
+        From one backward pass: what an example's L sends to the table goes through the example's own positions. Where
+        examples meet (batch norm in training mode, in-batch negatives) ask for the gradients with `split=True`.
+        """
+        if self.tables is not None:
+            return list(self.tables)
+        return [scatter(ids, values, self.vocab) for ids, values in zip(self.ids, self.values, strict=True)]
+
+    def saliency(self, kind: str = "norm") -> np.ndarray:
+        """One number a position, (example, position), of the values' dtype.
+
+        Args:
+            kind: "norm" for the gradient's length, or "dot" for its inner product with the activation (gradient × input,
+                as in Shrikumar, Greenside and Kundaje, "Learning important features through propagating activation
+                differences", 2017).
+        """
+        if kind == "norm":
+            return np.asarray(np.linalg.norm(self.values, axis=-1))
+        if kind == "dot":
+            return np.asarray((self.values * self.activations).sum(-1))
+        raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
+
+    def words(self, kind: str = "norm") -> list[list[Word]]:
+        """The words of each example with their saliency; sub-word tokens are merged, padding is left out.
+
+        A word's "norm" is the length of its tokens' gradients taken together (the root of the sum of squares), its "dot"
+        the sum of theirs. Special tokens stand for themselves. Which tokens make a word is the tokenizer's own word
+        where the batch has it, else told by the marks of WordPiece ("##") and byte-pair or sentence pieces ("Ġ", "▁").
+
+        Raises:
+            EmbgradError: the tokens are not known.
+        """
+        if self.tokens is None:
+            raise EmbgradError(
+                "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
+                "tokens=... to embgrad.TokenBatch"
+            )
+        scores = self.saliency(kind)
+        real = np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
+        return [self._words_of(example, scores[example], real[example], kind) for example in range(len(self.ids))]
+
+    def _words_of(self, example: int, scores: np.ndarray, real: np.ndarray, kind: str) -> list[Word]:
+        assert self.tokens is not None
+        tokens = self.tokens[example]
+        numbers = None if self.words_of is None else self.words_of[example]
+        groups: list[list[int]] = []
+        marked = any(token[:1] in "Ġ▁" for token in tokens if token)
+        for position in np.flatnonzero(real).tolist():
+            joined = groups and groups[-1][-1] == position - 1
+            if joined and _continues(tokens, numbers, position, marked):
+                groups[-1].append(position)
+            else:
+                groups.append([position])
+        merge = np.linalg.norm if kind == "norm" else np.sum
+        return [Word(_text(tokens, group), tuple(group), float(merge(scores[group]))) for group in groups]
+
+    def save(self, path: str | Path) -> None:
+        """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
+
+        The file appears whole or not at all.
+        """
+        arrays = {"values": self.values, "activations": self.activations, "objective": self.objective, "ids": self.ids}
+        optional = {"mask": self.mask, "types": self.types, "words": self.words_of}
+        arrays.update({name: value for name, value in optional.items() if value is not None})
+        for number, table in enumerate(self.tables or ()):
+            arrays.update({f"table.{number}.rows": table.rows, f"table.{number}.values": table.values})
+        description = {
+            "format": FORMAT,
+            "tokens": self.tokens,
+            "vocab": self.vocab,
+            "pad_leak": self.pad_leak,
+            "provenance": dict(self.provenance),
+        }
+        write_tensors(path, arrays, {"embgrad": json.dumps(description)})
+
+
+def load(path: str | Path) -> EmbeddingGradients:
+    """A result that `EmbeddingGradients.save` has written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: it is not whole, not embgrad's, or of a later version of the format.
+    """
+    arrays, metadata = read_tensors(path)
+    description = _description(path, metadata)
+    _check_arrays(path, arrays)
+    try:
+        return _assemble(arrays, description)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{path} is not as embgrad writes it: {error!r}; write it again") from error
+
+
+def _assemble(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> EmbeddingGradients:
+    tokens = description["tokens"]
+    vocab = int(description["vocab"])
+    dim = arrays["values"].shape[-1]
+    count = sum(name.endswith(".rows") for name in arrays)
+    tables = tuple(
+        RowSparse(arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"], (vocab, dim))
+        for number in range(count)
+    )
+    return EmbeddingGradients(
+        values=arrays["values"],
+        activations=arrays["activations"],
+        objective=arrays["objective"],
+        ids=arrays["ids"],
+        mask=arrays.get("mask"),
+        types=arrays.get("types"),
+        tokens=None if tokens is None else tuple(tuple(map(str, example)) for example in tokens),
+        words_of=arrays.get("words"),
+        vocab=vocab,
+        pad_leak=float(description["pad_leak"]),
+        provenance=dict(description["provenance"]),
+        tables=tables or None,
+    )
+
+
+def _description(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        description = json.loads(metadata["embgrad"])
+        version = int(description["format"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise FileFormatError(
+            f"{path} is a safetensors file, but not one of embgrad's: expected what EmbeddingGradients.save writes"
+        ) from error
+    if version > FORMAT:
+        raise FileFormatError(
+            f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
+        )
+    return dict(description)
+
+
+def _check_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    missing = [name for name in ("values", "activations", "objective", "ids") if name not in arrays]
+    if missing:
+        raise FileFormatError(f"{path} lacks {missing}: expected what EmbeddingGradients.save writes")
+    shape = arrays["values"].shape
+    if len(shape) != 3:
+        raise FileFormatError(f"{path} holds values of shape {shape}: expected (example, position, dim)")
+    expected = {"activations": shape, **dict.fromkeys(("ids", "mask", "types", "words"), shape[:2])}
+    for name, wanted in expected.items():
+        if name in arrays and arrays[name].shape != wanted:
+            raise FileFormatError(
+                f"{path} holds {name} of shape {arrays[name].shape}: expected {wanted}, as the values"
+            )
+
+
+#: Tokens that stand for themselves, such as "[CLS]" and "</s>".
+SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
+
+
+def _continues(tokens: Sequence[str], numbers: np.ndarray | None, position: int, marked: bool) -> bool:
+    """Whether the token goes on with the word of the one before it."""
+    if numbers is not None:
+        return bool(numbers[position] >= 0 and numbers[position] == numbers[position - 1])
+    token, before = tokens[position], tokens[position - 1]
+    if SPECIAL.fullmatch(token) or SPECIAL.fullmatch(before):
+        return False
+    return token.startswith("##") or (marked and token[:1] not in ("Ġ", "▁", "Ċ"))
+
+
+def _text(tokens: Sequence[str], group: Sequence[int]) -> str:
+    if len(group) == 1 and SPECIAL.fullmatch(tokens[group[0]]):
+        return tokens[group[0]]
+    return "".join(tokens[position].removeprefix("##").lstrip("Ġ▁") for position in group)
+
+
+def _figures(objective: np.ndarray) -> str:
+    flat = [f"{value:.4g}" for value in np.ravel(objective)[:3]]
+    return ", ".join(flat) + (", …" if objective.size > 3 else "")

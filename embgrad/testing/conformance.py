@@ -1,0 +1,602 @@
+"""The checks that every backend must pass, written once: subclass `ConformanceSuite` in a test module, with a `harness` fixture.
+
+class TestMyBackend(ConformanceSuite):
+    @pytest.fixture
+    def harness(self):
+        return MyHarness()
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.registry import backend_named
+from embgrad.testing.harness import ARCHITECTURES, Harness
+
+__all__ = ["ABILITIES", "ConformanceSuite", "example_batch", "example_weights"]
+
+#: Everything that a backend may support.
+ABILITIES: Final = frozenset({"word", "training", "split", "native", "float64", "load_bert"})
+
+VOCAB, DIM, CLASSES, EXAMPLES, POSITIONS = 40, 5, 3, 3, 4
+
+#: How far a result may be from the closed form, relative to its largest entry, by the dtype that the model computes in.
+CLOSED_FORM: Final[Mapping[str, float]] = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 5e-2, "float16": 5e-3}
+
+#: The architectures whose every step is smooth and whose objective can be a projection of the default output.
+SMOOTH: Final = ("mean", "hidden", "masked", "positions", "flat", "time_major", "scaled", "positional", "two_tables")
+
+
+def example_weights(dtype: str = "float64", seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights for every architecture of the suite."""
+    random = np.random.default_rng(seed)
+    shapes = {
+        "E": (VOCAB, DIM),
+        "E2": (VOCAB, DIM),
+        "W": (DIM, CLASSES),
+        "b": (CLASSES,),
+        "W1": (DIM, DIM),
+        "b1": (DIM,),
+    }
+    return {name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def example_batch(*, masked: bool = False) -> embgrad.TokenBatch:
+    """Three examples of four ids, no id twice; `masked` pads the second and the third on the right."""
+    ids = np.random.default_rng(1).permutation(np.arange(1, VOCAB))[: EXAMPLES * POSITIONS].reshape(EXAMPLES, POSITIONS)
+    mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]) if masked else None
+    return embgrad.TokenBatch(ids, mask)
+
+
+def close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Assert that the largest difference is within the tolerance times the largest expected entry."""
+    assert actual.shape == expected.shape
+    scale = np.abs(expected).max()
+    assert np.abs(actual - expected).max() <= tolerance * scale
+
+
+def closed_form(weights: Mapping[str, np.ndarray], cotangent: np.ndarray) -> np.ndarray:
+    """The gradient at the lookup of the architecture `mean` for a cotangent of its logits: each position has its share."""
+    share = cotangent @ weights["W"].astype(np.float64).T / POSITIONS
+    return np.repeat(share[:, None, :], POSITIONS, axis=1)
+
+
+def logits_of_mean(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """The logits of the architecture `mean` in float64."""
+    plain = {name: value.astype(np.float64) for name, value in weights.items()}
+    return np.asarray(plain["E"][ids].mean(1) @ plain["W"] + plain["b"])
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """The softmax over the last axis."""
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+
+
+def finite_difference(
+    value: Callable[[np.ndarray], float], at: np.ndarray, direction: np.ndarray, step: float = 1e-5
+) -> float:
+    """The central difference of a function of an array, in a direction. Fourth order: the error goes with step⁴."""
+    near = value(at + step * direction) - value(at - step * direction)
+    far = value(at + 2 * step * direction) - value(at - 2 * step * direction)
+    return (8 * near - far) / (12 * step)
+
+
+class ConformanceSuite:
+    """What every backend must pass. A subclass gives the fixture `harness`."""
+
+    @pytest.fixture
+    def model(self, harness: Harness) -> Callable[..., Any]:
+        """Builds a model of the suite in the harness's framework."""
+
+        def build(architecture: str, dtype: str = "float64", **options: Any) -> Any:
+            return harness.build(architecture, example_weights(dtype), **options)
+
+        return build
+
+    # What the backend says of itself
+
+    def test_backend_is_registered_and_its_abilities_are_known(self, harness: Harness) -> None:
+        backend = backend_named(harness.backend)
+        assert isinstance(backend, embgrad.Backend)
+        assert backend.supports <= ABILITIES
+        assert "word" in backend.supports
+        assert backend.versions()
+
+    def test_backend_owns_its_models_and_nothing_else(self, harness: Harness, model: Any) -> None:
+        backend = backend_named(harness.backend)
+        assert backend.owns(model("mean"))
+        for other in (None, "mean", 3, [], {}, np.zeros(3), object(), int, print):
+            assert not backend.owns(other)
+
+    def test_every_architecture_of_the_suite_builds(self, model: Any) -> None:
+        for architecture in ARCHITECTURES:
+            assert model(architecture) is not None
+
+    # The numbers
+
+    def test_closed_form_of_cross_entropy(self, harness: Harness) -> None:
+        batch, labels = example_batch(), np.array([2, 0, 1])
+        for dtype in harness.precisions:
+            weights = _rounded(example_weights(), dtype)
+            built = harness.build("mean", weights, dtype=dtype)
+            result = embgrad.gradients(built, batch, embgrad.CrossEntropy(labels))
+            logits = logits_of_mean(weights, batch.ids)
+            expected = closed_form(weights, softmax(logits) - np.eye(CLASSES)[labels])
+            close(result.values, expected, CLOSED_FORM[dtype])
+            close(result.objective, -np.log(softmax(logits))[np.arange(EXAMPLES), labels], CLOSED_FORM[dtype])
+            assert result.values.dtype == (np.float64 if dtype == "float64" else np.float32)
+            assert result.provenance["compute_dtype"] == dtype
+
+    @pytest.mark.parametrize(
+        "objective",
+        [
+            embgrad.Logit(1),
+            embgrad.Logit([0, 2, 1]),
+            embgrad.Margin(0, against=2),
+            embgrad.Margin([0, 1, 2], against=[1, 2, 0]),
+            embgrad.Sum(),
+            embgrad.Projection([0.5, -2.0, 3.0]),
+            embgrad.Projection(np.arange(9.0).reshape(3, 3)),
+        ],
+        ids=repr,
+    )
+    def test_closed_form_of_linear_objectives(self, model: Any, objective: embgrad.Objective) -> None:
+        weights, batch = example_weights(), example_batch()
+        result = embgrad.gradients(model("mean"), batch, objective)
+        value, cotangent = objective.evaluate(logits_of_mean(weights, batch.ids), batch)
+        close(result.values, closed_form(weights, cotangent), 1e-12)
+        close(result.objective, value, 1e-12)
+
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` has no mask to take
+    @pytest.mark.parametrize("architecture", SMOOTH)
+    def test_finite_differences_along_the_table(self, harness: Harness, architecture: str) -> None:
+        weights, batch = example_weights(), example_batch(masked=architecture in ("masked", "positions"))
+        objective = embgrad.Projection([0.7, -1.1, 0.4])
+        path = {"two_tables": "word#0"}.get(architecture, "word")
+        result = embgrad.gradients(harness.build(architecture, weights), batch, objective, at=path)
+
+        def total(table: np.ndarray) -> float:
+            changed = harness.build(architecture, {**weights, "E": table})
+            return float(embgrad.gradients(changed, batch, objective, at=path).objective.sum())
+
+        random = np.random.default_rng(5)
+        for _ in range(3):
+            direction = random.normal(size=weights["E"].shape)
+            slope = finite_difference(total, weights["E"], direction)
+            assert slope == pytest.approx(float((result.table().to_dense() * direction).sum()), rel=1e-8)
+
+    def test_finite_differences_at_each_entry(self, harness: Harness) -> None:
+        weights, batch = example_weights(), embgrad.TokenBatch([[7, 3], [11, 30]])
+        objective = embgrad.CrossEntropy([1, 2])
+        result = embgrad.gradients(harness.build("hidden", weights), batch, objective)
+
+        def total(table: np.ndarray) -> float:
+            changed = harness.build("hidden", {**weights, "E": table})
+            return float(embgrad.gradients(changed, batch, objective).objective.sum())
+
+        expected = np.zeros_like(result.values)
+        for place in np.ndindex(*expected.shape):
+            direction = np.zeros_like(weights["E"])
+            direction[batch.ids[place[:2]], place[2]] = 1
+            expected[place] = finite_difference(total, weights["E"], direction, step=1e-4)
+        close(result.values, expected, 1e-9)
+
+    def test_table_is_the_frameworks_own_table_gradient(self, harness: Harness) -> None:
+        ids, labels = np.array([[3, 3, 5, 0], [5, 9, 3, 0], [1, 1, 1, 1]]), np.array([0, 1, 2])
+        built = harness.build("hidden", example_weights())
+        result = embgrad.gradients(built, ids, embgrad.CrossEntropy(labels))
+        own = harness.table_gradient(built, ids, labels)
+        close(result.table().to_dense(), own, 1e-12)
+        close(np.sum([one.to_dense() for one in result.per_example()], axis=0), own, 1e-12)
+        assert result.table().rows.tolist() == [0, 1, 3, 5, 9]
+
+    def test_activations_are_the_rows_of_the_table(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        for architecture in ("mean", "scaled", "flat", "time_major", "positional"):
+            result = embgrad.gradients(model(architecture), batch, embgrad.Sum())
+            np.testing.assert_array_equal(result.activations, weights["E"][batch.ids])
+
+    def test_layouts_of_the_lookup_come_out_as_example_position_dim(self, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        plain = embgrad.gradients(model("mean"), batch, objective)
+        for architecture in ("flat", "time_major"):
+            close(embgrad.gradients(model(architecture), batch, objective).values, plain.values, 1e-12)
+
+    def test_probabilities(self, model: Any) -> None:
+        batch = example_batch()
+        of_logits = embgrad.gradients(model("mean"), batch, embgrad.CrossEntropy([0, 1, 2]))
+        of_probabilities = embgrad.gradients(
+            model("probabilities"), batch, embgrad.CrossEntropy([0, 1, 2], of="probabilities")
+        )
+        close(of_probabilities.values, of_logits.values, 1e-11)
+        with pytest.raises(embgrad.ObjectiveError, match="of='probabilities'"):
+            embgrad.gradients(model("probabilities"), batch, embgrad.CrossEntropy([0, 1, 2]))
+
+    # Outputs and positions
+
+    def test_named_outputs_and_roles(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        slope = (1 - hidden**2) @ weights["W1"].T
+        for name in ("sequence", "last_hidden_state"):
+            close(embgrad.gradients(model("named"), batch, embgrad.Sum(output=name)).values, slope, 1e-12)
+        for name in ("pooled", "pooler_output"):
+            close(embgrad.gradients(model("named"), batch, embgrad.Sum(output=name)).values, slope / POSITIONS, 1e-12)
+
+    def test_an_unknown_output_is_an_error_that_lists_what_there_is(self, model: Any) -> None:
+        with pytest.raises(embgrad.OutputError, match=r"pooler_output.*role 'pooled'.*Did you mean 'pooled'"):
+            embgrad.gradients(model("named"), example_batch(), embgrad.Sum(output="poold"))
+        with pytest.raises(embgrad.OutputError, match="2 outputs and none of them is its logits"):
+            embgrad.gradients(model("named"), example_batch(), embgrad.Sum())
+
+    def test_per_position_outputs_count_at_real_positions(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch(masked=True)
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        slope = ((1 - hidden**2) * weights["W"].sum(1)) @ weights["W1"].T
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # this model has no mask to take
+            result = embgrad.gradients(model("positions"), batch, embgrad.Sum())
+            last = embgrad.gradients(model("positions"), batch, embgrad.Sum(position=-1))
+            each = embgrad.gradients(model("positions"), batch, embgrad.Sum(position=[3, 2, 1]))
+        close(result.values, slope * batch.real[..., None], 1e-12)
+        chosen = np.zeros(batch.shape, bool)
+        chosen[[0, 1, 2], [3, 2, 1]] = True
+        close(last.values, slope * chosen[..., None], 1e-12)
+        np.testing.assert_array_equal(each.values, last.values)
+
+    def test_per_position_cross_entropy(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        labels = np.array([[0, -100, 2, 1], [1, 1, -100, 0], [2, 2, 0, -100]])
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        slopes = (softmax(hidden @ weights["W"] + weights["b"]) - np.eye(CLASSES)[np.maximum(labels, 0)]) * (
+            labels != -100
+        )[..., None]
+        expected = ((slopes @ weights["W"].T) * (1 - hidden**2)) @ weights["W1"].T
+        result = embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy(labels))
+        close(result.values, expected, 1e-12)
+        with pytest.raises(embgrad.ObjectiveError, match="labels of shape"):
+            embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy([0, 1, 2]))
+
+    # Objectives of the user's
+
+    def test_a_native_objective_is_the_same_arithmetic(self, harness: Harness, model: Any) -> None:
+        batch = example_batch()
+        expected = embgrad.gradients(model("hidden"), batch, embgrad.Logit(1))
+        native = embgrad.gradients(model("hidden"), batch, harness.logit(1))
+        scalar = embgrad.gradients(model("hidden"), batch, embgrad.Scalar(harness.summed_logit(1)))
+        close(native.values, expected.values, 1e-12)
+        close(scalar.values, expected.values, 1e-12)
+        close(native.objective, expected.objective, 1e-12)
+        assert scalar.objective.shape == ()
+        assert float(scalar.objective) == pytest.approx(float(expected.objective.sum()), rel=1e-12)
+        assert scalar.provenance["objective"]["class"] == "Scalar"
+
+    def test_a_native_objective_of_another_shape_is_an_error(self, harness: Harness, model: Any) -> None:
+        with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(3,\)"):
+            embgrad.gradients(model("hidden"), example_batch(), harness.summed_logit(1))
+        with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(\)"):
+            embgrad.gradients(model("hidden"), example_batch(), embgrad.Scalar(harness.logit(1)))
+        with pytest.raises(embgrad.ObjectiveError, match="float"):
+            embgrad.gradients(model("hidden"), example_batch(), lambda outputs: 1.0)
+
+    # Several lookups
+
+    def test_two_lookups_in_one_table_have_a_name_each(self, harness: Harness, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        built, objective = model("twice"), embgrad.Projection([1.0, 2.0, 3.0])
+        with pytest.raises(embgrad.AmbiguousPointError, match=r"word#0.*word#1"):
+            embgrad.gradients(built, batch, objective)
+        both = embgrad.gradients(built, batch, objective, at=["word#0", "word#1"])
+        assert list(both) == ["word#0", "word#1"]
+        plain = closed_form(weights, np.tile([1.0, 2.0, 3.0], (EXAMPLES, 1)))
+        close(both["word#0"].values, plain, 1e-12)
+        close(both["word#1"].values, plain * (1 - np.tanh(weights["E"][batch.ids]) ** 2), 1e-12)
+        with pytest.raises(embgrad.PointError, match="2 time"):
+            embgrad.gradients(built, batch, objective, at="word#2")
+
+    def test_two_tables_are_told_apart_by_path(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        built = model("two_tables")
+        with pytest.raises(embgrad.AmbiguousPointError):
+            embgrad.gradients(built, batch, embgrad.Sum())
+        seen = embgrad.points(built, batch)
+        paths = [point.lookup.path for point in seen]
+        assert [point.role for point in seen] == ["word", "word"]
+        assert len(set(paths)) == 2
+        second = embgrad.gradients(built, batch, embgrad.Sum(), at=paths[1])
+        np.testing.assert_array_equal(second.activations, weights["E2"][batch.ids])
+        close(
+            second.values,
+            closed_form(weights, np.ones((EXAMPLES, CLASSES))) * (1 - np.tanh(weights["E2"][batch.ids]) ** 2),
+            1e-12,
+        )
+
+    def test_a_lookup_whose_indices_equal_the_ids_by_chance_is_told_apart(self, model: Any) -> None:
+        weights, ids = example_weights(), np.arange(POSITIONS)[None]  # as the positions are
+        result = embgrad.gradients(model("positional"), ids, embgrad.Sum())
+        np.testing.assert_array_equal(result.activations, weights["E"][ids])
+
+    # Bad input
+
+    def test_an_id_outside_the_table_is_named(self, harness: Harness, model: Any) -> None:
+        ids = example_batch().ids.copy()
+        ids[1, 2] = VOCAB
+        for architecture in ("mean", "time_major", "flat"):
+            built = model(architecture)
+            before = harness.state(built)
+            with pytest.raises(embgrad.BatchError, match=r"id 40 at example 1, position 2 .*40 rows: expected 0 to 39"):
+                embgrad.gradients(built, ids, embgrad.Sum())
+            _expect_same(harness.state(built), before)
+
+    def test_a_model_without_a_lookup_of_the_ids_is_an_error(self, model: Any) -> None:
+        with pytest.raises(embgrad.PointNotReachedError, match="no lookup whose indices are the batch's ids"):
+            embgrad.gradients(model("no_lookup"), example_batch(), embgrad.Sum())
+
+    def test_an_unknown_point_is_an_error_with_a_hint(self, model: Any) -> None:
+        path = embgrad.points(model("mean"), example_batch())[0].lookup.path
+        with pytest.raises(embgrad.UnknownPointError, match="Did you mean 'word'"):
+            embgrad.gradients(model("mean"), example_batch(), embgrad.Sum(), at="wrod")
+        with pytest.raises(embgrad.UnknownPointError, match="reached 1 time"):
+            embgrad.gradients(model("mean"), example_batch(), embgrad.Sum(), at=f"{path}#4")
+
+    def test_an_objective_that_does_not_depend_on_the_lookup_is_an_error(self, model: Any) -> None:
+        with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
+            embgrad.gradients(model("detached"), example_batch(), embgrad.Sum())
+
+    def test_a_gradient_of_zero_is_a_result(self, model: Any) -> None:
+        result = embgrad.gradients(model("hidden"), example_batch(), embgrad.Projection(np.zeros(CLASSES)))
+        assert not result.values.any()
+
+    def test_a_gradient_that_is_not_finite_is_an_error(self, harness: Harness) -> None:
+        weights = example_weights()
+        weights["W"][0, 0] = np.nan
+        with pytest.raises(embgrad.ObjectiveError, match="nan at example 0"):
+            embgrad.gradients(harness.build("mean", weights), example_batch(), embgrad.Sum())
+
+    # No trace
+
+    @pytest.mark.parametrize("architecture", ["hidden", "dropout", "masked", "named", "two_tables"])
+    @pytest.mark.parametrize("training", [False, True])
+    def test_state_after_success(self, harness: Harness, model: Any, architecture: str, training: bool) -> None:
+        built = model(architecture)
+        harness.disturb(built)
+        before = harness.state(built)
+        output = "pooled" if architecture == "named" else None
+        at = "word#1" if architecture == "two_tables" else "word"
+        embgrad.gradients(built, example_batch(), embgrad.Sum(output=output), at=at, training=training)
+        _expect_same(harness.state(built), before)
+
+    @pytest.mark.parametrize("fault", ["forward", "objective", "native objective", "interrupt", "output", "point"])
+    def test_state_after_an_exception(self, harness: Harness, model: Any, fault: str) -> None:
+        built = model("raises" if fault == "forward" else "dropout")
+        harness.disturb(built)
+        before = harness.state(built)
+        with pytest.raises((RuntimeError, KeyboardInterrupt, embgrad.EmbgradError)) as caught:
+            _provoke(built, fault)
+        _expect_same(harness.state(built), before)
+        expected = {
+            "forward": (RuntimeError, "the model broke"),
+            "objective": (RuntimeError, "the objective broke"),
+            "native objective": (RuntimeError, "the objective broke"),
+            "interrupt": (KeyboardInterrupt, ""),
+            "output": (embgrad.OutputError, "no output 'nothing'"),
+            "point": (embgrad.UnknownPointError, "nothing"),
+        }[fault]
+        assert caught.type is expected[0]
+        assert expected[1] in str(caught.value)
+
+    def test_the_model_can_be_used_after_an_exception(self, model: Any) -> None:
+        built = model("hidden")
+        expected = embgrad.gradients(built, example_batch(), embgrad.Sum())
+        for fault in ("objective", "native objective", "interrupt"):
+            with pytest.raises((RuntimeError, KeyboardInterrupt)):
+                _provoke(built, fault)
+            again = embgrad.gradients(built, example_batch(), embgrad.Sum())
+            np.testing.assert_array_equal(again.values, expected.values)
+
+    def test_results_belong_to_the_caller(self, harness: Harness, model: Any) -> None:
+        built = model("mean")
+        first = embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2]))
+        kept = {name: getattr(first, name).copy() for name in ("values", "activations", "objective", "ids")}
+        before = harness.state(built)
+        for name in kept:
+            array = getattr(first, name)
+            assert array.flags.c_contiguous
+            assert array.flags.writeable
+            assert array.flags.owndata
+            array[...] = 0
+        _expect_same(harness.state(built), before)
+        second = embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2]))
+        for name, value in kept.items():
+            np.testing.assert_array_equal(getattr(second, name), value)
+
+    def test_the_same_call_twice_gives_the_same_bits(self, model: Any) -> None:
+        built = model("hidden", "float32")
+        one, other = (embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2])) for _ in range(2))
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.objective, other.objective)
+
+    def test_frozen_parameters_make_no_difference(self, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("hidden"), batch, objective)
+        close(embgrad.gradients(model("hidden", frozen=True), batch, objective).values, expected.values, 1e-12)
+
+    # Modes
+
+    def test_evaluation_mode_whatever_mode_the_model_is_in(self, harness: Harness, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("hidden"), batch, objective)
+        built = model("dropout")
+        harness.train(built)
+        close(embgrad.gradients(built, batch, objective).values, expected.values, 1e-12)
+
+    def test_training_mode_on_demand(self, model: Any) -> None:
+        built = model("dropout")
+        calm = embgrad.gradients(built, example_batch(), embgrad.Sum())
+        drawn = [embgrad.gradients(built, example_batch(), embgrad.Sum(), training=True) for _ in range(4)]
+        assert len({one.values.tobytes() for one in (calm, *drawn)}) > 2
+        assert drawn[0].provenance["training"]
+
+    # Examples by themselves
+
+    def test_independence_of_the_other_examples(self, model: Any) -> None:
+        labels = np.array([0, 1, 2])
+        batch = example_batch(masked=True)
+        whole = embgrad.gradients(model("masked"), batch, embgrad.CrossEntropy(labels))
+        for example in range(EXAMPLES):
+            alone = slice(example, example + 1)
+            one = embgrad.gradients(model("masked"), batch[alone], embgrad.CrossEntropy(labels[alone]))
+            close(one.values, whole.values[alone], 1e-12)
+
+    def test_padding_changes_nothing_else(self, model: Any) -> None:
+        batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
+        plain = embgrad.gradients(model("masked"), batch, objective)
+        for before, after in ((0, 3), (2, 0)):
+            widths = ((0, 0), (before, after))
+            padded = embgrad.TokenBatch(np.pad(batch.ids, widths), np.pad(np.asarray(batch.mask), widths))
+            wide = embgrad.gradients(model("masked"), padded, objective)
+            close(wide.values[:, before : before + POSITIONS], plain.values, 1e-12)
+            assert wide.pad_leak == 0.0
+
+    def test_pads_are_kept_reported_or_zeroed(self, model: Any) -> None:
+        batch = example_batch(masked=True)
+        with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+            kept = embgrad.gradients(model("mean"), batch, embgrad.Sum())
+        with pytest.warns(embgrad.EmbgradWarning):
+            zeroed = embgrad.gradients(model("mean"), batch, embgrad.Sum(), pads="zero")
+        padding = ~batch.real
+        assert kept.provenance["unused"] == ["mask"]
+        assert kept.pad_leak == zeroed.pad_leak == np.abs(kept.values[padding]).max() > 0
+        assert not zeroed.values[padding].any()
+        np.testing.assert_array_equal(zeroed.values[batch.real], kept.values[batch.real])
+        assert not zeroed.table().to_dense()[batch.ids[padding]].any()
+
+    def test_split_gives_each_example_its_own_pullback(self, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        together = embgrad.gradients(model("hidden"), batch, objective)
+        split = embgrad.gradients(model("hidden"), batch, objective, split=True)
+        close(split.values, together.values, 1e-12)
+        close(split.table().to_dense(), together.table().to_dense(), 1e-12)
+        for one, other in zip(split.per_example(), together.per_example(), strict=True):
+            close(one.to_dense(), other.to_dense(), 1e-12)
+
+    def test_micro_batches_give_one_result(self, model: Any) -> None:
+        batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
+        whole = embgrad.gradients(model("masked"), batch, objective)
+        for size in (1, 2, 5):
+            pieces = embgrad.gradients(model("masked"), batch, objective, batch_size=size)
+            close(pieces.values, whole.values, 1e-12)
+            close(pieces.objective, whole.objective, 1e-12)
+            np.testing.assert_array_equal(pieces.ids, whole.ids)
+
+    # Calling
+
+    def test_call_and_parts(self, harness: Harness, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.Sum()
+        built = model("hidden")
+        expected = embgrad.gradients(built, batch, objective)
+        called = embgrad.gradients(built, batch, objective, call=lambda m, inputs: m(inputs["input_ids"]))
+        np.testing.assert_array_equal(called.values, expected.values)
+        parts = [model("named"), built]
+        second = embgrad.gradients(parts, batch, objective, call=lambda p, inputs: p[1](inputs["input_ids"]))
+        np.testing.assert_array_equal(second.values, expected.values)
+        assert second.provenance["path"].startswith("1.")
+        with pytest.raises(embgrad.UnsupportedError, match="call="):
+            embgrad.gradients(parts, batch, objective)
+
+    def test_a_batch_comes_in_any_form(self, model: Any) -> None:
+        batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("masked"), batch, objective).values
+        forms = (batch.to_huggingface(), batch.to_tfhub(), batch.to_keras_hub(), batch.to_gluonnlp())
+        for form in forms:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # types of zeros need no place
+                np.testing.assert_array_equal(embgrad.gradients(model("masked"), form, objective).values, expected)
+        floats = {"input_ids": batch.ids.astype(np.float32), "attention_mask": batch.real}
+        np.testing.assert_array_equal(embgrad.gradients(model("masked"), floats, objective).values, expected)
+
+    # Threads
+
+    def test_two_threads_on_one_model(self, harness: Harness, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("hidden"), batch, objective)
+        built = model("dropout")
+        harness.train(built)
+        before = harness.state(built)
+        results: list[Any] = []
+
+        def work() -> None:
+            for _ in range(8):
+                results.append(embgrad.gradients(built, batch, objective).values)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) == 16
+        for values in results:
+            close(values, expected.values, 1e-12)
+        _expect_same(harness.state(built), before)
+
+    def test_two_threads_on_two_models(self, model: Any) -> None:
+        batch = example_batch()
+        models = {name: model(name) for name in ("hidden", "mean")}
+        expected = {name: embgrad.gradients(one, batch, embgrad.Sum()).values for name, one in models.items()}
+        results: dict[str, list[np.ndarray]] = {name: [] for name in models}
+
+        def work(name: str) -> None:
+            for _ in range(8):
+                results[name].append(embgrad.gradients(models[name], batch, embgrad.Sum()).values)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name, values in results.items():
+            assert len(values) == 8
+            for one in values:
+                np.testing.assert_array_equal(one, expected[name])
+
+
+def _provoke(built: Any, fault: str) -> None:
+    """Make a call of embgrad fail in the way named."""
+
+    class Broken(embgrad.Sum):
+        def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+            raise KeyboardInterrupt if fault == "interrupt" else RuntimeError("the objective broke")
+
+    def native(outputs: Any) -> Any:
+        raise RuntimeError("the objective broke")
+
+    objectives: dict[str, Any] = {
+        "objective": Broken(),
+        "interrupt": Broken(),
+        "native objective": native,
+        "output": embgrad.Sum(output="nothing"),
+    }
+    at = "nothing" if fault == "point" else "word"
+    embgrad.gradients(built, example_batch(), objectives.get(fault, embgrad.Sum()), at=at)
+
+
+def _expect_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
+    changed = [name for name in expected if actual[name] != expected[name]]
+    assert not changed, f"the call changed {changed}"
+
+
+def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """The weights as the type holds them, without its rounding errors: NumPy has no bfloat16."""
+    if dtype == "bfloat16":
+        kept = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
+        return {name: value.astype(np.uint32).view(np.float32) for name, value in kept.items()}
+    return {name: value.astype(dtype).astype(np.float64) for name, value in weights.items()}

@@ -1,0 +1,85 @@
+"""What a backend hands to the conformance suite: the same small models, built natively, and a way to look at their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+__all__ = ["ARCHITECTURES", "Harness"]
+
+#: The models of the suite. `E`, `E2` are tables (vocab, dim); `W` (dim, classes), `b` (classes,), `W1` (dim, dim),
+#: `b1` (dim,) are weights; `m` is the mask as floats, ones where none is given; rows of `E[ids]` are (example,
+#: position, dim) and means go over positions. Each model takes `input_ids`, and `attention_mask` where `m` stands.
+ARCHITECTURES: Final[Mapping[str, str]] = {
+    "mean": "logits = mean(E[ids]) @ W + b, returned as one array",
+    "hidden": "logits = tanh(mean(E[ids]) @ W1 + b1) @ W + b",
+    "probabilities": "softmax(mean(E[ids]) @ W + b), returned as one array",
+    "masked": "logits = (sum(m * E[ids]) / sum(m)) @ W + b",
+    "positions": "logits = tanh(E[ids] @ W1 + b1) @ W + b at each position, (example, position, classes)",
+    "named": "a dict: last_hidden_state = tanh(E[ids] @ W1 + b1), pooler_output = mean(last_hidden_state), no logits",
+    "twice": "logits = mean(E[ids]) @ W + mean(tanh(E[ids])) @ W + b; one table, looked up twice, the plain one first",
+    "two_tables": "logits = mean(E[ids]) @ W + mean(tanh(E2[ids])) @ W + b; E is looked up first",
+    "flat": "as mean, but the lookup is made with the ids flattened to one axis, and the result reshaped",
+    "time_major": "as mean, but the lookup is made with the ids transposed, (position, example)",
+    "scaled": "logits = mean(3 * E[ids]) @ W + b; the point is the raw row, before the factor",
+    "positional": "logits = mean(tanh(E[ids] + E2[0..positions-1])) @ W + b; E2 is looked up by position, first",
+    "dropout": "as hidden, with dropout of rate 0.5 behind the tanh, where the model is in training mode",
+    "detached": "logits = stop_gradient(mean(E[ids])) @ W + b: no gradient reaches the lookup",
+    "no_lookup": "logits = mean of the ids as floats, shape (example, 1), @ W[:1] + b: no lookup at all",
+    "raises": "makes the lookup and then raises RuntimeError('the model broke')",
+}
+
+
+class Harness(Protocol):
+    """Builds the suite's models in one framework and looks at their state. One class a backend, without arguments.
+
+    Attributes:
+        backend: the backend's name.
+        precisions: the dtypes in which models can be built, "float64" among them.
+    """
+
+    backend: str
+    precisions: tuple[str, ...]
+
+    def build(
+        self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
+    ) -> Any:
+        """A real model of the framework with these weights, in evaluation mode.
+
+        Args:
+            architecture: a key of `ARCHITECTURES`.
+            weights: by the names in `ARCHITECTURES`.
+            dtype: the dtype in which the model computes, one of `precisions`; None for the weights' own.
+            frozen: no parameter is trainable.
+        """
+        ...
+
+    def train(self, model: Any) -> None:
+        """Put the model into training mode, where the framework has one that stays; else nothing."""
+        ...
+
+    def table_gradient(self, model: Any, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The framework's own gradient of the summed cross-entropy with respect to the table E, dense, (vocab, dim)."""
+        ...
+
+    def state(self, model: Any) -> Mapping[str, Any]:
+        """Everything that a call must leave as it was, as comparable values.
+
+        Parameters' bytes, gradient buffers and whether they are there, flags such as `requires_grad` or
+        `grad_req`, modes, hooks, instance attributes, recording state and process-wide settings.
+        """
+        ...
+
+    def disturb(self, model: Any) -> None:
+        """Give the model state worth losing: gradient buffers with numbers in them, a hook of the user's, training mode."""
+        ...
+
+    def logit(self, index: int) -> Callable[[Any], Any]:
+        """A native objective: from the model's return value (one array of logits) its column `index`, shape (example,)."""
+        ...
+
+    def summed_logit(self, index: int) -> Callable[[Any], Any]:
+        """The same, summed over the examples: a scalar."""
+        ...

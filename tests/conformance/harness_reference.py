@@ -1,0 +1,153 @@
+"""The suite's models in the NumPy reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
+
+
+def _classify(model: Any, hidden: Tensor) -> Tensor:
+    return hidden @ model["W"] + model["b"]
+
+
+def _mean(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _classify(model, lookup(model["E"], input_ids).mean(1))
+
+
+def _hidden_layer(model: Any, hidden: Tensor) -> Tensor:
+    return (hidden @ model["W1"] + model["b1"]).tanh()
+
+
+def _hidden(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _classify(model, _hidden_layer(model, lookup(model["E"], input_ids).mean(1)))
+
+
+def _probabilities(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _mean(model, input_ids).softmax()
+
+
+def _masked(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
+    rows = lookup(model["E"], input_ids)
+    mask = np.ones(input_ids.shape) if attention_mask is None else attention_mask
+    share = (mask / mask.sum(1, keepdims=True)).astype(rows.value.dtype)
+    return _classify(model, (rows * Tensor(share[..., None])).sum(1))
+
+
+def _positions(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _classify(model, _hidden_layer(model, lookup(model["E"], input_ids)))
+
+
+def _named(model: Any, input_ids: np.ndarray) -> dict[str, Tensor]:
+    sequence = _hidden_layer(model, lookup(model["E"], input_ids))
+    return {"last_hidden_state": sequence, "pooler_output": sequence.mean(1)}
+
+
+def _twice(model: Any, input_ids: np.ndarray) -> Tensor:
+    plain = lookup(model["E"], input_ids).mean(1)
+    return _classify(model, plain + lookup(model["E"], input_ids).tanh().mean(1))
+
+
+def _two_tables(model: Any, input_ids: np.ndarray) -> Tensor:
+    plain = lookup(model["E"], input_ids).mean(1)
+    return _classify(model, plain + lookup(model["E2"], input_ids).tanh().mean(1))
+
+
+def _flat(model: Any, input_ids: np.ndarray) -> Tensor:
+    rows = lookup(model["E"], input_ids.reshape(-1))
+    return _classify(model, rows.reshape(*input_ids.shape, rows.value.shape[-1]).mean(1))
+
+
+def _time_major(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _classify(model, lookup(model["E"], input_ids.T).mean(0))
+
+
+def _scaled(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _classify(model, (lookup(model["E"], input_ids) * 3.0).mean(1))
+
+
+def _positional(model: Any, input_ids: np.ndarray) -> Tensor:
+    positions = lookup(model["E2"], np.arange(input_ids.shape[1])[None])
+    return _classify(model, (lookup(model["E"], input_ids) + positions).tanh().mean(1))
+
+
+def _dropout(model: Any, input_ids: np.ndarray) -> Tensor:
+    hidden = _hidden_layer(model, lookup(model["E"], input_ids).mean(1))
+    return _classify(model, model.dropout(hidden, 0.5))
+
+
+def _detached(model: Any, input_ids: np.ndarray) -> Tensor:
+    return _classify(model, lookup(model["E"], input_ids).mean(1).detach())
+
+
+def _no_lookup(model: Any, input_ids: np.ndarray) -> Tensor:
+    means = Tensor(input_ids.mean(1, keepdims=True).astype(model["W"].value.dtype))
+    return means @ Tensor(model["W"].value[:1]) + model["b"]
+
+
+def _raises(model: Any, input_ids: np.ndarray) -> Tensor:
+    lookup(model["E"], input_ids)
+    raise RuntimeError("the model broke")
+
+
+FORWARDS = {
+    "mean": _mean,
+    "hidden": _hidden,
+    "probabilities": _probabilities,
+    "masked": _masked,
+    "positions": _positions,
+    "named": _named,
+    "twice": _twice,
+    "two_tables": _two_tables,
+    "flat": _flat,
+    "time_major": _time_major,
+    "scaled": _scaled,
+    "positional": _positional,
+    "dropout": _dropout,
+    "detached": _detached,
+    "no_lookup": _no_lookup,
+    "raises": _raises,
+}
+
+
+class Harness:
+    """The reference for the conformance suite."""
+
+    backend = "reference"
+    precisions = ("float64", "float32")
+
+    def build(
+        self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
+    ) -> ReferenceModel:
+        typed = {name: value.astype(dtype or value.dtype) for name, value in weights.items()}
+        return ReferenceModel(FORWARDS[architecture], typed)  # nothing in the reference is trained, so all is frozen
+
+    def train(self, model: ReferenceModel) -> None:
+        model.training = True
+
+    def table_gradient(self, model: ReferenceModel, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        logits = model(ids)
+        cotangent = logits.softmax().value - np.eye(logits.value.shape[-1])[labels]
+        (gradient,) = pull_back([(logits, cotangent)], [model["E"]])
+        assert gradient is not None
+        return gradient
+
+    def state(self, model: ReferenceModel) -> Mapping[str, Any]:
+        return {
+            "attributes": sorted(vars(model)),
+            "training": model.training,
+            "parameters": {name: (id(one), one.value.tobytes()) for name, one in model.parameters.items()},
+            "random": None if model.training else str(model.random.bit_generator.state),
+        }
+
+    def disturb(self, model: ReferenceModel) -> None:
+        model.training = True
+
+    def logit(self, index: int) -> Callable[[Any], Any]:
+        return lambda logits: logits.column(index)
+
+    def summed_logit(self, index: int) -> Callable[[Any], Any]:
+        return lambda logits: logits.column(index).sum(0)

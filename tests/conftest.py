@@ -1,0 +1,53 @@
+"""Which frameworks are under test: EMBGRAD_TEST_BACKENDS names them, and one that is missing fails the run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+# Hugging Face's TensorFlow classes need Keras 2, which must be said before TensorFlow is imported.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet"}
+HERE = Path(__file__).parent
+
+
+def installed(package: str) -> bool:
+    """Whether the package is there, without importing it."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def backends_under_test() -> list[str]:
+    """The backends of this run, the reference first: those named, or else all whose framework is installed."""
+    named = os.environ.get("EMBGRAD_TEST_BACKENDS")
+    if named is None:
+        return ["reference", *(name for name, package in PACKAGES.items() if installed(package))]
+    wanted = [name.strip() for name in named.split(",") if name.strip() and name.strip() != "reference"]
+    for name in wanted:
+        if name not in PACKAGES:
+            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}: expected some of {sorted(PACKAGES)}")
+        if not installed(PACKAGES[name]):
+            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}, and {PACKAGES[name]!r} is not installed")
+    return ["reference", *wanted]
+
+
+def pytest_report_header() -> str:
+    """Say what is under test, so that nothing is left out unseen."""
+    return f"backends under test: {', '.join(backends_under_test())}"
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the folder of a framework that is not under test, and what needs all of them."""
+    under_test = backends_under_test()
+    if collection_path.parent != HERE:
+        return None
+    if collection_path.name in PACKAGES and collection_path.name not in under_test:
+        return True
+    if collection_path.name == "parity" and len(under_test) < len(PACKAGES) + 1:
+        return True
+    return None
