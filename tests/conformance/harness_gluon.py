@@ -1,0 +1,233 @@
+"""The conformance suite's models in MXNet Gluon: hybridised blocks of `gluon.nn` with the suite's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from embgrad_gluon.importing import import_mxnet
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+class Harness:
+    """Builds hybridised nets of real layers; only those that return a dict, which cannot be, stay as they are."""
+
+    backend = "gluon"
+    precisions = ("float32", "float64")
+
+    def build(
+        self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
+    ) -> Any:
+        """A net of these weights."""
+        net = MODELS[architecture](weights)
+        dtype = dtype or weights["W"].dtype.name
+        net.initialize(mx.init.Zero())
+        net.cast(dtype)
+        net.load(weights, dtype)
+        if frozen:
+            net.collect_params().setattr("grad_req", "null")
+        if architecture not in ("named", "raises"):
+            net.hybridize()
+        return net
+
+    def train(self, model: Any) -> None:
+        """Gluon has no mode that stays with a model."""
+
+    def table_gradient(self, model: Any, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """By `autograd.grad` to the table itself."""
+        table = model.E.weight.data()
+        with mx.autograd.record(train_mode=False):
+            logits = model(mx.nd.array(ids, dtype="int32"))
+            loss = -mx.nd.pick(mx.nd.log_softmax(logits), mx.nd.array(labels, dtype="int32")).sum()
+        return np.array(mx.autograd.grad([loss], [table], train_mode=False)[0].asnumpy())
+
+    def state(self, model: Any) -> Mapping[str, Any]:
+        """Everything that a call must leave as it was."""
+        register = mx.ndarray.register
+        state: dict[str, Any] = {
+            "recording": mx.autograd.is_recording(),
+            "training": mx.autograd.is_training(),
+            "numpy arrays": mx.util.is_np_array(),
+            "operators": register._imperative_invoke,
+            "cached graphs": mx.gluon.HybridBlock._call_cached_op,
+        }
+        for name, parameter in model.collect_params().items():
+            gradients = parameter._grad
+            state[name] = (
+                parameter.grad_req,
+                [id(array) for array in parameter._data],
+                [array.asnumpy().tobytes() for array in parameter._data],
+                None if gradients is None else [(id(array), array.asnumpy().tobytes()) for array in gradients],
+            )
+        for block in _blocks(model):
+            own = {
+                key: value if isinstance(value, (bool, str, int)) else id(value) for key, value in vars(block).items()
+            }
+            hooks = (list(block._forward_hooks.values()), list(block._forward_pre_hooks.values()))
+            state[f"block {block.name}"] = (own, hooks)
+        return state
+
+    def disturb(self, model: Any) -> None:
+        """Numbers in the gradient buffers and a hook of the user's."""
+        for parameter in model.collect_params().values():
+            for gradient in parameter._grad or ():
+                gradient[:] = 3
+        model.E.register_forward_hook(_nothing)
+
+    def logit(self, index: int) -> Callable[[Any], Any]:
+        """The column of the logits."""
+        return lambda logits: logits[:, index]
+
+    def summed_logit(self, index: int) -> Callable[[Any], Any]:
+        """Its sum, of shape (1,) since older MXNet arrays have no shape ()."""
+        return lambda logits: logits[:, index].sum()
+
+
+def _nothing(*_: Any) -> None:
+    """A hook that does nothing."""
+
+
+def _blocks(block: Any) -> list[Any]:
+    return [block, *(inner for child in block._children.values() for inner in _blocks(child))]
+
+
+class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """The layers that the suite's weights fill; each architecture is a way through them."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        dim, classes = weights["W"].shape
+        self.E = nn.Embedding(*weights["E"].shape)
+        if "E2" in weights:
+            self.E2 = nn.Embedding(*weights["E2"].shape)
+        if "W1" in weights:
+            self.inner = nn.Dense(dim, in_units=dim, flatten=False)
+        self.outer = nn.Dense(classes, in_units=dim, flatten=False)
+        self.dropout = nn.Dropout(0.5)
+
+    def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+        """Put the weights where they belong."""
+        places = {"E": ("E", "weight"), "E2": ("E2", "weight"), "W": ("outer", "weight"), "b": ("outer", "bias")}
+        places |= {"W1": ("inner", "weight"), "b1": ("inner", "bias")}
+        for name, value in weights.items():
+            layer, parameter = places[name]
+            value = value.T if name.startswith("W") else value
+            getattr(getattr(self, layer), parameter).set_data(mx.nd.array(value, dtype=dtype))
+
+
+class _Mean(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.mean(self.E(input_ids), axis=1))
+
+
+class _Hidden(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.tanh(self.inner(F.mean(self.E(input_ids), axis=1))))
+
+
+class _Probabilities(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return F.softmax(self.outer(F.mean(self.E(input_ids), axis=1)))
+
+
+class _Masked(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any, attention_mask: Any = None) -> Any:
+        mask = F.ones_like(input_ids) if attention_mask is None else attention_mask
+        summed = F.sum(F.broadcast_mul(self.E(input_ids), F.expand_dims(mask, 2)), axis=1)
+        return self.outer(F.broadcast_div(summed, F.sum(mask, axis=1, keepdims=True)))
+
+
+class _Positions(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.tanh(self.inner(self.E(input_ids))))
+
+
+class _Named(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        sequence = F.tanh(self.inner(self.E(input_ids)))
+        return {"last_hidden_state": sequence, "pooler_output": F.mean(sequence, axis=1)}
+
+
+class _Twice(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        plain = F.mean(self.E(input_ids), axis=1)
+        return self.outer(plain + F.mean(F.tanh(self.E(input_ids)), axis=1))
+
+
+class _TwoTables(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        plain = F.mean(self.E(input_ids), axis=1)
+        return self.outer(plain + F.mean(F.tanh(self.E2(input_ids)), axis=1))
+
+
+class _Flat(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        rows = self.E(F.reshape(input_ids, shape=(-1,)))
+        rows = F.reshape_like(rows, input_ids, lhs_begin=0, lhs_end=1, rhs_begin=0, rhs_end=2)
+        return self.outer(F.mean(rows, axis=1))
+
+
+class _TimeMajor(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.mean(self.E(F.transpose(input_ids)), axis=0))
+
+
+class _Scaled(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.mean(3 * self.E(input_ids), axis=1))
+
+
+class _Positional(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        places = F.expand_dims(self.E2(F.contrib.arange_like(input_ids, axis=1)), 0)
+        return self.outer(F.mean(F.tanh(F.broadcast_add(self.E(input_ids), places)), axis=1))
+
+
+class _Dropout(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(self.dropout(F.tanh(self.inner(F.mean(self.E(input_ids), axis=1)))))
+
+
+class _Detached(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.BlockGrad(F.mean(self.E(input_ids), axis=1)))
+
+
+class _NoLookup(_Net):
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__({**weights, "W": weights["W"][:1]})
+
+    def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+        super().load({"W": weights["W"][:1], "b": weights["b"]}, dtype)
+
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(F.mean(input_ids, axis=1, keepdims=True))
+
+
+class _Raises(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        self.E(input_ids)
+        raise RuntimeError("the model broke")
+
+
+MODELS = {
+    "mean": _Mean,
+    "hidden": _Hidden,
+    "probabilities": _Probabilities,
+    "masked": _Masked,
+    "positions": _Positions,
+    "named": _Named,
+    "twice": _Twice,
+    "two_tables": _TwoTables,
+    "flat": _Flat,
+    "time_major": _TimeMajor,
+    "scaled": _Scaled,
+    "positional": _Positional,
+    "dropout": _Dropout,
+    "detached": _Detached,
+    "no_lookup": _NoLookup,
+    "raises": _Raises,
+}

@@ -1,0 +1,238 @@
+"""The conformance suite's models in PyTorch: `torch.nn` modules with the suite's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+__all__ = ["Harness"]
+
+
+class _Model(nn.Module):
+    """The layers that the suite's weights fill; each architecture is a way through them."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        values = {name: torch.tensor(value) for name, value in weights.items()}
+        self.table = nn.Embedding.from_pretrained(values["E"], freeze=False)
+        if "E2" in values:
+            self.second = nn.Embedding.from_pretrained(values["E2"], freeze=False)
+        if "W1" in values:
+            self.inner = _linear(values["W1"], values["b1"])
+        self.outer = _linear(values["W"], values["b"])
+        self.eval()
+
+
+class _Mean(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.table(input_ids).mean(1))
+
+
+class _Hidden(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.inner(self.table(input_ids).mean(1)).tanh())
+
+
+class _Probabilities(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.table(input_ids).mean(1)).softmax(-1)
+
+
+class _Masked(_Model):
+    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        rows = self.table(input_ids)
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = mask.unsqueeze(-1).to(rows.dtype)
+        return self.outer((mask * rows).sum(1) / mask.sum(1))
+
+
+class _Positions(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.inner(self.table(input_ids)).tanh())
+
+
+class _Named(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        hidden = self.inner(self.table(input_ids)).tanh()
+        return {"last_hidden_state": hidden, "pooler_output": hidden.mean(1)}
+
+
+class _Twice(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        plain = self.table(input_ids).mean(1)
+        bent = self.table(input_ids).tanh().mean(1)
+        return self.outer(plain) + bent @ self.outer.weight.T
+
+
+class _TwoTables(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        plain = self.table(input_ids).mean(1)
+        bent = self.second(input_ids).tanh().mean(1)
+        return self.outer(plain) + bent @ self.outer.weight.T
+
+
+class _Flat(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        rows = self.table(input_ids.flatten())
+        return self.outer(rows.reshape(*input_ids.shape, -1).mean(1))
+
+
+class _TimeMajor(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.table(input_ids.T).mean(0))
+
+
+class _Scaled(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer((3 * self.table(input_ids)).mean(1))
+
+
+class _Positional(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        places = self.second(torch.arange(input_ids.shape[1], device=input_ids.device))
+        return self.outer((self.table(input_ids) + places).tanh().mean(1))
+
+
+class _Dropout(_Model):
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__(weights)
+        self.dropout = nn.Dropout(0.5).eval()
+
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.dropout(self.inner(self.table(input_ids).mean(1)).tanh()))
+
+
+class _Detached(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(self.table(input_ids).mean(1).detach())
+
+
+class _NoLookup(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        mean = input_ids.to(self.outer.weight.dtype).mean(1, keepdim=True)
+        return mean @ self.outer.weight.T[:1] + self.outer.bias
+
+
+class _Raises(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        self.table(input_ids)
+        raise RuntimeError("the model broke")
+
+
+_MODELS: Mapping[str, type[_Model]] = {
+    "mean": _Mean,
+    "hidden": _Hidden,
+    "probabilities": _Probabilities,
+    "masked": _Masked,
+    "positions": _Positions,
+    "named": _Named,
+    "twice": _Twice,
+    "two_tables": _TwoTables,
+    "flat": _Flat,
+    "time_major": _TimeMajor,
+    "scaled": _Scaled,
+    "positional": _Positional,
+    "dropout": _Dropout,
+    "detached": _Detached,
+    "no_lookup": _NoLookup,
+    "raises": _Raises,
+}
+
+
+class Harness:
+    """PyTorch's models, and their state."""
+
+    backend = "torch"
+    precisions = ("float32", "float64", "float16", "bfloat16")
+
+    def build(
+        self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
+    ) -> nn.Module:
+        """A module with these weights, in evaluation mode."""
+        model = _MODELS[architecture](weights).requires_grad_(not frozen)
+        return model if dtype is None else model.to(getattr(torch, dtype))
+
+    def train(self, model: nn.Module) -> None:
+        """Put it into training mode."""
+        model.train()
+
+    def table_gradient(self, model: nn.Module, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The table's `grad` after PyTorch's own cross-entropy and `backward`."""
+        before = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(torch.tensor(ids)), torch.tensor(labels), reduction="sum")
+        loss.backward()
+        gradient = model.table.weight.grad.to(torch.float64).numpy()
+        for parameter, grad in zip(model.parameters(), before, strict=True):
+            parameter.grad = grad
+        return gradient
+
+    def state(self, model: nn.Module) -> Mapping[str, Any]:
+        """Parameters, gradient buffers, flags, modes, hooks and attributes of every module, and PyTorch's settings."""
+        modules = {path: _module_state(module) for path, module in model.named_modules()}
+        settings = {
+            "grad enabled": torch.is_grad_enabled(),
+            "inference mode": torch.is_inference_mode_enabled(),
+            "threads": torch.get_num_threads(),
+            "default dtype": str(torch.get_default_dtype()),
+            "function modes": len(torch.overrides._get_current_function_mode_stack()),
+            "cudnn": torch.backends.cudnn.enabled,
+            "anomaly detection": torch.is_anomaly_enabled(),
+        }
+        return {"modules": modules, "settings": settings}
+
+    def disturb(self, model: nn.Module) -> None:
+        """Gradient buffers with numbers, a hook, and training mode in one part of the model."""
+        for number, parameter in enumerate(model.parameters()):
+            if parameter.requires_grad and number % 2 == 0:
+                parameter.grad = torch.full_like(parameter, 0.5)
+        model.outer.register_forward_hook(lambda module, inputs, output: None)
+        model.table.train()
+
+    def logit(self, index: int) -> Callable[[Any], Any]:
+        """One column of the logits."""
+        return lambda logits: logits[:, index]
+
+    def summed_logit(self, index: int) -> Callable[[Any], Any]:
+        """The sum of one column."""
+        return lambda logits: logits[:, index].sum()
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+    layer = nn.Linear(*weight.shape, dtype=weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(weight.T)
+        layer.bias.copy_(bias)
+    return layer
+
+
+def _module_state(module: nn.Module) -> dict[str, Any]:
+    tensors = {**module._parameters, **module._buffers}
+    hooks = {name: tuple(value) for name, value in vars(module).items() if name.endswith("_hooks")}
+    plain = {name: repr(value) for name, value in vars(module).items() if not name.startswith("_")}
+    return {
+        "tensors": {name: None if tensor is None else _tensor_state(tensor) for name, tensor in tensors.items()},
+        "hooks": hooks,
+        "attributes": plain,
+        "members": sorted(vars(module)),
+    }
+
+
+def _tensor_state(tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "object": id(tensor),
+        "bytes": _bytes(tensor),
+        "version": tensor._version,
+        "requires_grad": tensor.requires_grad,
+        "on a graph": tensor.grad_fn is not None,
+        "hooks": 0 if tensor._backward_hooks is None else len(tensor._backward_hooks),
+        "grad": None if tensor.grad is None else (id(tensor.grad), _bytes(tensor.grad)),
+    }
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()

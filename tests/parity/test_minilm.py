@@ -1,0 +1,124 @@
+"""The three frameworks on one checkpoint's real weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+
+import embgrad
+from embgrad.demo import TEXTS, minilm_folder
+
+FRAMEWORKS = ("torch", "tensorflow", "gluon")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return minilm_folder()
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> dict[str, Any]:
+    return {framework: embgrad.load_bert(folder, framework) for framework in FRAMEWORKS}
+
+
+@pytest.fixture(scope="module")
+def batch(folder: Path) -> embgrad.TokenBatch:
+    return embgrad.encode(TEXTS, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        embgrad.Sum(output="pooled"),
+        embgrad.Projection(np.random.default_rng(0).normal(size=384), output="sequence", position=0),
+        embgrad.Projection(np.random.default_rng(1).normal(size=384), output="sequence"),
+        embgrad.Logit([3, 1, 4, 1], output="sequence", position=-1),
+    ],
+    ids=["sum of pooled", "projection of the first position", "projection of all positions", "one entry of the last"],
+)
+def test_the_same_gradient_in_all_frameworks(
+    models: dict[str, Any], batch: embgrad.TokenBatch, objective: embgrad.Objective
+) -> None:
+    results = {name: embgrad.gradients(model, batch, objective) for name, model in models.items()}
+    for name in FRAMEWORKS[1:]:
+        comparison = embgrad.compare(results["torch"], results[name])
+        assert comparison.figures.relative_l2 < 5e-6
+        assert min(one.cosine for one in comparison.per_example) > 1 - 1e-9
+    for result in results.values():
+        assert batch.padded
+        assert result.pad_leak < 1e-7
+        np.testing.assert_array_equal(result.activations, results["torch"].activations)
+
+
+def test_the_table_gradient_is_pytorchs_own(models: dict[str, Any], batch: embgrad.TokenBatch) -> None:
+    import torch
+
+    model = embgrad.load_bert(minilm_folder(), "torch")
+    inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
+    model(**inputs).pooler_output.sum().backward()
+    own = model.embeddings.word_embeddings.weight.grad.numpy()
+    for model in models.values():
+        table = embgrad.gradients(model, batch, embgrad.Sum(output="pooled")).table()
+        assert np.linalg.norm(table.to_dense() - own) < 5e-6 * np.linalg.norm(own)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_load_bert_names_what_is_wrong_with_the_weights(folder: Path, tmp_path: Path, framework: str) -> None:
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    name = "encoder.layer.3.attention.self.query.weight"
+    target = tmp_path / "model.safetensors"
+
+    safetensors.numpy.save_file({key: value for key, value in weights.items() if key != name}, target)
+    with pytest.raises(embgrad.FileFormatError, match=f"lacks 1 of the model's weights: '{name}'"):
+        embgrad.load_bert(tmp_path, framework)
+
+    safetensors.numpy.save_file({**weights, "cls.predictions.bias": np.zeros(3, np.float32)}, target)
+    with pytest.raises(embgrad.FileFormatError, match=r"'cls\.predictions\.bias'"):
+        embgrad.load_bert(tmp_path, framework)
+    assert embgrad.load_bert(tmp_path, framework, ignore=["cls.*"]) is not None
+
+    safetensors.numpy.save_file({**weights, name: weights[name][:, :-1].copy()}, target)
+    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape \(384, 383\): .* \(384, 384\)"):
+        embgrad.load_bert(tmp_path, framework)
+
+
+def test_load_bert_needs_no_other_framework(folder: Path) -> None:
+    script = (
+        "import sys, json, embgrad; framework, folder = sys.argv[1:];"
+        "others = {'torch': 'torch', 'tensorflow': 'tensorflow', 'gluon': 'mxnet'}; del others[framework];"
+        "sys.modules.update({name: None for name in others.values()});"
+        "model = embgrad.load_bert(folder, framework);"
+        "g = embgrad.gradients(model, [[101, 7592, 102]], embgrad.Sum(output='pooled'));"
+        "print(json.dumps([float(abs(g.values).sum())]))"
+    )
+    sums = []
+    for framework in FRAMEWORKS:
+        done = subprocess.run(
+            [sys.executable, "-c", script, framework, str(folder)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        sums.append(json.loads(done.stdout.splitlines()[-1])[0])
+    np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
+
+
+def test_the_demo_gives_the_same_figures_twice() -> None:
+    def figures() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "embgrad.demo", "--frameworks", "torch"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [line for line in done.stdout.splitlines() if line.startswith("norm of the gradient")]
+
+    first = figures()
+    assert len(first) == 1
+    assert figures() == first
