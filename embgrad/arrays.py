@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["owned", "to_numpy", "whole_numbers"]
+__all__ = ["exact_below", "owned", "to_numpy", "whole_numbers"]
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -15,17 +15,30 @@ def to_numpy(value: Any) -> np.ndarray:
     Asks the object for its own conversion, so no framework is imported. May share memory with it.
 
     Raises:
-        ValueError: the nested lists are ragged.
+        ValueError: the nested lists are ragged, or the tensor cannot become NumPy.
     """
-    if isinstance(value, np.ndarray):
-        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("it is a masked array, whose mask would be lost")
+    try:
+        return _converted(value)
+    except (TypeError, RuntimeError, OverflowError) as error:  # of the framework: its array cannot become NumPy
+        raise ValueError(str(error)) from error
+
+
+def _converted(value: Any) -> np.ndarray:
     if hasattr(value, "asnumpy"):  # MXNet
         return cast(np.ndarray, value.asnumpy())
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # PyTorch
         return cast(np.ndarray, value.detach().cpu().numpy())
     if hasattr(value, "numpy") and callable(value.numpy):  # TensorFlow
         return np.asarray(value.numpy())
+    if isinstance(value, (list, tuple)) and any(_is_tensor(one) for one in value):
+        return np.asarray([_converted(one) for one in value])
     return np.asarray(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    return any(hasattr(value, name) for name in ("asnumpy", "detach", "numpy"))
 
 
 def owned(array: np.ndarray) -> np.ndarray:
@@ -38,13 +51,21 @@ def whole_numbers(array: np.ndarray) -> np.ndarray | None:
     """The array as int64, or None where that would change or guess a value.
 
     Whole numbers that come as floats are taken where the float type holds every integer of that size
-    exactly: 2049 in float16 may have been 2048 or 2050 rounded, so it is refused.
+    exactly and rounds none to it: 2048 in float16 may have been 2049, so it is refused.
     """
     if array.dtype.kind in "iu":
         fits = array.size == 0 or array.max() <= np.iinfo(np.int64).max
         return array.astype(np.int64) if fits else None
     if array.dtype.kind != "f":
         return None
-    limit = 2.0 ** (np.finfo(array.dtype).nmant + 1)
-    exact = np.isfinite(array).all() and (np.floor(array) == array).all() and (np.abs(array) <= limit).all()
+    exact = (
+        np.isfinite(array).all()
+        and (np.floor(array) == array).all()
+        and (np.abs(array) < exact_below(array.dtype)).all()
+    )
     return array.astype(np.int64) if exact else None
+
+
+def exact_below(dtype: np.dtype[Any]) -> float:
+    """The number below which a whole number of this float type can only have been that number."""
+    return float(min(2.0 ** (np.finfo(dtype).nmant + 1), 2.0**62))

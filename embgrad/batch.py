@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import to_numpy, whole_numbers
+from embgrad.arrays import exact_below, to_numpy, whole_numbers
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 
-__all__ = ["CONVENTIONS", "TokenBatch", "as_batch", "is_text"]
+__all__ = ["CONVENTIONS", "TokenBatch", "as_batch", "count_or_none", "is_text"]
 
 #: The keys of each known convention of dicts, as (ids, mask, types).
 CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -44,7 +45,7 @@ class TokenBatch:
             shape, a mask with other values than 0 and 1, a wrong number of tokens.
     """
 
-    __slots__ = ("_frozen", "convention", "extras", "ids", "mask", "tokens", "truncated", "types", "words")
+    __slots__ = ("convention", "extras", "ids", "mask", "tokens", "truncated", "types", "words")
 
     ids: np.ndarray
     mask: np.ndarray | None
@@ -76,9 +77,8 @@ class TokenBatch:
         put(self, "tokens", None if tokens is None else _tokens(tokens, self.ids, self.mask))
         cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
         put(self, "truncated", _integers(cut, "truncated", shape[:1]))
-        put(self, "extras", dict(extras or {}))
+        put(self, "extras", MappingProxyType(dict(extras or {})))
         put(self, "convention", _known_convention(convention))
-        put(self, "_frozen", True)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -87,7 +87,7 @@ class TokenBatch:
         raise AttributeError(f"a TokenBatch is immutable: cannot delete {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, ({name: getattr(self, name) for name in self.__slots__ if name != "_frozen"},)
+        return _rebuild, (self._fields(),)
 
     def __len__(self) -> int:
         """The number of examples."""
@@ -154,8 +154,7 @@ class TokenBatch:
 
     def replace(self, **changes: Any) -> TokenBatch:
         """A new batch with these fields changed and the others as they are."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "_frozen"}
-        return TokenBatch(**{**fields, **changes})
+        return TokenBatch(**{**self._fields(), **changes})
 
     def __getitem__(self, examples: slice) -> TokenBatch:
         """The batch of some of the examples; extras whose first axis is the examples are cut alike."""
@@ -194,7 +193,11 @@ class TokenBatch:
             BatchError: the padding is not all on the right.
         """
         types = np.zeros_like(self.ids) if self.types is None else self.types
-        return self.ids.astype(np.int32), types.astype(np.int32), self.lengths().astype(np.float32)
+        return (
+            _cast(self.ids, "ids", np.int32),
+            _cast(types, "types", np.int32),
+            self.lengths().astype(np.float32),
+        )
 
     def inputs(self) -> Any:
         """The batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids."""
@@ -205,13 +208,16 @@ class TokenBatch:
         named = {"huggingface": self.to_huggingface, "tfhub": self.to_tfhub, "keras_hub": self.to_keras_hub}
         return {**named[self.convention](), **self.extras}
 
+    def _fields(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in self.__slots__}, "extras": dict(self.extras)}
+
     def _named(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
         ids, mask, types = CONVENTIONS[convention]
         named = {ids: self.ids, mask: self.mask, types: self.types}
         if complete:
             named[mask] = np.ones_like(self.ids) if self.mask is None else self.mask
             named[types] = np.zeros_like(self.ids) if self.types is None else self.types
-        return {key: value.astype(dtype) for key, value in named.items() if value is not None}
+        return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
 
 
 def as_batch(given: Any) -> TokenBatch:
@@ -229,18 +235,36 @@ def as_batch(given: Any) -> TokenBatch:
         )
     if isinstance(given, Mapping):
         return _from_mapping(given)
-    if isinstance(given, tuple) and len(given) == 3 and np.ndim(_array(given[2], "valid_length")) == 1:
+    if isinstance(given, tuple) and len(given) == 3 and _is_triple(*given):
         return _from_triple(*given)
     return TokenBatch(given, convention="ids")
+
+
+def count_or_none(given: Any, name: str) -> int | None:
+    """An option that is a whole number of at least 1, NumPy's too, or None.
+
+    Raises:
+        BatchError: it is neither.
+    """
+    if given is None:
+        return None
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)) or given < 1:
+        raise BatchError(f"{name} is {given!r}: expected a whole number of at least 1, or None")
+    return int(given)
 
 
 def is_text(given: Any) -> bool:
     """Whether this is a text, a pair, or a list of them, and not ids."""
     if isinstance(given, np.ndarray):
-        return given.dtype.kind in "US"
+        return given.dtype.kind in "US" or (given.dtype == object and given.size > 0 and is_text(given.flat[0]))
     if isinstance(given, (list, tuple)):
         return bool(given) and is_text(given[0])
     return isinstance(given, (str, bytes))
+
+
+def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
+    """Whether this is gluonnlp's triple, and not three rows of ids."""
+    return _array(ids, "ids").ndim != 1 and _array(valid_length, "valid_length").ndim == 1
 
 
 def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
@@ -285,13 +309,13 @@ def _ids(given: Any) -> np.ndarray:
     if is_text(given):
         raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
     array = _array(given, "ids")
-    if array.ndim != 2:
-        hint = "; for one example write [ids]" if array.ndim == 1 and array.size else ""
-        raise BatchError(f"ids have shape {array.shape}: expected two axes, (example, position){hint}")
     if array.size == 0:
         raise BatchError(
             f"the batch is empty: ids have shape {array.shape}; expected one example and one position at least"
         )
+    if array.ndim != 2:
+        hint = "; for one example write [ids]" if array.ndim == 1 else ""
+        raise BatchError(f"ids have shape {array.shape}: expected two axes, (example, position){hint}")
     return _integers(array, "ids", array.shape)
 
 
@@ -318,6 +342,7 @@ def _integers(given: Any, name: str, shape: tuple[int, ...], least: int = 0) -> 
     if wrong.size:
         raise BatchError(
             f"{name} holds {whole[tuple(wrong[0])]} at {_place(wrong[0])}: expected no number below {least}"
+            + ("; pad with an id of the table, and mask=0 there" if name == "ids" else "")
         )
     return _read_only(whole)
 
@@ -326,15 +351,17 @@ def _not_whole(array: np.ndarray, name: str) -> str:
     expected = "expected whole numbers, exactly represented"
     if array.dtype.kind != "f":
         return f"{name} are of dtype {array.dtype}: {expected}; convert them to integers"
-    limit = 2.0 ** (np.finfo(array.dtype).nmant + 1)
-    wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) > limit))[0]
+    limit = exact_below(array.dtype)
+    wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) >= limit))[0]
     value = array[tuple(wrong)]
-    why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) > limit else ""
+    why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) >= limit else ""
     return f"{name} holds {value} at {_place(wrong)}{why}: {expected}; pass an integer array"
 
 
 def _tokens(given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None) -> tuple[tuple[str, ...], ...]:
-    lengths = [len(example) for example in given]
+    lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in given]
+    if -1 in lengths:
+        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
     if lengths != [ids.shape[1]] * ids.shape[0]:
         raise BatchError(
             f"tokens are {len(given)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
@@ -345,17 +372,22 @@ def _tokens(given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | 
 
 def _array(given: Any, name: str) -> np.ndarray:
     try:
-        array = to_numpy(given)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype == object:
-        lengths = [len(row) for row in given if hasattr(row, "__len__")] if hasattr(given, "__iter__") else []
-        detail = f"the lists have the lengths {lengths[:8]}" if len(set(lengths)) > 1 else f"got {brief(given)}"
+        array = np.asarray(to_numpy(given))
+        why = ""
+    except ValueError as error:
+        array, why = np.empty(0, object), f" ({error})"
+    if array.dtype != object:
+        return array
+    lengths = [len(row) for row in given if hasattr(row, "__len__")] if isinstance(given, (list, tuple)) else []
+    if len(set(lengths)) > 1:
         raise BatchError(
-            f"{name} are not a rectangular array of numbers: {detail}; expected every list of the same length: pad them, "
-            "with mask=0 at the padding, or use embgrad.encode"
+            f"{name} are not a rectangular array of numbers: the lists have the lengths {lengths[:8]}; expected every list "
+            "of the same length: pad them, with mask=0 at the padding, or use embgrad.encode"
         )
-    return array
+    raise BatchError(
+        f"{name} are not a rectangular array of numbers: got {brief(given)}{why}; expected an array of integers, or lists "
+        "of the same length"
+    )
 
 
 def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
@@ -388,7 +420,19 @@ def _place(index: np.ndarray) -> str:
 def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
-    return np.array_equal(to_numpy(a), to_numpy(b))
+    try:
+        return np.array_equal(to_numpy(a), to_numpy(b))
+    except ValueError:  # an extra that is no array
+        return bool(a == b)
+
+
+def _cast(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
+    """The array in an integer type that the format demands, and never another number for it."""
+    if array.max() > np.iinfo(dtype).max:
+        raise BatchError(
+            f"{name} holds {array.max()}, which {np.dtype(dtype)} cannot hold: expected numbers up to {np.iinfo(dtype).max}"
+        )
+    return array.astype(dtype)
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

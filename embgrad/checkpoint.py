@@ -79,9 +79,10 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
     if "load_bert" not in backend.supports:
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
     config = _config(Path(folder))
-    weights = _without_prefix(_weights(Path(folder)))
+    weights = _without_prefix(_weights(Path(folder)), Path(folder))
     model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
-    _check(targets, weights, tuple(ignore), Path(folder))
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    _check(targets, weights, patterns, Path(folder))
     for target in targets:
         value = weights[target.source]
         target.put(value.T if target.transposed else value)
@@ -135,13 +136,17 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     return read_tensors(path)[0]
 
 
-def _without_prefix(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _without_prefix(weights: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
     """The names without a leading "bert." and with today's names for the oldest checkpoints' gamma and beta."""
-    renamed = {}
-    for name, value in weights.items():
-        name = name.removeprefix("bert.")
+    renamed: dict[str, np.ndarray] = {}
+    for spelled, value in weights.items():
+        name = spelled.removeprefix("bert.")
         for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
             name = name.replace(old, new)
+        if name in renamed:
+            raise FileFormatError(
+                f"{folder} holds the weight {name!r} twice, once as {spelled!r}: expected one encoder in a checkpoint"
+            )
         renamed[name] = value
     return {name: value for name, value in renamed.items() if name not in BUFFERS}
 

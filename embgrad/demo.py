@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,24 +102,15 @@ def show(rows: list[Row], picture: Path | None = None) -> None:
         f"[bold]embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))[/], {examples} examples × {positions} "
         f"positions × {dim}, {int((first.mask == 0).sum()) if first.mask is not None else 0} of them padding"
     )
-    table = Table("framework", "model")
-    for heading in (
-        f"relative L2 to {rows[0].framework}",
-        "largest difference",
-        "largest at padding",
-        "time / forward",
-    ):
+    table = Table(
+        "framework", "model", caption=f"relative L2 is against {rows[0].framework}; time is in forward passes"
+    )
+    for heading in ("relative L2", "largest at padding", "time"):
         table.add_column(heading, justify="right")
     for row in rows:
-        figures = row.comparison.figures
-        table.add_row(
-            f"{row.framework} {row.version}",
-            row.model,
-            f"{figures.relative_l2:.1e}" if row is not rows[0] else "–",
-            f"{figures.largest:.1e}" if row is not rows[0] else "–",
-            f"{row.gradients.pad_leak:.1e}",
-            f"{row.multiple:.2f}",
-        )
+        relative = f"{row.comparison.figures.relative_l2:.1e}" if row is not rows[0] else "–"
+        figures = (relative, f"{row.gradients.pad_leak:.1e}", f"{row.multiple:.2f} ×")
+        table.add_row(f"{row.framework} {row.version.partition('+')[0]}", row.model, *figures)
     console.print(table)
     norm = float(np.linalg.norm(first.values.astype(np.float64)))
     console.print(f"norm of the gradient in {rows[0].framework}: {norm!r}")
@@ -126,7 +118,11 @@ def show(rows: list[Row], picture: Path | None = None) -> None:
     for example in range(examples):
         console.print(_coloured(first, example, Text))
     if picture is not None:
-        console.save_svg(str(picture), title="python -m embgrad.demo")
+        drawn = console.export_svg(title="python -m embgrad.demo")
+        without_fonts = re.sub(
+            r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL
+        )  # they would be fetched from elsewhere
+        picture.write_text(without_fonts, encoding="utf-8")
 
 
 def _coloured(gradients: embgrad.EmbeddingGradients, example: int, text: Callable[[], Any]) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.arrays import to_numpy, whole_numbers
-from embgrad.batch import CONVENTIONS, TokenBatch
+from embgrad.batch import CONVENTIONS, TokenBatch, count_or_none
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 
 __all__ = ["encode"]
@@ -24,14 +25,15 @@ class Encoded:
 
     Attributes:
         ids: the token ids.
-        types: segment numbers.
+        types: segment numbers; None where the tokenizer does not say, since zeros are not the same to every model (GPT-2
+            adds the embedding of token 0).
         tokens: the tokens' texts; None where the tokenizer does not say.
         words: the number of each token's word, -1 for none; None where the tokenizer does not say.
         truncated: how many tokens were cut off.
     """
 
     ids: Sequence[int]
-    types: Sequence[int]
+    types: Sequence[int] | None = None
     tokens: Sequence[str] | None = None
     words: Sequence[int] | None = None
     truncated: int = 0
@@ -71,8 +73,7 @@ def encode(
         BatchError: the texts or the tokenizer are not of these kinds, or the tokenizer returned no ids.
     """
     examples = _examples(texts)
-    if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
-        raise BatchError(f"max_length is {max_length!r}: expected a whole number of at least 1, or None")
+    max_length = count_or_none(max_length, "max_length")
     if padding_side not in (None, "right", "left"):
         raise BatchError(
             f"padding_side is {padding_side!r}: expected 'right' or 'left'."
@@ -80,10 +81,23 @@ def encode(
         )
     encoder, padding = _encoder_of(tokenizer)
     encoded = encoder(tokenizer, examples, max_length)
+    _expect_short(encoded, max_length)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
     return _padded(encoded, padding)
+
+
+def _expect_short(encoded: Sequence[Encoded], max_length: int | None) -> None:
+    """Refuse what a tokenizer has left too long: one that has no room for its special tokens cuts nothing at all."""
+    if max_length is None:
+        return
+    for number, one in enumerate(encoded):
+        if len(one.ids) > max_length:
+            raise BatchError(
+                f"max_length is {max_length}, and the tokenizer made {len(one.ids)} tokens of example {number}: expected "
+                "room for its special tokens at least; raise max_length"
+            )
 
 
 def _examples(texts: Any) -> list[tuple[str, ...]]:
@@ -115,6 +129,8 @@ Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"
 
 def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
     """Which way the tokenizer is used, told by its type's names and its methods, without importing its library."""
+    if isinstance(tokenizer, type):
+        raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
     ancestors = {base.__name__ for base in type(tokenizer).__mro__}
     if "PreTrainedTokenizerBase" in ancestors:
         return _with_huggingface, _padding_of_huggingface(tokenizer)
@@ -145,12 +161,30 @@ def _padding_of_tokenizers(tokenizer: Any) -> Padding:
     own = tokenizer.padding
     if own:
         return Padding(int(own["pad_id"]), int(own["pad_type_id"]), str(own["pad_token"]), str(own["direction"]))
-    found = tokenizer.token_to_id(BERT_SPECIAL[2])
-    return Padding(id=int(found or 0))
+    for token in (BERT_SPECIAL[2], "<pad>"):
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return Padding(id=int(found), token=token)
+    return Padding()
 
 
 def _with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
+    with _settings_kept(getattr(tokenizer, "backend_tokenizer", None)):
+        return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
+
+
+@contextlib.contextmanager
+def _settings_kept(tokenizer: Any) -> Iterator[None]:
+    """Give a `tokenizers.Tokenizer` its truncation and padding back, which a Hugging Face tokenizer sets at each call."""
+    if tokenizer is None:
+        yield
+        return
+    truncation, padding = tokenizer.truncation, tokenizer.padding
+    try:
+        yield
+    finally:
+        tokenizer.no_truncation() if truncation is None else tokenizer.enable_truncation(**truncation)
+        tokenizer.no_padding() if padding is None else tokenizer.enable_padding(**padding)
 
 
 def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
@@ -159,7 +193,7 @@ def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: 
     if max_length is not None and len(whole["input_ids"]) > max_length:
         cut = tokenizer(*example, padding=False, truncation=True, max_length=max_length)
     ids = list(cut["input_ids"])
-    types = cut["token_type_ids"] if "token_type_ids" in cut else [0] * len(ids)
+    types = cut["token_type_ids"] if "token_type_ids" in cut else None
     words = None
     if getattr(tokenizer, "is_fast", False):
         words = _words(cut.word_ids(0), cut.sequence_ids(0))
@@ -177,11 +211,17 @@ def _with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length
     unlimited.no_padding()
     unlimited.no_truncation()
     inputs: list[Any] = [example if len(example) == 2 else example[0] for example in examples]
-    whole = unlimited.encode_batch(inputs)
+    whole, encoded = unlimited.encode_batch(inputs), own.encode_batch(inputs)
     return [
-        Encoded(one.ids, one.type_ids, one.tokens, _words(one.word_ids, one.sequence_ids), len(full.ids) - len(one.ids))
-        for one, full in zip(own.encode_batch(inputs), whole, strict=True)
+        Encoded(one.ids, types, one.tokens, _words(one.word_ids, one.sequence_ids), len(full.ids) - len(one.ids))
+        for one, full, types in zip(encoded, whole, _types_that_tell(encoded), strict=True)
     ]
+
+
+def _types_that_tell(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
+    """The types of each encoding, or None where all are zero: these tokenizers give zeros whether the model has types or not."""
+    tell = any(any(one.type_ids) for one in encoded)
+    return [one.type_ids if tell else None for one in encoded]
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
@@ -217,8 +257,7 @@ def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: 
 def _one_with_callable(tokenizer: Any, example: tuple[str, ...], number: int) -> Encoded:
     given = tokenizer(*example)
     if not isinstance(given, Mapping):
-        ids = _ids_of(given, number)
-        return Encoded(ids, [0] * len(ids))
+        return Encoded(_ids_of(given, number))
     keys = next((keys for keys in CONVENTIONS.values() if keys[0] in given), None)
     if keys is None:
         known = [keys[0] for keys in CONVENTIONS.values()]
@@ -226,9 +265,19 @@ def _one_with_callable(tokenizer: Any, example: tuple[str, ...], number: int) ->
             f"the tokenizer returned a dict with the keys {listed(given)}: expected the ids under one of {listed(known)}"
         )
     ids = _ids_of(given[keys[0]], number)
-    types = _ids_of(given[keys[2]], number) if keys[2] in given else [0] * len(ids)
-    real = np.flatnonzero(_ids_of(given[keys[1]], number)).tolist() if keys[1] in given else range(len(ids))
-    return Encoded([ids[position] for position in real], [types[position] for position in real])
+    types = _as_long(_ids_of(given[keys[2]], number), ids, keys[2], number) if keys[2] in given else None
+    mask = _as_long(_ids_of(given[keys[1]], number), ids, keys[1], number) if keys[1] in given else [1] * len(ids)
+    real = np.flatnonzero(mask).tolist()
+    return Encoded([ids[position] for position in real], None if types is None else [types[position] for position in real])
+
+
+def _as_long(given: list[int], ids: list[int], key: str, number: int) -> list[int]:
+    if len(given) != len(ids):
+        raise BatchError(
+            f"the tokenizer returned {len(ids)} ids and {len(given)} numbers under {key!r} for example {number}: expected as "
+            "many"
+        )
+    return given
 
 
 def _ids_of(given: Any, number: int) -> list[int]:
@@ -271,12 +320,13 @@ def _padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
             return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
         return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
 
+    types = [one.types for one in encoded if one.types is not None]
     tokens = [one.tokens for one in encoded if one.tokens is not None]
     words = [one.words for one in encoded if one.words is not None]
     return TokenBatch(
         filled([one.ids for one in encoded], padding.id),
         filled([[1] * len(one.ids) for one in encoded], 0),
-        filled([one.types for one in encoded], padding.type),
+        filled(types, padding.type) if len(types) == len(encoded) else None,
         tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
         words=filled(words, -1) if len(words) == len(encoded) else None,
         truncated=[one.truncated for one in encoded],

@@ -97,7 +97,7 @@ def brief(value: object, most: int = 60) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of the known names, or an empty string."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

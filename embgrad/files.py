@@ -24,7 +24,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata:
         OSError: the folder cannot be written to.
     """
     target = Path(path)
-    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     data = safetensors.numpy.save(contiguous, metadata=dict(metadata))
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.arrays import owned
 from embgrad.backend import Backend, NativeObjective, Point, PointValues, Request, Run
-from embgrad.batch import TokenBatch, as_batch, is_text
+from embgrad.batch import TokenBatch, as_batch, count_or_none, is_text
 from embgrad.calling import as_parts
 from embgrad.encoding import encode
 from embgrad.errors import (
@@ -27,7 +27,7 @@ from embgrad.errors import (
     listed,
 )
 from embgrad.objective import Objective, Scalar
-from embgrad.points import WORD, split_occurrence
+from embgrad.points import WORD, layout_is_open, split_occurrence
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse, scatter
@@ -111,7 +111,8 @@ def gradients(
     """
     names = _names(at)
     tokens = _batch(batch, tokenizer)
-    _check_options(pads, batch_size)
+    _check_pads(pads)
+    batch_size = count_or_none(batch_size, "batch_size")
     backend = backend_for(model)
     task = _Task(backend, model, _objective(objective), names, call, training, pads, split)
     task.check()
@@ -125,10 +126,9 @@ def gradients(
         done = [task.run(tokens)]
     else:
         starts = range(0, len(tokens), len(pieces[0]))
-        done = [
-            task.cut(slice(start, start + len(piece)), len(tokens)).run(piece)
-            for start, piece in zip(starts, pieces, strict=True)
-        ]
+        done = []
+        for start, piece in zip(starts, pieces, strict=True):
+            done.append(task.cut(slice(start, start + len(piece)), len(tokens)).run(piece))
     results = {name: _joined([one[name] for one in done]) for name in names}
     return results[at] if isinstance(at, str) else results
 
@@ -194,7 +194,25 @@ class _Task:
         objective = respond.values if isinstance(respond, _Respond) else _native_values(run.objective)
         _warn_of_unused(run.unused, batch)
         source = _Source(self, batch, run, objective)
-        return {name: source.result(name, run.points[native]) for name, native in native_names.items()}
+        found = {name: self._laid_out(run.points[native], batch) for name, native in native_names.items()}
+        return {name: source.result(name, values) for name, values in found.items()}
+
+    def _laid_out(self, values: PointValues, batch: TokenBatch) -> PointValues:
+        """The point with its layout, from a forward pass with one id changed where the batch's own ids leave it open."""
+        lookup = values.lookup
+        if lookup.layout is None or not layout_is_open(lookup.indices, batch.ids):
+            return values
+        layout = None
+        if lookup.rows > 1:
+            seen = self.backend.points(self.model, _with_one_other_id(batch), self.call)
+            layout = next((point.lookup.layout for point in seen if point.name == lookup.name), None)
+        if layout is None:
+            raise AmbiguousPointError(
+                f"the ids are the same read by example and by position, so that they do not tell which axis of {lookup} is the "
+                "examples, and a forward pass with another id did not either: run the examples one at a time, batch_size=1",
+                [lookup],
+            )
+        return replace(values, lookup=replace(lookup, layout=layout))
 
     def _run(self, batch: TokenBatch, request: Request) -> tuple[Run, dict[str, str]]:
         """The run, and for each name as given the name under which its point stands in the run."""
@@ -289,9 +307,8 @@ class _Source:
 
 
 def _names(at: Any) -> tuple[str, ...]:
-    names = (at,) if isinstance(at, str) else tuple(at)
-    wrong = [name for name in names if not isinstance(name, str) or not name]
-    if not names or wrong or len(set(names)) != len(names):
+    names = (at,) if isinstance(at, str) or not isinstance(at, Iterable) else tuple(at)
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
         raise PointError(f"at is {at!r}: expected the name of a point, such as 'word', or several different ones")
     return names
 
@@ -307,11 +324,9 @@ def _batch(given: Any, tokenizer: Any) -> TokenBatch:
     return encode(given, tokenizer)
 
 
-def _check_options(pads: str, batch_size: int | None) -> None:
-    if pads not in ("keep", "zero"):
+def _check_pads(pads: str) -> None:
+    if not isinstance(pads, str) or pads not in ("keep", "zero"):
         raise BatchError(f"pads is {pads!r}: expected 'keep' or 'zero'.{did_you_mean(str(pads), ('keep', 'zero'))}")
-    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-        raise BatchError(f"batch_size is {batch_size!r}: expected a whole number of at least 1, or None")
 
 
 def _objective(given: Any) -> Objective | NativeObjective:
@@ -364,6 +379,15 @@ def _with_other_ids(batch: TokenBatch, rows: int) -> TokenBatch | None:
         return batch.replace(ids=np.full_like(batch.ids, others[0]), tokens=None) if others else None
     changed = np.roll(distinct, -1)[np.searchsorted(distinct, batch.ids)]
     return batch.replace(ids=changed, tokens=None)
+
+
+def _with_one_other_id(batch: TokenBatch) -> TokenBatch:
+    """The batch with the last id of the first example changed, to one of the batch's own where there are others."""
+    ids = batch.ids.copy()
+    here = ids[0, -1]
+    others = ids[ids != here]
+    ids[0, -1] = others[0] if others.size else int(here == 0)
+    return batch.replace(ids=ids, tokens=None)
 
 
 def _native_name(name: str, words: Sequence[Point]) -> str:
@@ -441,7 +465,7 @@ def _warn_of_unused(unused: Sequence[str], batch: TokenBatch) -> None:
         said.append("the mask, so that it reads padding as text")
     if "types" in unused and batch.types is not None and batch.types.any():
         said.append("the types, so that it cannot tell the segments")
-    said += [f"the input {name!r}" for name in unused if name not in ("mask", "types")]
+    said += [f"the input {name!r}" for name in unused if name in batch.extras]
     if said:
         warnings.warn(
             f"the model cannot take {' and '.join(said)}; if it can under another name, pass call=lambda model, inputs: ...",

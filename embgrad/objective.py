@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,7 +108,10 @@ class Objective(ABC):
         Raises:
             ObjectiveError: an argument has not one entry an example.
         """
-        return type(self)(**{name: self._cut(name, examples, count) for name in self._argument_names()})
+        taken = copy.copy(self)
+        for name in self._argument_names():
+            setattr(taken, name, self._cut(name, examples, count))
+        return taken
 
     def __repr__(self) -> str:
         described = self.describe()
@@ -182,9 +186,12 @@ class Projection(Objective):
     def __init__(self, vector: Any, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         try:
-            self.vector = np.array(to_numpy(vector), dtype=np.float64)
+            given = to_numpy(vector)
+            if given.dtype.kind in "cSU":
+                raise TypeError(f"of dtype {given.dtype}")
+            self.vector = np.array(given, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise ObjectiveError(f"vector is {brief(vector)}: expected an array of numbers ({error})") from error
+            raise ObjectiveError(f"vector is {brief(vector)}: expected an array of real numbers ({error})") from error
         if self.vector.ndim not in (1, 2) or not np.isfinite(self.vector).all():
             raise ObjectiveError(
                 f"vector has shape {self.vector.shape}: expected finite numbers of shape (classes,) or (example, classes)"
@@ -224,7 +231,7 @@ class Logit(Objective):
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         slopes = _one_hot(self.index, rows, "index")
-        return (rows.values * slopes).sum(1), slopes
+        return _where(rows, slopes), slopes
 
 
 class Margin(Objective):
@@ -250,8 +257,8 @@ class Margin(Objective):
         return ("index", "against", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        slopes = _one_hot(self.index, rows, "index") - _one_hot(self.against, rows, "against")
-        return (rows.values * slopes).sum(1), slopes
+        plus, minus = _one_hot(self.index, rows, "index"), _one_hot(self.against, rows, "against")
+        return _where(rows, plus) - _where(rows, minus), plus - minus
 
 
 class CrossEntropy(Objective):
@@ -266,7 +273,7 @@ class CrossEntropy(Objective):
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(_whole(labels, "labels"))
-        if of not in ("logits", "probabilities"):
+        if not isinstance(of, str) or of not in ("logits", "probabilities"):
             raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'")
         self.of = of
 
@@ -295,7 +302,7 @@ class CrossEntropy(Objective):
         exponentials = np.exp(shifted)
         totals = exponentials.sum(1, keepdims=True)
         slopes = exponentials / totals - labels
-        return np.log(totals[:, 0]) - (shifted * labels).sum(1, where=labels > 0), slopes
+        return np.log(totals[:, 0]) - shifted.sum(1, where=labels > 0), slopes
 
     def _labels_of(self, rows: Rows) -> np.ndarray:
         """The labels as one-hot rows."""
@@ -340,6 +347,12 @@ class Scalar:
 
     function: Callable[[Any], Any]
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ObjectiveError(
+                f"the function of Scalar is {brief(self.function)}: expected a function that takes what the model returned"
+            )
+
 
 def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
     """The column that counts for each example, shape (example,).
@@ -374,8 +387,17 @@ def _one_hot(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
     """One-hot rows of an argument that is one number, or one an example."""
     if index.ndim == 0:
         return _one_hot_at(np.broadcast_to(index, len(rows.values)), rows, name)
+    if index.ndim > 1:
+        raise ObjectiveError(
+            f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one an example"
+        )
     _expect_one_an_example(index, rows.count, name)
     return _one_hot_at(index[rows.examples], rows, name)
+
+
+def _where(rows: Rows, hot: np.ndarray) -> np.ndarray:
+    """The entry of each row that a one-hot row points at; the others may be infinite, as masked classes are."""
+    return np.asarray(rows.values.sum(1, where=hot > 0))
 
 
 def _one_hot_at(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:

@@ -17,7 +17,7 @@ from embgrad.errors import (
     listed,
 )
 
-__all__ = ["UNNAMED_TABLE", "WORD", "Layout", "Lookup", "LookupWatch", "layout_of", "split_occurrence"]
+__all__ = ["UNNAMED_TABLE", "WORD", "Layout", "Lookup", "LookupWatch", "layout_is_open", "layout_of", "split_occurrence"]
 
 #: The role of the lookup whose indices are the batch's ids.
 WORD = "word"
@@ -69,6 +69,18 @@ def layout_of(indices: np.ndarray, ids: np.ndarray) -> Layout | None:
     return None
 
 
+def layout_is_open(indices: np.ndarray, ids: np.ndarray) -> bool:
+    """Whether the indices are the ids both as they are and transposed, and their shape does not decide between the two.
+
+    So with equal ids everywhere, or any symmetric square of them: only other ids show which axis is the examples.
+    """
+    if 1 in ids.shape or indices.size != ids.size:
+        return False
+    decided = ids.shape[0] != ids.shape[1] and indices.shape in (ids.shape, ids.shape[::-1])
+    flat = indices.ravel()
+    return not decided and np.array_equal(flat, ids.ravel()) and np.array_equal(flat, ids.T.ravel())
+
+
 @dataclass(frozen=True)
 class Lookup:
     """One lookup in a table, as it was seen in a forward pass.
@@ -101,7 +113,7 @@ class Lookup:
 def split_occurrence(name: str) -> tuple[str, int | None]:
     """`"table#1"` as ("table", 1), and `"table"` as ("table", None)."""
     path, mark, number = name.rpartition("#")
-    return (path, int(number)) if mark and number.isdigit() else (name, None)
+    return (path, int(number)) if mark and number.isascii() and number.isdigit() else (name, None)
 
 
 class LookupWatch:
@@ -203,7 +215,7 @@ def _check_inside(path: str, indices: np.ndarray, rows: int, ids: np.ndarray) ->
         return
     layout = layout_of(indices, ids)
     arranged = indices if layout is None else layout.indices(indices)
-    wrong = np.argwhere((arranged < 0) | (arranged >= rows))
+    wrong = np.argwhere(~((arranged >= 0) & (arranged < rows)))  # so that NaN is wrong too
     first = tuple(int(i) for i in wrong[0])
     expected = f"table {path!r} has {rows} rows: expected 0 to {rows - 1}"
     more = f" ({len(wrong)} such in all)" if len(wrong) > 1 else ""

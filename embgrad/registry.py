@@ -68,9 +68,9 @@ def backend_named(name: str) -> Backend:
         )
     backend = found.backends[name]
     if not _installed(backend.package):
+        wanted = f"'embgrad[{backend.extra}]'" if backend.extra else backend.package
         raise BackendError(
-            f"the backend {name!r} needs the package {backend.package!r}, which is not installed: "
-            f"pip install 'embgrad[{backend.extra}]'"
+            f"the backend {name!r} needs the package {backend.package!r}, which is not installed: pip install {wanted}"
         )
     return backend
 
@@ -85,7 +85,7 @@ def backend_for(model: Any) -> Backend:
     if not parts:
         raise BackendError("the model is an empty sequence of parts: expected one part at least")
     found = _discovered()
-    owners = [backend for backend in found.backends.values() if all(backend.owns(part) for part in parts)]
+    owners, found = _owners(parts, found)
     if len(owners) == 1:
         return owners[0]
     if owners:
@@ -94,6 +94,19 @@ def backend_for(model: Any) -> Backend:
             "uninstall the other"
         )
     raise BackendError(_no_owner(parts, found))
+
+
+def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Discovery]:
+    """The backends that own every part; one that raises when asked is a broken one."""
+    owners, failures = [], {}
+    for name, backend in found.backends.items():
+        try:
+            if all(backend.owns(part) for part in parts):
+                owners.append(backend)
+        except Exception as error:  # a third party's; it does not hide the others
+            failures[name] = f"its owns() raised {type(error).__name__}: {error}"
+    working = {name: backend for name, backend in found.backends.items() if name not in failures}
+    return owners, Discovery(working, {**found.failures, **failures})
 
 
 @functools.lru_cache(maxsize=1)
@@ -157,7 +170,14 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
     }
     if len({extra for _, extra in looks.values()}) > 1:
         return f"{message}: its parts are {listed(what for what, _ in looks.values())}; expected parts of one framework"
-    if looks:
+    known = next((backend for backend in found.backends.values() if backend.extra and backend.extra in _extras(looks)), None)
+    if known is not None:
+        what, _ = next(iter(looks.values()))
+        message += (
+            f": it comes from the same package as {what}, and is none; the backend {known.name!r} expects a model, not a "
+            "tensor, a function or an optimizer"
+        )
+    elif looks:
         what, extra = next(iter(looks.values()))
         message += f": it looks like {what}"
         message += (
@@ -177,6 +197,10 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
         + (f"; broken: {failures}" if failures else "")
         + _nothing(found)
     )
+
+
+def _extras(looks: Mapping[str, tuple[str, str | None]]) -> set[str | None]:
+    return {extra for _, extra in looks.values()}
 
 
 def _nothing(found: Discovery) -> str:

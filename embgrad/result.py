@@ -109,10 +109,11 @@ class EmbeddingGradients:
                 as in Shrikumar, Greenside and Kundaje, "Learning important features through propagating activation
                 differences", 2017).
         """
+        wide = self.values.astype(np.float64)  # the squares of small float32 numbers would be zero
         if kind == "norm":
-            return np.asarray(np.linalg.norm(self.values, axis=-1))
+            return np.linalg.norm(wide, axis=-1).astype(self.values.dtype)
         if kind == "dot":
-            return np.asarray((self.values * self.activations).sum(-1))
+            return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
         raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
 
     def words(self, kind: str = "norm") -> list[list[Word]]:
@@ -166,7 +167,7 @@ class EmbeddingGradients:
             "pad_leak": self.pad_leak,
             "provenance": dict(self.provenance),
         }
-        write_tensors(path, arrays, {"embgrad": json.dumps(description)})
+        write_tensors(path, arrays, {"embgrad": json.dumps(description, default=_plain)})
 
 
 def load(path: str | Path) -> EmbeddingGradients:
@@ -181,7 +182,7 @@ def load(path: str | Path) -> EmbeddingGradients:
     _check_arrays(path, arrays)
     try:
         return _assemble(arrays, description)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise FileFormatError(f"{path} is not as embgrad writes it: {error!r}; write it again") from error
 
 
@@ -194,6 +195,7 @@ def _assemble(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) 
         RowSparse(arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"], (vocab, dim))
         for number in range(count)
     )
+    _check_tokens(tokens, arrays["ids"], vocab)
     return EmbeddingGradients(
         values=arrays["values"],
         activations=arrays["activations"],
@@ -214,7 +216,7 @@ def _description(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any
     try:
         description = json.loads(metadata["embgrad"])
         version = int(description["format"])
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise FileFormatError(
             f"{path} is a safetensors file, but not one of embgrad's: expected what EmbeddingGradients.save writes"
         ) from error
@@ -232,12 +234,24 @@ def _check_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     shape = arrays["values"].shape
     if len(shape) != 3:
         raise FileFormatError(f"{path} holds values of shape {shape}: expected (example, position, dim)")
+    if arrays["objective"].shape not in ((), shape[:1]):
+        raise FileFormatError(
+            f"{path} holds an objective of shape {arrays['objective'].shape}: expected {shape[:1]}, or () where the "
+            "reduction was the user's"
+        )
     expected = {"activations": shape, **dict.fromkeys(("ids", "mask", "types", "words"), shape[:2])}
     for name, wanted in expected.items():
         if name in arrays and arrays[name].shape != wanted:
             raise FileFormatError(
                 f"{path} holds {name} of shape {arrays[name].shape}: expected {wanted}, as the values"
             )
+
+
+def _check_tokens(tokens: Any, ids: np.ndarray, vocab: int) -> None:
+    if ids.dtype != np.int64 or (ids.size and not 0 <= ids.min() <= ids.max() < vocab):
+        raise ValueError(f"ids are no rows of a table of {vocab}")
+    if tokens is not None and [len(example) for example in tokens] != [ids.shape[1]] * len(ids):
+        raise ValueError("tokens are not one a position")
 
 
 #: Tokens that stand for themselves, such as "[CLS]" and "</s>".
@@ -247,7 +261,9 @@ SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
 def _continues(tokens: Sequence[str], numbers: np.ndarray | None, position: int, marked: bool) -> bool:
     """Whether the token goes on with the word of the one before it."""
     if numbers is not None:
-        return bool(numbers[position] >= 0 and numbers[position] == numbers[position - 1])
+        # Without a pre-tokenizer a whole text is one word to the tokenizer; the marks then say more.
+        same = numbers[position] >= 0 and numbers[position] == numbers[position - 1]
+        return bool(same and tokens[position][:1] not in ("Ġ", "▁"))
     token, before = tokens[position], tokens[position - 1]
     if SPECIAL.fullmatch(token) or SPECIAL.fullmatch(before):
         return False
@@ -258,6 +274,11 @@ def _text(tokens: Sequence[str], group: Sequence[int]) -> str:
     if len(group) == 1 and SPECIAL.fullmatch(tokens[group[0]]):
         return tokens[group[0]]
     return "".join(tokens[position].removeprefix("##").lstrip("Ġ▁") for position in group)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON cannot hold, as it can: NumPy's numbers and arrays as Python's, other objects as their text."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _figures(objective: np.ndarray) -> str:

