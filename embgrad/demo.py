@@ -98,10 +98,9 @@ def show(rows: list[Row], picture: Path | None = None) -> None:
     console = Console(record=picture is not None, width=100 if picture else None, highlight=False)
     first = rows[0].gradients
     examples, positions, dim = first.shape
-    console.print(
-        f"[bold]embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))[/], {examples} examples × {positions} "
-        f"positions × {dim}, {int((first.mask == 0).sum()) if first.mask is not None else 0} of them padding"
-    )
+    padded = 0 if first.mask is None else int((first.mask == 0).sum())
+    console.print("[bold]embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))[/]")
+    console.print(f"{examples} examples × {positions} positions × {dim}, {padded} positions padded")
     table = Table(
         "framework", "model", caption=f"relative L2 is against {rows[0].framework}; time is in forward passes"
     )
@@ -119,10 +118,9 @@ def show(rows: list[Row], picture: Path | None = None) -> None:
         console.print(_coloured(first, example, Text))
     if picture is not None:
         drawn = console.export_svg(title="python -m embgrad.demo")
-        without_fonts = re.sub(
-            r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL
-        )  # they would be fetched from elsewhere
-        picture.write_text(without_fonts, encoding="utf-8")
+        # Fonts would be fetched from elsewhere; any monospaced one will do.
+        drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
+        picture.write_text(drawn, encoding="utf-8")
 
 
 def _coloured(gradients: embgrad.EmbeddingGradients, example: int, text: Callable[[], Any]) -> Any:
