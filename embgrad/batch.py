@@ -171,6 +171,7 @@ class TokenBatch:
 
     def micro_batches(self, size: int) -> Iterator[TokenBatch]:
         """The batch in pieces of at most `size` examples, in order."""
+        size = count_or_none(size, "size") or len(self)
         for start in range(0, len(self), size):
             yield self[start : start + size]
 

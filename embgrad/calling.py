@@ -50,17 +50,16 @@ def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Param
     return [p for p in inspect.signature(function).parameters.values() if p.name not in left_out]
 
 
-def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, *, required: Iterable[str] = ()) -> CallPlan:
+def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
     """Which argument gets which part of the batch.
 
     Ids go to the parameter with a known name, or else to the first one. The mask, the types and the valid
-    lengths go only where a parameter has their name, and only where the user gave them; types and valid lengths
-    that have no default are filled in (zeros, and every position). Extras go under their own names.
+    lengths go only where a parameter has their name, and only where the user gave them; those that have no
+    default are filled in (ones, zeros, and every position). Extras go under their own names.
 
     Args:
         parameters: the model's parameters, in order.
         batch: the batch.
-        required: names of parameters that must be filled although they have a default.
 
     Raises:
         BatchError: a parameter without a default that the batch has nothing for.
@@ -69,33 +68,19 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, *, req
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if not by_name:
         return _plan_unnamed(batch, takes_any)
-    first = next(iter(by_name))
-    ids = next((name for name in NAMES["ids"] if name in by_name), first)
+    ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
     values: dict[str, Any] = {ids: batch.ids}
-    unused = []
-    for field, value in (("mask", batch.mask), ("types", batch.types)):
-        name = next((n for n in NAMES[field] if n in by_name and n != ids), None)
-        if name is not None and value is not None:
-            values[name] = value
-        elif value is not None and name is None and not _fills_length(field, by_name):
-            unused.append(field)
-    forced = set(required)
-    for name, parameter in by_name.items():
-        if name in values or name in batch.extras:
-            continue
-        if name in NAMES["valid_length"] and (batch.mask is not None or _must(parameter, forced)):
-            values[name] = batch.lengths()
-        elif name in NAMES["types"] and _must(parameter, forced):
-            values[name] = np.zeros_like(batch.ids)
-        elif name in NAMES["mask"] and _must(parameter, forced):
-            values[name] = np.ones_like(batch.ids)
-    for name, value in batch.extras.items():
-        if name in by_name or takes_any:
-            values[name] = value
-        else:
-            unused.append(name)
+    values |= {name: value for name, value in batch.extras.items() if name in by_name or takes_any}
+    fields = {field: name for field, names in NAMES.items() if (name := _first(names, by_name, values)) is not None}
+    for field, name in fields.items():
+        given = getattr(batch, "mask" if field == "valid_length" else field) is not None
+        told = given and not (field == "valid_length" and "mask" in fields)  # a mask says more than lengths
+        if field != "ids" and (told or by_name[name].default is inspect.Parameter.empty):
+            values[name] = _field(field, batch)
     _expect_complete(by_name, values)
-    return _bind(parameters, values, unused)
+    known = {*fields, *(["mask"] if "valid_length" in fields else [])}
+    unused = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in known]
+    return _bind(parameters, values, [*unused, *(name for name in batch.extras if name not in values)])
 
 
 def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -156,12 +141,9 @@ def _plan_unnamed(batch: TokenBatch, takes_any: bool) -> CallPlan:
     return CallPlan((batch.ids,), {}, (*left, *batch.extras))
 
 
-def _fills_length(field: str, by_name: Mapping[str, Any]) -> bool:
-    return field == "mask" and any(name in by_name for name in NAMES["valid_length"])
-
-
-def _must(parameter: inspect.Parameter, required: set[str]) -> bool:
-    return parameter.default is parameter.empty or parameter.name in required
+def _first(names: Iterable[str], by_name: Mapping[str, Any], taken: Mapping[str, Any]) -> str | None:
+    """The first of the names that is a parameter's and not taken: a model may know a mask under a second, reversed one."""
+    return next((name for name in names if name in by_name and name not in taken), None)
 
 
 def _expect_complete(by_name: Mapping[str, inspect.Parameter], values: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ def _weights(folder: Path) -> dict[str, np.ndarray]:
         files = ["model.safetensors"]
     weights: dict[str, np.ndarray] = {}
     for file in files:
-        if Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file:
             raise FileFormatError(f"{index} names the shard {file!r}: expected a file in the same folder")
         weights.update(_read(folder / file))
     return weights

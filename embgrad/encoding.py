@@ -59,6 +59,8 @@ def encode(
 ) -> TokenBatch:
     """A batch from texts: special tokens as the tokenizer sets them, padded to the longest, types 0 and 1 for pairs.
 
+    What the tokenizer does not tell is None in the batch, types above all: to GPT-2 zeros are not the same as none.
+
     Args:
         texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
         tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, an object with `tokenize` and
@@ -193,7 +195,7 @@ def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: 
     if max_length is not None and len(whole["input_ids"]) > max_length:
         cut = tokenizer(*example, padding=False, truncation=True, max_length=max_length)
     ids = list(cut["input_ids"])
-    types = cut["token_type_ids"] if "token_type_ids" in cut else None
+    types = cut.get("token_type_ids")
     words = None
     if getattr(tokenizer, "is_fast", False):
         words = _words(cut.word_ids(0), cut.sequence_ids(0))
@@ -268,7 +270,9 @@ def _one_with_callable(tokenizer: Any, example: tuple[str, ...], number: int) ->
     types = _as_long(_ids_of(given[keys[2]], number), ids, keys[2], number) if keys[2] in given else None
     mask = _as_long(_ids_of(given[keys[1]], number), ids, keys[1], number) if keys[1] in given else [1] * len(ids)
     real = np.flatnonzero(mask).tolist()
-    return Encoded([ids[position] for position in real], None if types is None else [types[position] for position in real])
+    return Encoded(
+        [ids[position] for position in real], None if types is None else [types[position] for position in real]
+    )
 
 
 def _as_long(given: list[int], ids: list[int], key: str, number: int) -> list[int]:

@@ -91,7 +91,10 @@ class FileFormatError(EmbgradError, ValueError):
 
 def brief(value: object, most: int = 60) -> str:
     """A value for a message, cut after `most` characters; arrays as lists."""
-    text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    try:
+        text = repr(value.tolist() if hasattr(value, "tolist") else value)
+    except Exception:  # a message must not fail: a tensor without storage has no list
+        text = f"a {type(value).__name__}"
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

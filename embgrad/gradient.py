@@ -111,7 +111,7 @@ def gradients(
     """
     names = _names(at)
     tokens = _batch(batch, tokenizer)
-    _check_pads(pads)
+    _check_options(pads, call)
     batch_size = count_or_none(batch_size, "batch_size")
     backend = backend_for(model)
     task = _Task(backend, model, _objective(objective), names, call, training, pads, split)
@@ -324,7 +324,9 @@ def _batch(given: Any, tokenizer: Any) -> TokenBatch:
     return encode(given, tokenizer)
 
 
-def _check_pads(pads: str) -> None:
+def _check_options(pads: str, call: Call | None) -> None:
+    if call is not None and not callable(call):
+        raise BatchError(f"call is {call!r}: expected a function, call(model, inputs) -> outputs")
     if not isinstance(pads, str) or pads not in ("keep", "zero"):
         raise BatchError(f"pads is {pads!r}: expected 'keep' or 'zero'.{did_you_mean(str(pads), ('keep', 'zero'))}")
 

@@ -60,6 +60,10 @@ class Objective(ABC):
     any_shape: ClassVar[bool] = False
 
     def __init__(self, *, output: str | None = None, position: Any = None) -> None:
+        if output is not None and not isinstance(output, str):
+            raise ObjectiveError(
+                f"output is {output!r}: expected the name of an output, such as 'logits' or '{output}'"
+            )
         self.output = output
         self.position = None if position is None else _whole(position, "position")
 
@@ -133,9 +137,8 @@ class Objective(ABC):
         return value[examples]
 
     def _select(self, output: np.ndarray, batch: TokenBatch) -> Rows:
-        values = output.astype(np.float64)
         if output.ndim == 3 and output.shape[:2] == batch.shape:
-            return self._select_positions(values, batch)
+            return self._select_positions(output, batch)
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} asks for one position, and the output has shape {output.shape}: "
@@ -146,14 +149,15 @@ class Objective(ABC):
                 f"the output has shape {output.shape}: expected (example, classes) or (example, position, classes) with "
                 f"{len(batch)} examples and {batch.shape[1]} positions; name another with output=..., or give a callable"
             )
-        return Rows(values.reshape(len(batch), -1), np.arange(len(batch)), None, len(batch))
+        values = output.astype(np.float64).reshape(len(batch), -1)
+        return Rows(values, np.arange(len(batch)), None, len(batch))
 
     def _select_positions(self, values: np.ndarray, batch: TokenBatch) -> Rows:
         if self.position is None:
             examples, positions = np.nonzero(batch.real)
         else:
             examples, positions = np.arange(len(batch)), resolve_positions(self.position, batch)
-        return Rows(values[examples, positions], examples, positions, len(batch))
+        return Rows(values[examples, positions].astype(np.float64), examples, positions, len(batch))
 
     @staticmethod
     def _scatter(slopes: np.ndarray, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
@@ -190,7 +194,7 @@ class Projection(Objective):
             if given.dtype.kind in "cSU":
                 raise TypeError(f"of dtype {given.dtype}")
             self.vector = np.array(given, dtype=np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ObjectiveError(f"vector is {brief(vector)}: expected an array of real numbers ({error})") from error
         if self.vector.ndim not in (1, 2) or not np.isfinite(self.vector).all():
             raise ObjectiveError(
@@ -230,8 +234,8 @@ class Logit(Objective):
         return ("index", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        slopes = _one_hot(self.index, rows, "index")
-        return _where(rows, slopes), slopes
+        chosen = _chosen(self.index, rows, "index")
+        return _entries(rows.values, chosen), _one_hot(rows.values, chosen)
 
 
 class Margin(Objective):
@@ -257,8 +261,9 @@ class Margin(Objective):
         return ("index", "against", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        plus, minus = _one_hot(self.index, rows, "index"), _one_hot(self.against, rows, "against")
-        return _where(rows, plus) - _where(rows, minus), plus - minus
+        plus, minus = _chosen(self.index, rows, "index"), _chosen(self.against, rows, "against")
+        values = _entries(rows.values, plus) - _entries(rows.values, minus)
+        return values, _one_hot(rows.values, plus) - _one_hot(rows.values, minus)
 
 
 class CrossEntropy(Objective):
@@ -299,25 +304,27 @@ class CrossEntropy(Objective):
             return self._of_probabilities(rows, labels)
         _refuse_probabilities(rows.values)
         shifted = rows.values - rows.values.max(1, keepdims=True, initial=-np.inf)
-        exponentials = np.exp(shifted)
-        totals = exponentials.sum(1, keepdims=True)
-        slopes = exponentials / totals - labels
-        return np.log(totals[:, 0]) - shifted.sum(1, where=labels > 0), slopes
+        of_label = _entries(shifted, labels)
+        slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
+        totals = slopes.sum(1, keepdims=True)
+        slopes /= totals
+        slopes[np.arange(len(labels)), labels] -= 1
+        return np.log(totals[:, 0]) - of_label, slopes
 
     def _labels_of(self, rows: Rows) -> np.ndarray:
-        """The labels as one-hot rows."""
+        """The label of each row."""
         if rows.values.shape[1] == 1:
             raise ObjectiveError(
                 "the output has one entry an example: a cross-entropy over one class is always 0; for a single logit use "
                 "Sum(), or give a callable with the binary cross-entropy"
             )
         if self.labels.ndim == 1:
-            return _one_hot(self.labels, rows, "label")
+            return _chosen(self.labels, rows, "label")
         if rows.positions is None or self.position is not None:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape}: expected one label an example, as the output has one row an example"
             )
-        return _one_hot_at(self.labels[rows.examples, rows.positions], rows, "label")
+        return _inside(self.labels[rows.examples, rows.positions], rows, "label")
 
     def _of_probabilities(self, rows: Rows, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         wrong = np.flatnonzero(~_are_probabilities(rows.values))
@@ -326,14 +333,14 @@ class CrossEntropy(Objective):
                 f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are no probabilities: "
                 "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
             )
-        chosen = (rows.values * labels).sum(1)
+        chosen = _entries(rows.values, labels)
         if (chosen <= 0).any():
             row = int(np.flatnonzero(chosen <= 0)[0])
             raise ObjectiveError(
                 f"the probability of the label at {rows.place(row)} is {chosen[row]}: its logarithm is infinite; take the "
                 "cross-entropy of the model's logits instead"
             )
-        return -np.log(chosen), -labels / chosen[:, None]
+        return -np.log(chosen), _one_hot(rows.values, labels) * (-1 / chosen)[:, None]
 
 
 @dataclass(frozen=True)
@@ -383,24 +390,20 @@ def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
     return columns
 
 
-def _one_hot(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
-    """One-hot rows of an argument that is one number, or one an example."""
+def _chosen(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+    """The entry of each row that an argument of one number, or one an example, points at."""
     if index.ndim == 0:
-        return _one_hot_at(np.broadcast_to(index, len(rows.values)), rows, name)
+        return _inside(np.broadcast_to(index, len(rows.values)), rows, name)
     if index.ndim > 1:
         raise ObjectiveError(
             f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one an example"
         )
     _expect_one_an_example(index, rows.count, name)
-    return _one_hot_at(index[rows.examples], rows, name)
+    return _inside(index[rows.examples], rows, name)
 
 
-def _where(rows: Rows, hot: np.ndarray) -> np.ndarray:
-    """The entry of each row that a one-hot row points at; the others may be infinite, as masked classes are."""
-    return np.asarray(rows.values.sum(1, where=hot > 0))
-
-
-def _one_hot_at(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+def _inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+    """The entries, checked."""
     classes = rows.values.shape[1]
     wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
     if wrong.size:
@@ -409,7 +412,17 @@ def _one_hot_at(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
             f"{name} {chosen[row]} at {rows.place(row)} is out of range: the output has {classes} classes, expected 0 to "
             f"{classes - 1}"
         )
-    hot = np.zeros_like(rows.values)
+    return chosen
+
+
+def _entries(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The chosen entry of each row alone: the others may be infinite, as masked classes are."""
+    return np.asarray(values[np.arange(len(chosen)), chosen])
+
+
+def _one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """1 at the chosen entry of each row, else 0."""
+    hot = np.zeros_like(values)
     hot[np.arange(len(chosen)), chosen] = 1
     return hot
 

@@ -17,7 +17,16 @@ from embgrad.errors import (
     listed,
 )
 
-__all__ = ["UNNAMED_TABLE", "WORD", "Layout", "Lookup", "LookupWatch", "layout_is_open", "layout_of", "split_occurrence"]
+__all__ = [
+    "UNNAMED_TABLE",
+    "WORD",
+    "Layout",
+    "Lookup",
+    "LookupWatch",
+    "layout_is_open",
+    "layout_of",
+    "split_occurrence",
+]
 
 #: The role of the lookup whose indices are the batch's ids.
 WORD = "word"

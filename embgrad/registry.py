@@ -82,6 +82,9 @@ def backend_for(model: Any) -> Backend:
         BackendError: none does, or more than one; the message says what the model looks like and what to install.
     """
     parts = as_parts(model)
+    classes = [part.__qualname__ for part in parts if isinstance(part, type)]
+    if classes:
+        raise BackendError(f"the model is the class {classes[0]}: expected an instance; write {classes[0]}(...)")
     if not parts:
         raise BackendError("the model is an empty sequence of parts: expected one part at least")
     found = _discovered()
@@ -170,7 +173,9 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
     }
     if len({extra for _, extra in looks.values()}) > 1:
         return f"{message}: its parts are {listed(what for what, _ in looks.values())}; expected parts of one framework"
-    known = next((backend for backend in found.backends.values() if backend.extra and backend.extra in _extras(looks)), None)
+    known = next(
+        (backend for backend in found.backends.values() if backend.extra and backend.extra in _extras(looks)), None
+    )
     if known is not None:
         what, _ = next(iter(looks.values()))
         message += (
@@ -188,7 +193,7 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
     else:
         message += (
             ": expected a model of one of the frameworks, a torch.nn.Module, a TensorFlow or Keras model or a Gluon block, "
-            "or a sequence of such parts with call=..."
+            "or, with call=..., a sequence of such parts"
         )
     failures = "; ".join(f"{name}: {why}" for name, why in found.failures.items())
     return (

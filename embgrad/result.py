@@ -48,11 +48,12 @@ class EmbeddingGradients:
         mask: 1 at real positions, int64, (example, position); None where none was given.
         types: segment numbers, likewise.
         tokens: the tokens' texts, one tuple an example; None where they are not known.
-        words: for each position the number of its word, -1 for none; None where the tokenizer did not say.
+        words_of: for each position the number of its word, -1 for none; None where the tokenizer did not say.
         vocab: the number of the table's rows.
         pad_leak: the largest magnitude that the model computed at a masked position.
         provenance: library, backend and framework versions, model class, point, objective, dtype and more, as JSON can
             hold them.
+        tables: with `split=True` the table gradient of each example's own pullback; else None.
     """
 
     values: np.ndarray
@@ -111,7 +112,7 @@ class EmbeddingGradients:
         """
         wide = self.values.astype(np.float64)  # the squares of small float32 numbers would be zero
         if kind == "norm":
-            return np.linalg.norm(wide, axis=-1).astype(self.values.dtype)
+            return np.asarray(np.linalg.norm(wide, axis=-1).astype(self.values.dtype))
         if kind == "dot":
             return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
         raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")

@@ -210,6 +210,14 @@ class ConformanceSuite:
         for architecture in ("flat", "time_major"):
             close(embgrad.gradients(model(architecture), batch, objective).values, plain.values, 1e-12)
 
+    def test_ids_that_read_the_same_by_example_and_by_position(self, model: Any) -> None:
+        """Equal ids everywhere, or a symmetric square of them, do not tell which axis is the examples; the result must."""
+        objective = embgrad.CrossEntropy([0, 1, 2])
+        for ids in (np.full((3, 3), 5), np.array([[1, 2, 3], [2, 1, 2], [3, 2, 1]]), np.full((3, 4), 5)):
+            plain = embgrad.gradients(model("mean"), ids, objective)
+            for architecture in ("flat", "time_major"):
+                close(embgrad.gradients(model(architecture), ids, objective).values, plain.values, 1e-12)
+
     def test_probabilities(self, model: Any) -> None:
         batch = example_batch()
         of_logits = embgrad.gradients(model("mean"), batch, embgrad.CrossEntropy([0, 1, 2]))

@@ -206,7 +206,6 @@ class _Observer:
 
     def see(self, table: Tensor, indices: np.ndarray) -> bool:
         """Take down a lookup; True where its rows are to be kept hold of."""
-        """Take down a lookup; True where its rows are to be kept hold of."""
         rows, dim = table.value.shape
         return self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, rows, dim)
 

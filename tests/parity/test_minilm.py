@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -92,23 +91,15 @@ def test_load_bert_names_what_is_wrong_with_the_weights(folder: Path, tmp_path: 
         embgrad.load_bert(tmp_path, framework)
 
 
-def test_load_bert_needs_no_other_framework(folder: Path) -> None:
+def test_gluon_loads_a_checkpoint_without_the_other_frameworks(folder: Path) -> None:
     script = (
-        "import sys, json, embgrad; framework, folder = sys.argv[1:];"
-        "others = {'torch': 'torch', 'tensorflow': 'tensorflow', 'gluon': 'mxnet'}; del others[framework];"
-        "sys.modules.update({name: None for name in others.values()});"
-        "model = embgrad.load_bert(folder, framework);"
+        "import sys, embgrad; model = embgrad.load_bert(sys.argv[1], 'gluon');"
         "g = embgrad.gradients(model, [[101, 7592, 102]], embgrad.Sum(output='pooled'));"
-        "print(json.dumps([float(abs(g.values).sum())]))"
+        "print(bool(g.values.any()), [name for name in ('torch', 'tensorflow', 'transformers') if name in sys.modules])"
     )
-    sums = []
-    for framework in FRAMEWORKS:
-        done = subprocess.run(
-            [sys.executable, "-c", script, framework, str(folder)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        sums.append(json.loads(done.stdout.splitlines()[-1])[0])
-    np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "True []"
 
 
 def test_the_demo_gives_the_same_figures_twice() -> None:

@@ -1,0 +1,558 @@
+"""TokenBatch: what it takes, what it refuses and in which words, and every convention both ways."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import embgrad
+from embgrad.batch import as_batch
+
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
+RIGHT = np.array([[1, 1, 1], [1, 1, 0]])
+LEFT = np.array([[1, 1, 1], [0, 1, 1]])
+TYPES = np.array([[0, 0, 1], [0, 1, 0]])
+
+
+class GluonLike:
+    """Converts as an MXNet array does."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = np.asarray(values)
+
+    def asnumpy(self) -> np.ndarray:
+        return self._values
+
+
+class TorchLike:
+    """Converts as a PyTorch tensor on another device does: `numpy` works only after `detach().cpu()`."""
+
+    def __init__(self, values: Any, ready: tuple[str, ...] = ()) -> None:
+        self._values = np.asarray(values)
+        self._ready = ready
+
+    def detach(self) -> TorchLike:
+        return TorchLike(self._values, (*self._ready, "detach"))
+
+    def cpu(self) -> TorchLike:
+        return TorchLike(self._values, (*self._ready, "cpu"))
+
+    def numpy(self) -> np.ndarray:
+        if self._ready != ("detach", "cpu"):
+            raise TypeError("can't convert this tensor to numpy")
+        return self._values
+
+
+class TensorFlowLike:
+    """Converts as an eager TensorFlow tensor does."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = np.asarray(values)
+
+    def numpy(self) -> Any:
+        return self._values
+
+
+class UnconvertibleLike(TorchLike):
+    """Refuses as a bfloat16 tensor of PyTorch does."""
+
+    def cpu(self) -> UnconvertibleLike:
+        return self
+
+    def detach(self) -> UnconvertibleLike:
+        return self
+
+    def numpy(self) -> np.ndarray:
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+    def tolist(self) -> Any:
+        raise NotImplementedError("no storage")
+
+
+# What it takes
+
+
+def test_what_was_given_is_there() -> None:
+    batch = embgrad.TokenBatch(
+        IDS, RIGHT, TYPES, tokens=[list("abc"), list("def")], words=[[-1, 0, 0], [0, 1, -1]], truncated=[0, 4]
+    )
+    np.testing.assert_array_equal(batch.ids, IDS)
+    np.testing.assert_array_equal(batch.mask, RIGHT)
+    np.testing.assert_array_equal(batch.types, TYPES)
+    assert batch.tokens == (("a", "b", "c"), ("d", "e", "f"))
+    assert batch.words.tolist() == [[-1, 0, 0], [0, 1, -1]]
+    assert batch.truncated.tolist() == [0, 4]
+    assert batch.shape == (2, 3)
+    assert len(batch) == 2
+    assert batch.padded
+    assert {array.dtype for array in (batch.ids, batch.mask, batch.types, batch.words, batch.truncated)} == {
+        np.dtype(np.int64)
+    }
+
+
+def test_what_was_not_given_is_none() -> None:
+    batch = embgrad.TokenBatch([[1, 2]])
+    assert batch.mask is batch.types is batch.tokens is batch.words is None
+    assert batch.truncated.tolist() == [0]
+    assert not batch.padded
+    assert batch.real.tolist() == [[True, True]]
+
+
+@pytest.mark.parametrize("kind", [int, bool, float, np.float16, np.float32, np.int8, np.uint8, np.int32, np.uint64])
+def test_masks_of_any_type(kind: Any) -> None:
+    batch = embgrad.TokenBatch(IDS, RIGHT.astype(kind))
+    np.testing.assert_array_equal(batch.mask, RIGHT)
+    assert batch.mask is not None
+    assert batch.mask.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.int32, np.uint64, np.float16, np.float32, np.float64])
+def test_ids_of_any_exact_type(kind: Any) -> None:
+    np.testing.assert_array_equal(embgrad.TokenBatch(IDS.astype(kind)).ids, IDS)
+
+
+@given(npst.arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 5)), elements=st.integers(0, 2**62)))
+def test_ids_come_through_every_way_of_giving_them(ids: np.ndarray) -> None:
+    rows = [list(map(int, row)) for row in ids]
+    ways = [ids, rows, tuple(map(tuple, rows)), list(ids), GluonLike(ids), TorchLike(ids), TensorFlowLike(ids)]
+    ways += [[wrapper(row) for row in ids] for wrapper in (GluonLike, TorchLike, TensorFlowLike)]
+    ways += [np.asfortranarray(ids), ids.astype(">i8"), ids.view(np.uint64)]
+    for way in ways:
+        np.testing.assert_array_equal(embgrad.TokenBatch(way).ids, ids)
+
+
+@given(st.integers(0, 2**54), st.sampled_from([np.float16, np.float32, np.float64]))
+def test_a_float_id_is_that_number_or_refused(number: int, kind: Any) -> None:
+    with np.errstate(over="ignore"):
+        given_as = np.array([[number]]).astype(kind)
+    if number < 2 ** (np.finfo(kind).nmant + 1):
+        assert embgrad.TokenBatch(given_as).ids.tolist() == [[number]]
+    else:
+        with pytest.raises(embgrad.BatchError, match="expected whole numbers, exactly represented"):
+            embgrad.TokenBatch(given_as)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (2049, np.float16),
+        (2048, np.float16),
+        (2**24 + 1, np.float32),
+        (2**53 + 1, np.float64),
+        (2**63, np.longdouble),
+    ],
+)
+def test_a_float_id_that_may_have_been_rounded_is_refused(number: int, kind: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"at example 0, position 1, and float\d+ rounds whole numbers above"):
+        embgrad.TokenBatch(np.array([[1, number]], kind))
+
+
+@pytest.mark.parametrize(("number", "kind"), [(2047, np.float16), (2**24 - 1, np.float32), (2**53 - 1, np.float64)])
+def test_the_largest_float_ids(number: int, kind: Any) -> None:
+    assert embgrad.TokenBatch(np.array([[number]], kind)).ids.tolist() == [[number]]
+
+
+def test_a_matrix_becomes_a_plain_array() -> None:
+    with pytest.warns(PendingDeprecationWarning):
+        matrix = np.matrix(IDS)
+    assert embgrad.TokenBatch(matrix).ids[0].shape == (3,)
+
+
+def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
+    ids, mask, types = IDS.copy(), RIGHT.copy(), TYPES.copy()
+    batch = embgrad.TokenBatch(ids, mask, types)
+    ids[:], mask[:], types[:] = 9, 0, 9
+    np.testing.assert_array_equal(batch.ids, IDS)
+    np.testing.assert_array_equal(batch.mask, RIGHT)
+    np.testing.assert_array_equal(batch.types, TYPES)
+    assert ids.flags.writeable
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("ids", "fragments"),
+    [
+        (["one text"], ["ids are text", "expected token ids", "embgrad.encode"]),
+        ("text", ["ids are text", "embgrad.encode"]),
+        (b"text", ["ids are text"]),
+        (np.array([["a"]], object), ["ids are text"]),
+        ([[1, 2], [3]], ["not a rectangular array", "lengths [2, 1]", "pad them, with mask=0", "embgrad.encode"]),
+        ([[1, [2]], [3, 4]], ["not a rectangular array", "got [[1, [2]], [3, 4]]"]),
+        ([], ["the batch is empty", "shape (0,)", "expected one example and one position at least"]),
+        ([[]], ["the batch is empty", "shape (1, 0)"]),
+        (np.zeros((0, 4)), ["the batch is empty", "shape (0, 4)"]),
+        ([1, 2, 3], ["ids have shape (3,)", "expected two axes, (example, position)", "for one example write [ids]"]),
+        (7, ["ids have shape ()", "expected two axes"]),
+        (np.zeros((2, 3, 4)), ["ids have shape (2, 3, 4)", "expected two axes"]),
+        ([[1, -100]], ["ids holds -100 at example 0, position 1", "expected no number below 0", "mask=0"]),
+        ([[1.0, 2.5]], ["ids holds 2.5 at example 0, position 1", "expected whole numbers", "pass an integer array"]),
+        ([[1, np.nan]], ["ids holds nan at example 0, position 1", "expected whole numbers"]),
+        ([[np.inf, 1]], ["ids holds inf at example 0, position 0"]),
+        ([[True, False]], ["ids are of dtype bool", "expected whole numbers", "convert them to integers"]),
+        ([[1j]], ["ids are of dtype complex128", "expected whole numbers"]),
+        ([[1, 2**70]], ["got [[1, 1180591620717411303424]]", "expected an array of integers"]),
+        (np.array([[2**63]], np.uint64), ["ids are of dtype uint64"]),
+        ([[1, None]], ["got [[1, None]]", "expected an array of integers"]),
+        ([[1, "a"]], ["ids are of dtype <U21"]),
+        (None, ["got None"]),
+        ({1, 2}, ["got {1, 2}"]),
+        (object(), ["got <object object"]),
+        ([{"a": 1}], ["got [{'a': 1}]"]),
+        (np.ma.array(IDS, mask=IDS > 4), ["masked array, whose mask would be lost"]),
+        (
+            UnconvertibleLike(IDS),
+            ["got a UnconvertibleLike (Got unsupported ScalarType", "expected an array of integers"],
+        ),
+        ([UnconvertibleLike([1, 2])], ["unsupported ScalarType BFloat16"]),
+        (np.array([["2020-01-01"]], "datetime64[D]"), ["dtype datetime64[D]", "convert them to integers"]),
+    ],
+    ids=lambda value: None if isinstance(value, list) else type(value).__name__,
+)
+def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.TokenBatch(ids)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mask", "fragments"),
+    [
+        ([[1, 1]], ["mask has shape (1, 2)", "expected (2, 3), as the ids"]),
+        (np.ones((2, 1, 1, 3)), ["mask has shape (2, 1, 1, 3)", "expected (2, 3)"]),
+        (1, ["mask has shape ()", "expected (2, 3)"]),
+        ([[1, 1, 2], [1, 1, 1]], ["mask holds 2 at example 0, position 2", "expected 1 at real positions and 0"]),
+        (
+            [[1, 1, 1], [0, -1e9, 0]],
+            ["mask holds -1000000000.0 at example 1, position 1", "additive masks", "call=..."],
+        ),
+        ([[1, 1, 1], [np.nan, 1, 1]], ["mask holds nan at example 1, position 0"]),
+        ([[0, -np.inf, 0], [0, 0, 0]], ["mask holds -inf at example 0, position 1"]),
+        ([[0.5, 1, 1], [1, 1, 1]], ["mask holds 0.5 at example 0, position 0"]),
+        ([["1", "1", "0"]] * 2, ["mask holds 1 at example 0, position 0"]),
+        ([[1, 1, None], [1, 1, 1]], ["mask are not a rectangular array", "got [[1, 1, None], [1, 1, 1]]"]),
+        ([[1, 1], [1]], ["mask are not a rectangular array", "lengths [2, 1]"]),
+    ],
+)
+def test_masks_that_are_refused(mask: Any, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.TokenBatch(IDS, mask)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fragments"),
+    [
+        ({"types": [[0, 0, 1]]}, ["types has shape (1, 3)", "expected (2, 3), as the ids"]),
+        ({"types": TYPES - 1}, ["types holds -1 at example 0, position 0", "no number below 0"]),
+        ({"types": TYPES + 0.5}, ["types holds 0.5 at example 0, position 0", "expected whole numbers"]),
+        ({"words": TYPES - 2}, ["words holds -2 at example 0, position 0", "no number below -1"]),
+        ({"truncated": [1]}, ["truncated has shape (1,)", "expected (2,)"]),
+        ({"truncated": [1, -1]}, ["truncated holds -1 at example 1"]),
+        ({"tokens": [["a", "b", "c"]]}, ["tokens are 1 lists of the lengths [3]", "expected 2 lists of 3"]),
+        ({"tokens": [list("abc"), list("de")]}, ["of the lengths [3, 2]", "one token a position, padding included"]),
+        ({"tokens": [1, 2]}, ["tokens are [1, 2]", "expected a list of tokens for each example"]),
+        ({"tokens": ["abc", "def"]}, ["tokens are ['abc', 'def']", "expected a list of tokens for each example"]),
+        ({"convention": "hugingface"}, ["convention is 'hugingface'", "'keras_hub'", "Did you mean 'huggingface'?"]),
+        ({"convention": None}, ["convention is None", "expected one of 'huggingface'"]),
+    ],
+)
+def test_other_fields_that_are_refused(fields: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.TokenBatch(IDS, **fields)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+# Immutability, equality, copies
+
+
+def test_it_cannot_be_changed() -> None:
+    batch = embgrad.TokenBatch(IDS, RIGHT, TYPES, words=TYPES, extras={"position_ids": IDS})
+    with pytest.raises(AttributeError, match="immutable: cannot set 'ids'; build a new one"):
+        batch.ids = IDS
+    with pytest.raises(AttributeError, match="cannot set 'nothing'"):
+        batch.nothing = 1  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="cannot delete 'mask'"):
+        del batch.mask
+    for array in (batch.ids, batch.mask, batch.types, batch.words, batch.truncated):
+        assert array is not None
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    with pytest.raises(TypeError):
+        batch.extras["position_ids"] = None  # type: ignore[index]
+
+
+def test_inputs_can_be_written_to_without_changing_it() -> None:
+    batch = embgrad.TokenBatch(IDS, RIGHT, TYPES)
+    triple = batch.to_gluonnlp()
+    for array in (
+        *batch.to_huggingface().values(),
+        *batch.to_tfhub().values(),
+        *batch.to_keras_hub().values(),
+        *triple,
+    ):
+        array[...] = 0
+    np.testing.assert_array_equal(batch.ids, IDS)
+    np.testing.assert_array_equal(batch.mask, RIGHT)
+    np.testing.assert_array_equal(batch.types, TYPES)
+
+
+def test_replace_makes_another_one() -> None:
+    batch = embgrad.TokenBatch(IDS, RIGHT, extras={"a": 1}, convention="tfhub")
+    other = batch.replace(mask=None)
+    assert other.mask is None
+    assert other.convention == "tfhub"
+    assert other.extras == {"a": 1}
+    np.testing.assert_array_equal(batch.mask, RIGHT)
+    with pytest.raises(embgrad.BatchError, match="mask has shape"):
+        batch.replace(ids=IDS[:1])
+
+
+FULL: dict[str, Any] = {
+    "ids": IDS,
+    "mask": RIGHT,
+    "types": TYPES,
+    "words": TYPES,
+    "tokens": [list("abc"), list("def")],
+    "truncated": [0, 1],
+    "extras": {"position_ids": IDS, "use_cache": False},
+    "convention": "tfhub",
+}
+OTHER: dict[str, Any] = {
+    "ids": IDS + 1,
+    "mask": LEFT,
+    "types": None,
+    "words": TYPES - 1,
+    "tokens": [list("abc"), list("xyz")],
+    "truncated": [1, 0],
+    "extras": {"position_ids": IDS, "use_cache": True},
+    "convention": "keras_hub",
+}
+
+
+def test_equality_is_by_value() -> None:
+    assert embgrad.TokenBatch(**FULL) == embgrad.TokenBatch(**FULL)
+    assert embgrad.TokenBatch(IDS) != IDS.tolist()
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(embgrad.TokenBatch(IDS))
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_each_field_counts_for_equality(field: str) -> None:
+    assert embgrad.TokenBatch(**FULL) != embgrad.TokenBatch(**{**FULL, field: OTHER[field]})
+    if field not in ("ids", "convention"):
+        assert embgrad.TokenBatch(**FULL) != embgrad.TokenBatch(**{**FULL, field: None})
+
+
+def test_equality_with_extras_that_are_no_arrays() -> None:
+    one = embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
+    assert one == embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
+    assert one != embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 4]]})
+
+
+@pytest.mark.parametrize("copied", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
+def test_copies_are_equal_and_immutable(copied: Any) -> None:
+    batch = embgrad.TokenBatch(**FULL)
+    again = copied(batch)
+    assert again is not batch
+    assert again == batch
+    with pytest.raises(AttributeError):
+        again.ids = IDS
+    with pytest.raises(ValueError, match="read-only"):
+        again.ids[0, 0] = 3
+
+
+def test_repr_says_what_is_in_it() -> None:
+    text = repr(embgrad.TokenBatch(**FULL))
+    for fragment in ("2 examples × 3 positions", "1 of them padding", "with types", "1 tokens cut off 1 examples"):
+        assert fragment in text
+    assert "also 'position_ids', 'use_cache'" in text
+    assert repr(embgrad.TokenBatch([[1]])) == "TokenBatch(1 examples × 1 positions)"
+
+
+# Slices
+
+
+@pytest.mark.parametrize("examples", [slice(0, 1), slice(1, 2), slice(None), slice(None, None, -1)])
+def test_slices_cut_every_field(examples: slice) -> None:
+    batch = embgrad.TokenBatch(**FULL)
+    cut = batch[examples]
+    for name in ("ids", "mask", "types", "words", "truncated"):
+        np.testing.assert_array_equal(getattr(cut, name), getattr(batch, name)[examples])
+    assert batch.tokens is not None
+    assert cut.tokens == batch.tokens[examples]
+    assert cut.convention == "tfhub"
+    np.testing.assert_array_equal(cut.extras["position_ids"], IDS[examples])
+
+
+def test_only_extras_with_an_entry_an_example_are_cut() -> None:
+    extras = {
+        "list": [7, 8],
+        "array": IDS,
+        "shared": np.zeros((1, 3)),
+        "flag": True,
+        "name": "ab",
+        "scalar": np.float32(2),
+        "none": None,
+    }
+    cut = embgrad.TokenBatch(IDS, extras=extras)[1:]
+    assert cut.extras["list"] == [8]
+    np.testing.assert_array_equal(cut.extras["array"], IDS[1:])
+    assert cut.extras["shared"].shape == (1, 3)
+    assert (cut.extras["flag"], cut.extras["name"], cut.extras["scalar"], cut.extras["none"]) == (True, "ab", 2, None)
+
+
+def test_only_slices_cut() -> None:
+    with pytest.raises(TypeError, match="by a slice of examples, not by int"):
+        embgrad.TokenBatch(IDS)[0]  # type: ignore[index]
+    with pytest.raises(embgrad.BatchError, match="the batch is empty"):
+        embgrad.TokenBatch(IDS)[5:]
+
+
+@given(st.integers(1, 7), st.integers(1, 9))
+def test_micro_batches_are_the_batch_in_order(examples: int, size: int) -> None:
+    ids = np.arange(examples * 2).reshape(examples, 2)
+    pieces = list(embgrad.TokenBatch(ids).micro_batches(size))
+    np.testing.assert_array_equal(np.concatenate([piece.ids for piece in pieces]), ids)
+    assert all(len(piece) == size for piece in pieces[:-1])
+    assert len(pieces[-1]) <= size
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True])
+def test_sizes_of_micro_batches_that_are_refused(size: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=f"size is {size}: expected a whole number of at least 1"):
+        list(embgrad.TokenBatch(IDS).micro_batches(size))
+
+
+# Conventions
+
+
+def test_huggingface_gives_what_was_given() -> None:
+    assert list(embgrad.TokenBatch(IDS).to_huggingface()) == ["input_ids"]
+    named = embgrad.TokenBatch(IDS, RIGHT, TYPES).to_huggingface()
+    assert list(named) == ["input_ids", "attention_mask", "token_type_ids"]
+    for value, expected in zip(named.values(), (IDS, RIGHT, TYPES), strict=True):
+        np.testing.assert_array_equal(value, expected)
+        assert value.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("convention", "keys"),
+    [
+        ("tfhub", ["input_word_ids", "input_mask", "input_type_ids"]),
+        ("keras_hub", ["token_ids", "padding_mask", "segment_ids"]),
+    ],
+)
+def test_formats_that_demand_all_three(convention: str, keys: list[str]) -> None:
+    for batch, expected in (
+        (embgrad.TokenBatch(IDS, LEFT, TYPES), (IDS, LEFT, TYPES)),
+        (embgrad.TokenBatch(IDS), (IDS, np.ones_like(IDS), np.zeros_like(IDS))),
+    ):
+        named = getattr(batch, f"to_{convention}")()
+        assert list(named) == keys
+        for value, wanted in zip(named.values(), expected, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+            assert value.dtype == np.int32
+
+
+def test_gluonnlp_takes_valid_lengths() -> None:
+    ids, types, valid_length = embgrad.TokenBatch(IDS, RIGHT, TYPES).to_gluonnlp()
+    np.testing.assert_array_equal(ids, IDS)
+    np.testing.assert_array_equal(types, TYPES)
+    assert valid_length.tolist() == [3.0, 2.0]
+    assert (ids.dtype, types.dtype, valid_length.dtype) == (np.int32, np.int32, np.float32)
+    _, types, valid_length = embgrad.TokenBatch(IDS).to_gluonnlp()
+    assert types.tolist() == [[0] * 3] * 2
+    assert valid_length.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("mask", [LEFT, [[1, 0, 1], [1, 1, 1]]])
+def test_gluonnlp_cannot_say_where_other_padding_is(mask: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"example \d is not padded on the right only.*padding_side='right'"):
+        embgrad.TokenBatch(IDS, mask).to_gluonnlp()
+
+
+@pytest.mark.parametrize("method", ["to_tfhub", "to_keras_hub", "to_gluonnlp"])
+def test_an_id_that_int32_cannot_hold_is_refused(method: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"holds 4294967301, which int32 cannot hold: expected numbers up to"):
+        getattr(embgrad.TokenBatch([[2**32 + 5]]), method)()
+    getattr(embgrad.TokenBatch([[2**31 - 1]]), method)()
+
+
+@given(
+    npst.arrays(np.int64, (3, 4), elements=st.integers(0, 99)),
+    st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    npst.arrays(np.int64, (3, 4), elements=st.integers(0, 1)),
+)
+def test_every_convention_both_ways(ids: np.ndarray, lengths: list[int], types: np.ndarray) -> None:
+    mask = np.arange(4) < np.array(lengths)[:, None]
+    for convention in ("huggingface", "tfhub", "keras_hub", "gluonnlp"):
+        batch = embgrad.TokenBatch(ids, mask, types, convention=convention)
+        assert as_batch(batch.inputs()) == batch
+
+
+def test_bare_ids_stay_bare() -> None:
+    batch = as_batch(IDS)
+    assert batch.convention == "ids"
+    np.testing.assert_array_equal(batch.inputs(), IDS)
+
+
+def test_extras_go_with_a_dict() -> None:
+    given_as = {"input_ids": IDS, "position_ids": IDS, "decoder_input_ids": IDS[:, :1]}
+    batch = as_batch(given_as)
+    assert list(batch.extras) == ["position_ids", "decoder_input_ids"]
+    assert batch.inputs().keys() == given_as.keys()
+    assert given_as.keys() == {"input_ids", "position_ids", "decoder_input_ids"}
+
+
+def test_a_tuple_of_three_rows_is_no_triple() -> None:
+    np.testing.assert_array_equal(as_batch(([1, 2], [3, 4], [5, 6])).ids, [[1, 2], [3, 4], [5, 6]])
+
+
+def test_gluonnlps_triple_without_types() -> None:
+    batch = as_batch((GluonLike(IDS.astype(np.float32)), None, GluonLike(np.array([3.0, 2.0], np.float32))))
+    assert batch.types is None
+    np.testing.assert_array_equal(batch.mask, RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("given_as", "fragments"),
+    [
+        ("a film", ["the batch is raw text", "pass tokenizer=...", "embgrad.encode(texts, tokenizer)"]),
+        (["a film"], ["the batch is raw text"]),
+        ([("premise", "hypothesis")], ["the batch is raw text"]),
+        (np.array(["a film"]), ["the batch is raw text"]),
+        (np.array(["a film"], object), ["the batch is raw text"]),
+        ({}, ["a dict with the keys none", "expected one of 'input_ids'"]),
+        ({"input_id": IDS}, ["the keys 'input_id'", "Did you mean 'input_ids'?", "call=..."]),
+        ({"ids": IDS}, ["the keys 'ids'", "expected one of 'input_ids', 'input_word_ids', 'token_ids'"]),
+        ({3: IDS}, ["the keys 3"]),
+        ({"input_ids": IDS, "token_ids": IDS}, ["token ids under 'input_ids', 'token_ids'", "leave one out"]),
+        (
+            {"input_ids": IDS, "padding_mask": RIGHT},
+            ["mixes conventions", "'padding_mask'", "'token_ids'", "rename it"],
+        ),
+        ({"input_ids": None}, ["ids are not a rectangular array", "got None"]),
+        ((IDS, TYPES, [3, 4]), ["valid_length is [3, 4]", "2 whole numbers", "from 0 to 3"]),
+        ((IDS, TYPES, [3]), ["valid_length is [3]"]),
+        ((IDS, TYPES, [-1, 2]), ["valid_length is [-1, 2]"]),
+        ((IDS, TYPES, [1.5, 2]), ["valid_length is [1.5, 2]"]),
+        ((IDS, TYPES), ["ids have shape (2, 2, 3)"]),
+    ],
+)
+def test_batches_that_are_refused(given_as: Any, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        as_batch(given_as)
+    for fragment in fragments:
+        assert fragment in str(caught.value)

@@ -1,0 +1,234 @@
+"""Which of a model's parameters get which part of the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.calling import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
+
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
+MASK = np.array([[1, 1, 1], [1, 1, 0]])
+TYPES = np.array([[0, 0, 1], [0, 1, 0]])
+EXTRA = np.array([[7], [8]])
+LENGTHS = np.array([3, 2])
+ONES, ZEROS = np.ones_like(IDS), np.zeros_like(IDS)
+BARE = embgrad.TokenBatch(IDS)
+FULL = embgrad.TokenBatch(IDS, MASK, TYPES)
+
+
+def planned(function: Callable[..., Any], batch: embgrad.TokenBatch, **options: Any) -> CallPlan:
+    return plan_call(parameters_of(function), batch, **options)
+
+
+def expect_plan(plan: CallPlan, args: list[Any], kwargs: dict[str, Any], unused: tuple[str, ...] = ()) -> None:
+    assert len(plan.args) == len(args)
+    for value, expected in zip(plan.args, args, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert plan.kwargs.keys() == kwargs.keys()
+    for name, expected in kwargs.items():
+        np.testing.assert_array_equal(plan.kwargs[name], expected)
+    assert plan.unused == unused
+
+
+def huggingface(input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None):  # type: ignore[no-untyped-def]
+    ...
+
+
+def gpt2(input_ids=None, past_key_values=None, attention_mask=None, token_type_ids=None):  # type: ignore[no-untyped-def]
+    ...
+
+
+def gluonnlp(inputs, token_types, valid_length=None, masked_positions=None):  # type: ignore[no-untyped-def]
+    ...
+
+
+def gluon_classifier(inputs, valid_length):  # type: ignore[no-untyped-def]
+    ...
+
+
+def both(input_ids, attention_mask=None, lengths=None):  # type: ignore[no-untyped-def]
+    ...
+
+
+def one(sentence):  # type: ignore[no-untyped-def]
+    ...
+
+
+def shuffled(mask, x):  # type: ignore[no-untyped-def]
+    ...
+
+
+def keyword_only(*, input_ids, attention_mask=None):  # type: ignore[no-untyped-def]
+    ...
+
+
+def open_keywords(input_ids, **kwargs):  # type: ignore[no-untyped-def]
+    ...
+
+
+def anything(*args, **kwargs):  # type: ignore[no-untyped-def]
+    ...
+
+
+def any_positional(*args):  # type: ignore[no-untyped-def]
+    ...
+
+
+def needs_mask(tokens, mask):  # type: ignore[no-untyped-def]
+    ...
+
+
+def siamese(input_ids, hypothesis):  # type: ignore[no-untyped-def]
+    ...
+
+
+def typed_first(token_types, ids):  # type: ignore[no-untyped-def]
+    ...
+
+
+@pytest.mark.parametrize(
+    ("function", "batch", "args", "kwargs", "unused"),
+    [
+        (huggingface, BARE, [IDS], {}, ()),
+        (huggingface, FULL, [IDS, MASK, TYPES], {}, ()),
+        (huggingface, FULL.replace(mask=None), [IDS], {"token_type_ids": TYPES}, ()),
+        (gpt2, FULL, [IDS], {"attention_mask": MASK, "token_type_ids": TYPES}, ()),
+        (gpt2, BARE, [IDS], {}, ()),
+        (gluonnlp, BARE, [IDS, ZEROS], {}, ()),
+        (gluonnlp, FULL, [IDS, TYPES, LENGTHS], {}, ()),
+        (gluon_classifier, BARE, [IDS, [3, 3]], {}, ()),
+        (gluon_classifier, FULL, [IDS, LENGTHS], {}, ("types",)),
+        (both, FULL.replace(types=None), [IDS, MASK], {}, ()),
+        (both, BARE, [IDS], {}, ()),
+        (one, FULL, [IDS], {}, ("mask", "types")),
+        (shuffled, FULL, [MASK, IDS], {}, ("types",)),
+        (shuffled, BARE, [ONES, IDS], {}, ()),
+        (keyword_only, FULL, [], {"input_ids": IDS, "attention_mask": MASK}, ("types",)),
+        (open_keywords, BARE, [IDS], {}, ()),
+        (anything, FULL, [], {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYPES}, ()),
+        (anything, BARE, [], {"input_ids": IDS}, ()),
+        (any_positional, FULL, [IDS], {}, ("mask", "types")),
+        (needs_mask, BARE, [IDS, ONES], {}, ()),
+        (typed_first, BARE, [ZEROS, IDS], {}, ()),
+    ],
+)
+def test_plans(function: Any, batch: Any, args: list[Any], kwargs: dict[str, Any], unused: tuple[str, ...]) -> None:
+    expect_plan(planned(function, batch), args, kwargs, unused)
+
+
+def test_a_plan_can_be_called() -> None:
+    for function in (huggingface, gpt2, gluonnlp, both, shuffled, keyword_only, anything, typed_first):
+        plan = planned(function, FULL)
+        inspect.signature(function).bind(*plan.args, **plan.kwargs)
+
+
+def test_extras_go_under_their_own_names() -> None:
+    batch = FULL.replace(extras={"position_ids": EXTRA, "labels": EXTRA})
+    expect_plan(planned(huggingface, batch), [IDS, MASK, TYPES, EXTRA], {}, ("labels",))
+    expect_plan(planned(open_keywords, BARE.replace(extras={"labels": EXTRA})), [IDS], {"labels": EXTRA})
+    expect_plan(planned(siamese, BARE.replace(extras={"hypothesis": EXTRA})), [IDS, EXTRA], {})
+    expect_plan(planned(anything, BARE.replace(extras={"labels": EXTRA})), [], {"input_ids": IDS, "labels": EXTRA})
+    expect_plan(planned(any_positional, BARE.replace(extras={"labels": EXTRA})), [IDS], {}, ("labels",))
+
+
+def test_a_mask_goes_to_one_parameter_alone() -> None:
+    def reversed_twin(input_ids, input_mask=None, attention_mask=None):  # type: ignore[no-untyped-def]
+        """As XLNet, whose input_mask is 1 at padding."""
+
+    expect_plan(planned(reversed_twin, FULL.replace(types=None)), [IDS], {"attention_mask": MASK}, ())
+
+
+def test_left_padding_reaches_a_model_that_takes_lengths_and_a_mask() -> None:
+    left = FULL.replace(types=None, mask=np.asarray(FULL.mask)[:, ::-1])
+    expect_plan(planned(both, left), [IDS, np.asarray(MASK)[:, ::-1]], {}, ())
+
+
+def test_parameters_that_are_not_the_batchs_affair() -> None:
+    class Block:
+        def hybrid_forward(self, F: Any, inputs: Any, training: bool = False) -> None: ...
+
+    parameters = parameters_of(Block().hybrid_forward, skip=("F", "training"))
+    assert [parameter.name for parameter in parameters] == ["inputs"]
+
+
+def test_an_argument_that_the_batch_has_nothing_for() -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        planned(siamese, BARE)
+    for fragment in ("the model needs 'hypothesis'", "as a dict's key", "call=lambda model, inputs: ..."):
+        assert fragment in str(caught.value)
+
+
+def test_left_padding_has_no_valid_length() -> None:
+    with pytest.raises(embgrad.BatchError, match="not padded on the right only"):
+        planned(gluonnlp, FULL.replace(mask=MASK[:, ::-1]))
+
+
+def test_parts() -> None:
+    model = object()
+    assert as_parts(model) == (model,)
+    assert as_parts([model, 1]) == as_parts((model, 1)) == (model, 1)
+
+
+# Models that declare their inputs
+
+
+@pytest.mark.parametrize(
+    ("names", "batch", "expected", "unused"),
+    [
+        (["input_ids"], FULL, {"input_ids": IDS}, ("mask", "types")),
+        (["input_ids", "attention_mask"], FULL, {"input_ids": IDS, "attention_mask": MASK}, ("types",)),
+        (
+            ["input_word_ids", "input_mask", "input_type_ids"],
+            BARE,
+            {"input_word_ids": IDS, "input_mask": ONES, "input_type_ids": ZEROS},
+            (),
+        ),
+        (
+            ["token_ids", "padding_mask", "segment_ids"],
+            FULL,
+            {"token_ids": IDS, "padding_mask": MASK, "segment_ids": TYPES},
+            (),
+        ),
+        (["data0", "valid_length"], FULL.replace(types=None), {"data0": IDS, "valid_length": LENGTHS}, ()),
+        (["input_1"], BARE, {"input_1": IDS}, ()),
+        (["input_1", "mask"], BARE, {"input_1": IDS, "mask": ONES}, ()),
+    ],
+)
+def test_mappings(names: list[str], batch: Any, expected: dict[str, Any], unused: tuple[str, ...]) -> None:
+    filled, left = plan_mapping(names, batch)
+    assert filled.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(filled[name], value)
+    assert left == unused
+
+
+def test_extras_fill_inputs_of_their_names() -> None:
+    batch = BARE.replace(extras={"features": EXTRA, "labels": EXTRA})
+    filled, unused = plan_mapping(["input_1", "features"], batch)
+    np.testing.assert_array_equal(filled["features"], EXTRA)
+    np.testing.assert_array_equal(filled["input_1"], IDS)
+    assert unused == ("labels",)
+
+
+@pytest.mark.parametrize(
+    ("names", "fragments"),
+    [
+        (
+            ["left", "right"],
+            ["the model's inputs are 'left', 'right'", "none has a name that means token ids", "call="],
+        ),
+        (["mask"], ["the model's inputs are 'mask'"]),
+        (["input_ids", "features"], ["the model needs 'features'", "call="]),
+    ],
+)
+def test_mappings_that_cannot_be_filled(names: list[str], fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        plan_mapping(names, BARE)
+    for fragment in fragments:
+        assert fragment in str(caught.value)

@@ -1,0 +1,289 @@
+"""A checkpoint folder becomes a BERT: what is read, how it is spelled, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import embgrad
+from embgrad import registry
+from embgrad.checkpoint import WeightTarget, bert_names
+
+SIZE, VOCAB = 3, 7
+CONFIG = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": SIZE}
+
+
+def shape_of(name: str) -> tuple[int, ...]:
+    if name.endswith("_embeddings.weight"):
+        return (VOCAB, SIZE)
+    return (SIZE, SIZE + 1) if name.endswith("weight") and "LayerNorm" not in name else (SIZE,)
+
+
+def example_weights() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {name: random.normal(size=shape_of(name)).astype(np.float32) for name in bert_names(2)}
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """A backend `fake` whose BERT is this dict of weights; its poolers are transposed."""
+    model: dict[str, np.ndarray] = {}
+
+    def bert(config: Any) -> tuple[Any, list[WeightTarget]]:
+        assert config == CONFIG
+        targets = []
+        for name in bert_names(config["num_hidden_layers"]):
+            transposed = name == "pooler.dense.weight"
+            shape = shape_of(name)[::-1] if transposed else shape_of(name)
+            targets.append(WeightTarget(name, shape, lambda value, name=name: model.update({name: value}), transposed))
+        return model, targets
+
+    fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
+    unable = SimpleNamespace(name="unable", package="numpy", extra=None, supports=frozenset({"word"}))
+    found = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
+    monkeypatch.setattr(registry, "_discovered", lambda: found)
+    return model
+
+
+def write(folder: Path, weights: dict[str, np.ndarray], config: Any = CONFIG) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def expect_weights(built: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert built.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(built[name], value.T if name == "pooler.dense.weight" else value)
+
+
+def test_the_names_of_a_bert() -> None:
+    names = bert_names(2)
+    assert len(names) == len(set(names)) == 3 + 2 + 2 * 16 + 2
+    assert names[0] == "embeddings.word_embeddings.weight"
+    assert "encoder.layer.1.attention.output.LayerNorm.bias" in names
+    assert names[-1] == "pooler.dense.bias"
+
+
+def test_every_weight_arrives(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    for folder in (write(tmp_path, weights), str(tmp_path)):
+        built.clear()
+        assert embgrad.load_bert(folder, "fake") is built
+        expect_weights(built, weights)
+
+
+def test_the_prefix_is_taken_off(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    embgrad.load_bert(write(tmp_path, {f"bert.{name}": value for name, value in weights.items()}), "fake")
+    expect_weights(built, weights)
+
+
+def test_gamma_and_beta_of_the_oldest_checkpoints(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights.items()
+    }
+    assert "embeddings.LayerNorm.gamma" in old
+    embgrad.load_bert(write(tmp_path, old), "fake")
+    expect_weights(built, weights)
+
+
+def test_buffers_are_passed_over(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    buffers = {"embeddings.position_ids": np.arange(4), "bert.embeddings.token_type_ids": np.zeros(4, np.int64)}
+    embgrad.load_bert(write(tmp_path, {**weights, **buffers}), "fake")
+    expect_weights(built, weights)
+
+
+def test_shards(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    names = sorted(weights)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in files.items():
+        safetensors.numpy.save_file({name: weights[name] for name in held}, tmp_path / file)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    index = {"weight_map": {name: file for file, held in files.items() for name in held}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    embgrad.load_bert(tmp_path, "fake")
+    expect_weights(built, weights)
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"b\.safetensors is missing: expected the weights as safetensors"
+    ):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+def write_bfloat16(path: Path, weights: dict[str, np.ndarray]) -> None:
+    """By hand, since NumPy has no such type: the upper halves of float32."""
+    header, data = {}, b""
+    for name, value in weights.items():
+        halves = (value.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(value.shape),
+            "data_offsets": [len(data), len(data) + len(halves)],
+        }
+        data += halves
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_bfloat16_is_widened(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = {
+        name: (np.ascontiguousarray(value).view(np.uint32) & 0xFFFF0000).view(np.float32)
+        for name, value in example_weights().items()
+    }
+    write(tmp_path, {})
+    write_bfloat16(tmp_path / "model.safetensors", weights)
+    embgrad.load_bert(tmp_path, "fake")
+    expect_weights(built, weights)
+    assert built["pooler.dense.bias"].dtype == np.float32
+
+
+@pytest.mark.parametrize("ignore", [["cls.*"], ("cls.*", "none"), "cls.*"])
+def test_a_head_can_be_left_over_on_purpose(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any) -> None:
+    weights = example_weights()
+    head = {"cls.predictions.bias": np.zeros(3), "cls.seq_relationship.bias": np.zeros(2)}
+    write(tmp_path, {**weights, **head})
+    with pytest.raises(embgrad.FileFormatError) as caught:
+        embgrad.load_bert(tmp_path, "fake")
+    for fragment in ("holds 2 weights that the encoder has no place for: 'cls.predictions.bias'", "ignore=['cls.*']"):
+        assert fragment in str(caught.value)
+    assert built == {}
+    embgrad.load_bert(tmp_path, "fake", ignore=ignore)
+    expect_weights(built, weights)
+    (tmp_path / "model.safetensors").unlink()
+    write(tmp_path, {**weights, **head, "other.bias": np.zeros(3)})
+    with pytest.raises(embgrad.FileFormatError, match=r"holds 1 weights .*: 'other.bias'"):
+        embgrad.load_bert(tmp_path, "fake", ignore=ignore)
+
+
+def test_a_missing_weight_is_named(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    del weights["encoder.layer.1.output.dense.bias"]
+    with pytest.raises(embgrad.FileFormatError) as caught:
+        embgrad.load_bert(write(tmp_path, weights), "fake")
+    for fragment in ("lacks 1 of the model's weights: 'encoder.layer.1.output.dense.bias'", "expected all of 39"):
+        assert fragment in str(caught.value)
+    assert built == {}
+
+
+def test_a_misspelled_weight_is_recognised(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    weights["pooler.dens.bias"] = weights.pop("pooler.dense.bias")
+    with pytest.raises(embgrad.FileFormatError, match=r"'pooler\.dense\.bias'.* Did you mean 'pooler\.dens\.bias'\?"):
+        embgrad.load_bert(write(tmp_path, weights), "fake")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("embeddings.word_embeddings.weight", (VOCAB + 1, SIZE), r"\(7, 3\)"),
+        ("pooler.dense.weight", (SIZE + 1, SIZE), r"\(3, 4\)"),
+        ("embeddings.LayerNorm.bias", (SIZE, 1), r"\(3,\)"),
+    ],
+)
+def test_a_misshapen_weight_is_named(
+    tmp_path: Path, built: dict[str, np.ndarray], name: str, shape: tuple[int, ...], expected: str
+) -> None:
+    write(tmp_path, {**example_weights(), name: np.zeros(shape, np.float32)})
+    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape .*: the configuration makes it {expected}"):
+        embgrad.load_bert(tmp_path, "fake")
+    assert built == {}
+
+
+def test_two_encoders_in_one_checkpoint(tmp_path: Path, built: dict[str, np.ndarray]) -> None:
+    weights = example_weights()
+    write(tmp_path, {**weights, "bert.pooler.dense.bias": weights["pooler.dense.bias"]})
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"holds the weight 'pooler\.dense\.bias' twice, once as '.*pooler"
+    ):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+# Folders
+
+
+def test_no_configuration(tmp_path: Path, built: Any) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(embgrad.FileFormatError, match=r"holds no config\.json: expected a checkpoint folder"):
+            embgrad.load_bert(folder, "fake")
+
+
+def test_a_file_in_the_folders_place(tmp_path: Path, built: Any) -> None:
+    write(tmp_path, {})
+    with pytest.raises(embgrad.FileFormatError, match=r"cannot be read as JSON"):
+        embgrad.load_bert(tmp_path / "model.safetensors", "fake")
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe"])
+def test_a_configuration_that_is_no_json(tmp_path: Path, built: Any, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"config\.json cannot be read as JSON: .*expected a model's config"
+    ):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"), [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ([1], "None"), (3, "None")]
+)
+def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> None:
+    write(tmp_path, {}, config)
+    with pytest.raises(
+        embgrad.UnsupportedError, match=f"says model_type {kind}: load_bert expects 'bert'. Build other"
+    ):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"model\.safetensors is missing: expected the weights as safetensors$"
+    ):
+        embgrad.load_bert(tmp_path, "fake")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(embgrad.FileFormatError, match=r"'pytorch_model\.bin' is not read, convert it to safetensors"):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+def test_weights_that_are_not_whole(tmp_path: Path, built: Any) -> None:
+    path = write(tmp_path, example_weights()) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(embgrad.FileFormatError, match="no whole safetensors file"):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "is no index of safetensors shards"),
+        ("{}", "is no index of safetensors shards"),
+        ('{"weight_map": [1]}', "is no index of safetensors shards"),
+        ('{"weight_map": {"a": 3}}', "names the shard 3: expected a file in"),
+        (
+            '{"weight_map": {"a": "../secret.safetensors"}}',
+            "names the shard '../secret.safetensors': expected a file in",
+        ),
+        ('{"weight_map": {}}', "lacks 39 of the model's weights"),
+    ],
+)
+def test_indices_of_shards_that_are_refused(tmp_path: Path, built: Any, index: str, message: str) -> None:
+    (write(tmp_path, example_weights()) / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load_bert(tmp_path, "fake")
+
+
+def test_a_backend_that_has_no_bert(tmp_path: Path, built: Any) -> None:
+    with pytest.raises(embgrad.UnsupportedError, match="the backend 'unable' cannot load a BERT; use 'torch'"):
+        embgrad.load_bert(write(tmp_path, {}), "unable")
+    with pytest.raises(embgrad.BackendError, match="there is no backend 'jax': expected one of 'fake', 'unable'"):
+        embgrad.load_bert(tmp_path, "jax")

@@ -1,0 +1,330 @@
+"""encode: texts to a TokenBatch with each kind of tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+import embgrad
+
+SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    """BERT's: WordPiece with [CLS] and [SEP], trained on three sentences."""
+    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.train_from_iterator(
+        SENTENCES, trainers.WordPieceTrainer(vocab_size=70, special_tokens=SPECIAL, show_progress=False)
+    )
+    built.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return built
+
+
+@pytest.fixture
+def byte_level() -> Tokenizer:
+    """GPT-2's: byte-pair encoding without special tokens."""
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.train_from_iterator(SENTENCES, trainers.BpeTrainer(vocab_size=60, show_progress=False))
+    return built
+
+
+class Pieces:
+    """As little of a BERT tokenizer as is asked for: it splits, and numbers the pieces."""
+
+    vocabulary = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film", "##s", "plot")
+
+    def tokenize(self, text: str) -> list[str]:
+        return text.replace("films", "film ##s").split()
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+        return [self.vocabulary.index(token) if token in self.vocabulary else 1 for token in tokens]
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) - 96 for letter in text]
+
+
+# A tokenizers.Tokenizer
+
+
+def test_special_tokens_padding_types_and_words(tokenizer: Tokenizer) -> None:
+    batch = embgrad.encode(["a gripping film", ("the plot", "is thin")], tokenizer)
+    assert batch.tokens == (
+        ("[CLS]", "a", "gripping", "film", "[SEP]", "[PAD]", "[PAD]"),
+        ("[CLS]", "the", "plot", "[SEP]", "is", "thin", "[SEP]"),
+    )
+    assert batch.mask is not None
+    assert batch.types is not None
+    assert batch.words is not None
+    assert batch.mask.tolist() == [[1, 1, 1, 1, 1, 0, 0], [1] * 7]
+    assert batch.types.tolist() == [[0] * 7, [0, 0, 0, 0, 1, 1, 1]]
+    assert batch.words.tolist() == [[-1, 0, 1, 2, -1, -1, -1], [-1, 0, 1, -1, 2, 3, -1]]
+    assert batch.ids[0].tolist() == [*tokenizer.encode("a gripping film").ids, 0, 0]
+    assert batch.truncated.tolist() == [0, 0]
+    assert batch.convention == "huggingface"
+
+
+def test_pieces_of_a_word_have_its_number(tokenizer: Tokenizer) -> None:
+    batch = embgrad.encode("filming a plot", tokenizer)
+    assert batch.tokens is not None
+    assert batch.words is not None
+    pieces = [token for token, word in zip(batch.tokens[0], batch.words[0], strict=True) if word == 0]
+    assert len(pieces) > 1
+    assert "".join(piece.removeprefix("##") for piece in pieces) == "filming"
+
+
+def test_one_text_is_a_batch_of_one(tokenizer: Tokenizer) -> None:
+    assert embgrad.encode("a film", tokenizer) == embgrad.encode(["a film"], tokenizer)
+    assert embgrad.encode(np.array(["a film", "the plot"]), tokenizer) == embgrad.encode(
+        ["a film", "the plot"], tokenizer
+    )
+    assert embgrad.encode([["the plot", "is thin"]], tokenizer) == embgrad.encode([("the plot", "is thin")], tokenizer)
+
+
+def test_an_example_is_the_same_whoever_stands_beside_it(tokenizer: Tokenizer) -> None:
+    alone = embgrad.encode("a film", tokenizer)
+    beside = embgrad.encode(["the plot is thin but gripping", "a film"], tokenizer)
+    width = alone.shape[1]
+    np.testing.assert_array_equal(beside.ids[1, :width], alone.ids[0])
+    np.testing.assert_array_equal(beside.real[1], np.arange(beside.shape[1]) < width)
+
+
+def test_types_of_zeros_are_not_told(tokenizer: Tokenizer, byte_level: Tokenizer) -> None:
+    """These tokenizers give zeros whether the model has types or not, and to GPT-2 zeros are not the same as none."""
+    assert embgrad.encode(["a film", "the plot"], tokenizer).types is None
+    assert embgrad.encode(["a film", "the plot"], byte_level).types is None
+
+
+def test_left_padding(tokenizer: Tokenizer) -> None:
+    right = embgrad.encode(["a film", ("the plot", "is thin")], tokenizer)
+    left = embgrad.encode(["a film", ("the plot", "is thin")], tokenizer, padding_side="left")
+    gap = 3
+    for name in ("ids", "mask", "types", "words"):
+        np.testing.assert_array_equal(getattr(left, name)[0], np.roll(getattr(right, name)[0], gap))
+        np.testing.assert_array_equal(getattr(left, name)[1], getattr(right, name)[1])
+    assert left.tokens is not None
+    assert left.tokens[0] == ("[PAD]", "[PAD]", "[PAD]", "[CLS]", "a", "film", "[SEP]")
+
+
+def test_the_tokenizers_own_padding_is_followed(tokenizer: Tokenizer) -> None:
+    tokenizer.enable_padding(direction="left", pad_id=1, pad_type_id=1, pad_token="[UNK]", length=20)
+    batch = embgrad.encode(["a film", ("the plot", "is thin")], tokenizer)
+    assert batch.shape == (2, 7)  # to the longest, not to the tokenizer's fixed length
+    assert batch.ids[0, :3].tolist() == [1, 1, 1]
+    assert batch.types is not None
+    assert batch.tokens is not None
+    assert batch.types[0, :3].tolist() == [1, 1, 1]
+    assert batch.tokens[0][:3] == ("[UNK]",) * 3
+    assert embgrad.encode(["a film", "the"], tokenizer, padding_side="right", pad_id=0).ids[1, -1] == 0
+
+
+@pytest.mark.parametrize(("token", "expected"), [("[PAD]", 2), ("<pad>", 2), ("other", 0)])
+def test_the_pad_id_is_found_by_the_usual_names(token: str, expected: int) -> None:
+    built = Tokenizer(models.WordLevel({"a": 0, "b": 1, token: 2}, unk_token="a"))
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert embgrad.encode(["a b", "a"], built).ids[1].tolist() == [0, expected]
+
+
+def test_truncation_is_reported(tokenizer: Tokenizer) -> None:
+    texts = ["a gripping film", "a", ("the plot", "is thin")]
+    batch = embgrad.encode(texts, tokenizer, max_length=4)
+    assert batch.tokens is not None
+    assert batch.tokens[:2] == (("[CLS]", "a", "gripping", "[SEP]"), ("[CLS]", "a", "[SEP]", "[PAD]"))
+    assert len(batch.tokens[2]) == 4  # which of the pair it cuts is the tokenizer's affair
+    assert batch.truncated.tolist() == [1, 0, 3]
+    assert embgrad.encode(texts, tokenizer, max_length=np.int64(4)) == batch  # NumPy's numbers are numbers
+    assert embgrad.encode(texts, tokenizer).truncated.tolist() == [0, 0, 0]
+    assert "4 tokens cut off 2 examples" in repr(batch)
+
+
+def test_the_tokenizers_own_truncation_is_reported(tokenizer: Tokenizer) -> None:
+    tokenizer.enable_truncation(3)
+    batch = embgrad.encode(["a gripping film", "a"], tokenizer)
+    assert batch.shape == (2, 3)
+    assert batch.truncated.tolist() == [2, 0]
+    assert embgrad.encode(["a gripping film"], tokenizer, max_length=4).truncated.tolist() == [1]
+
+
+@pytest.mark.parametrize("max_length", [None, 4])
+def test_the_users_tokenizer_is_as_it_was(tokenizer: Tokenizer, max_length: int | None) -> None:
+    tokenizer.enable_truncation(6, stride=1, strategy="only_first")
+    tokenizer.enable_padding(length=9, pad_id=1)
+    before = tokenizer.to_str()
+    embgrad.encode(["a gripping film", "a"], tokenizer, max_length=max_length)
+    assert tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize("texts", [["a film"], [("the plot", "is thin")]])
+def test_no_room_for_the_special_tokens_is_an_error(tokenizer: Tokenizer, texts: Any) -> None:
+    """The tokenizer itself cuts nothing then, and says nothing."""
+    with pytest.raises(embgrad.BatchError, match=r"max_length is 1, .* of example 0: expected room for its special"):
+        embgrad.encode(texts, tokenizer, max_length=1)
+
+
+def test_texts_of_any_letters(tokenizer: Tokenizer, byte_level: Tokenizer) -> None:
+    texts = ["", "naïve 電影 🎬", "a\u0301\x00b", " \t\n"]
+    assert embgrad.encode(texts, tokenizer).ids[0, :2].tolist() == [2, 3]
+    assert embgrad.encode(["", "a film"], byte_level).real[0].any() == np.False_
+    with pytest.raises(embgrad.BatchError, match="made no token of any text"):
+        embgrad.encode([""], byte_level)
+
+
+# An object with tokenize and convert_tokens_to_ids
+
+
+def test_pieces_get_berts_special_tokens() -> None:
+    batch = embgrad.encode(["a plot", ("films", "a")], Pieces())
+    assert batch.tokens == (
+        ("[CLS]", "a", "plot", "[SEP]", "[PAD]", "[PAD]"),
+        ("[CLS]", "film", "##s", "[SEP]", "a", "[SEP]"),
+    )
+    assert batch.ids.tolist() == [[2, 4, 7, 3, 0, 0], [2, 5, 6, 3, 4, 3]]
+    assert batch.types is not None
+    assert batch.types.tolist() == [[0] * 6, [0, 0, 0, 0, 1, 1]]
+    assert batch.words is None
+
+
+def test_pieces_are_cut_off_the_longer_text() -> None:
+    batch = embgrad.encode([("films a plot", "a plot"), "a"], Pieces(), max_length=6)
+    assert batch.tokens is not None
+    assert batch.tokens[0] == ("[CLS]", "film", "[SEP]", "a", "plot", "[SEP]")
+    assert batch.truncated.tolist() == [3, 0]
+    with pytest.raises(embgrad.BatchError, match="max_length is 2: expected room for 3 special tokens"):
+        embgrad.encode([("a", "a")], Pieces(), max_length=2)
+
+
+# A callable
+
+
+@pytest.mark.parametrize("wrap", [list, np.array, lambda ids: np.array([ids]), lambda ids: np.array(ids, np.float32)])
+def test_a_callable_that_returns_ids(wrap: Any) -> None:
+    batch = embgrad.encode(["ab", "abc"], lambda text: wrap(letters(text)))
+    assert batch.ids.tolist() == [[1, 2, 0], [1, 2, 3]]
+    assert batch.mask is not None
+    assert batch.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch.types is batch.tokens is batch.words is None
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("input_ids", "attention_mask", "token_type_ids"),
+        ("input_word_ids", "input_mask", "input_type_ids"),
+        ("token_ids", "padding_mask", "segment_ids"),
+    ],
+)
+def test_a_callable_that_returns_a_padded_dict(keys: tuple[str, str, str]) -> None:
+    """As a preprocessor of TF Hub, which pads to a fixed length."""
+
+    def preprocess(*texts: str) -> dict[str, Any]:
+        ids = [number for text in texts for number in letters(text)]
+        types = [number for number, text in enumerate(texts) for _ in text]
+        pad = [0] * (9 - len(ids))
+        values = (ids + pad, [1] * len(ids) + pad, types + pad)
+        return {key: np.array([value]) for key, value in zip(keys, values, strict=True)}
+
+    batch = embgrad.encode(["ab", ("ab", "c")], preprocess, pad_id=9)
+    assert batch.ids.tolist() == [[1, 2, 9], [1, 2, 3]]
+    assert batch.types is not None
+    assert batch.types.tolist() == [[0, 0, 0], [0, 0, 1]]
+
+
+def test_a_dict_without_types_gives_none() -> None:
+    assert embgrad.encode(["ab"], lambda text: {"input_ids": letters(text)}).types is None
+
+
+@pytest.mark.parametrize(
+    ("returned", "fragments"),
+    [
+        (["a", "b"], ["returned ['a', 'b'] for example 0", "at least one whole number"]),
+        ([], ["returned [] for example 0"]),
+        (None, ["returned None for example 0"]),
+        ([[1], [2, 3]], ["returned [[1], [2, 3]]"]),
+        ([[1, 2], [3, 4]], ["returned [[1, 2], [3, 4]]"]),
+        ([1.5], ["returned [1.5]"]),
+        ({"ids": [1]}, ["a dict with the keys 'ids'", "expected the ids under one of 'input_ids'"]),
+        ({"input_ids": [1, 2], "attention_mask": [1]}, ["2 ids and 1 numbers under 'attention_mask' for example 0"]),
+        ({"input_ids": [1, 2], "token_type_ids": [1, 0, 0]}, ["2 ids and 3 numbers under 'token_type_ids'"]),
+    ],
+)
+def test_what_a_callable_may_not_return(returned: Any, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.encode(["ab"], lambda text: returned)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("texts", "fragments"),
+    [
+        ([], ["texts is []", "a list of at least one text"]),
+        (None, ["texts is None"]),
+        (3, ["texts is 3"]),
+        (b"text", ["texts is b'text'", "expected a text"]),
+        (("premise", "hypothesis"), ["a tuple of 2", "[(premise, hypothesis)]"]),
+        (["a", 3], ["example 1 is 3", "expected a text or a pair of texts"]),
+        (["a", None], ["example 1 is None"]),
+        ([("a", "b", "c")], ["example 0 is ('a', 'b', 'c')"]),
+        ([("a", None)], ["example 0 is ('a', None)"]),
+        ({"text": "a"}, ["texts is {'text': 'a'}"]),
+    ],
+)
+def test_texts_that_are_refused(texts: Any, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.encode(texts, letters)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "fragments"),
+    [
+        (
+            "bert-base-uncased",
+            ["the tokenizer is of type str", "a tokenizers.Tokenizer", "a callable that returns ids"],
+        ),
+        (None, ["the tokenizer is of type NoneType"]),
+        (Tokenizer, ["the tokenizer is the class Tokenizer", "expected an instance"]),
+        (Pieces, ["the tokenizer is the class Pieces"]),
+    ],
+)
+def test_tokenizers_that_are_refused(given: Any, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.encode(["a"], given)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({"max_length": 0}, ["max_length is 0", "a whole number of at least 1, or None"]),
+        ({"max_length": 4.0}, ["max_length is 4.0"]),
+        ({"max_length": True}, ["max_length is True"]),
+        ({"max_length": "4"}, ["max_length is '4'"]),
+        ({"max_length": 4}, ["max_length cannot be kept with a callable", "cut the ids in the callable"]),
+        ({"padding_side": "lefty"}, ["padding_side is 'lefty'", "Did you mean 'left'?"]),
+        ({"padding_side": 1}, ["padding_side is 1", "expected 'right' or 'left'"]),
+        ({"pad_id": -1}, ["ids holds -1 at example 0, position 1"]),
+        ({"pad_id": 1.5}, ["ids holds 1.5 at example 0, position 1"]),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], fragments: list[str]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.encode(["a", "ab"], letters, **options)
+    for fragment in fragments:
+        assert fragment in str(caught.value)

@@ -1,0 +1,564 @@
+"""The call: forms of batches, options, what is said, and what is refused; on the reference backend."""
+
+from __future__ import annotations
+
+import json
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad import registry
+from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
+
+VOCAB, DIM, CLASSES = 20, 4, 3
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(VOCAB, DIM)),
+    "P": np.random.default_rng(1).normal(size=(6, DIM)),
+    "W": np.random.default_rng(2).normal(size=(DIM, CLASSES)),
+}
+IDS = np.array([[3, 5, 7], [2, 9, 1]])
+RIGHT = np.array([[1, 1, 1], [1, 1, 0]])
+LABELS = [0, 2]
+
+
+def model(forward: Callable[..., Any], dtype: str = "float64") -> ReferenceModel:
+    return ReferenceModel(forward, {name: value.astype(dtype) for name, value in WEIGHTS.items()})
+
+
+def mean(model: Any, input_ids: np.ndarray) -> Tensor:
+    return lookup(model["E"], input_ids).tanh().mean(1) @ model["W"]
+
+
+def masked(model: Any, input_ids: np.ndarray, attention_mask: Any = None, token_type_ids: Any = None) -> Tensor:
+    mask = np.ones(input_ids.shape) if attention_mask is None else attention_mask
+    weights = mask if token_type_ids is None else mask * (1 + token_type_ids)
+    return (lookup(model["E"], input_ids) * Tensor(weights[..., None].astype(float))).sum(1) @ model["W"]
+
+
+def time_major(model: Any, input_ids: np.ndarray) -> Tensor:
+    return lookup(model["E"], input_ids.T).tanh().mean(0) @ model["W"]
+
+
+def flat_time_major(model: Any, input_ids: np.ndarray) -> Tensor:
+    rows = lookup(model["E"], input_ids.T.reshape(-1))
+    return rows.reshape(*input_ids.T.shape, DIM).tanh().mean(0) @ model["W"]
+
+
+def positional(model: Any, input_ids: np.ndarray) -> Tensor:
+    positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
+    return (lookup(model["E"], input_ids) + positions).tanh().mean(1) @ model["W"]
+
+
+def siamese(model: Any, input_ids: np.ndarray, hypothesis: np.ndarray) -> Tensor:
+    return (lookup(model["E"], input_ids).mean(1) * lookup(model["E"], hypothesis).mean(1)) @ model["W"]
+
+
+def twice(model: Any, input_ids: np.ndarray) -> Tensor:
+    return (lookup(model["E"], input_ids).mean(1) + lookup(model["E"], input_ids).tanh().mean(1)) @ model["W"]
+
+
+def centred(model: Any, input_ids: np.ndarray) -> Tensor:
+    """Examples meet: each is given less the mean of the batch, as in batch norm."""
+    hidden = lookup(model["E"], input_ids).mean(1)
+    return (hidden + hidden.mean(0) * -1.0).tanh() @ model["W"]
+
+
+def gradients(forward: Callable[..., Any] = mean, batch: Any = IDS, objective: Any = None, **options: Any) -> Any:
+    return embgrad.gradients(model(forward), batch, objective or embgrad.CrossEntropy(LABELS), **options)
+
+
+def expected_of_mean(ids: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    """On paper: softmax less one-hot, back through W, the mean and the tanh."""
+    hidden = np.tanh(WEIGHTS["E"][ids])
+    logits = hidden.mean(1) @ WEIGHTS["W"]
+    slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[list(labels)]
+    return np.asarray((slope @ WEIGHTS["W"].T)[:, None] / ids.shape[1] * (1 - hidden**2))
+
+
+# Numbers
+
+
+@given(
+    st.integers(1, 4).flatmap(
+        lambda width: st.lists(st.lists(st.integers(0, 3), min_size=width, max_size=width), min_size=1, max_size=4)
+    ),
+    st.sampled_from([mean, time_major, flat_time_major]),
+)
+def test_any_ids_in_any_arrangement(rows: list[list[int]], forward: Any) -> None:
+    """Few different ids, so that many batches read the same by example and by position."""
+    ids = np.array(rows)
+    labels = np.arange(len(ids)) % CLASSES
+    result = gradients(forward, ids, embgrad.CrossEntropy(labels))
+    np.testing.assert_allclose(result.values, expected_of_mean(ids, labels), atol=1e-14)
+
+
+@pytest.mark.parametrize("forward", [mean, time_major, flat_time_major])
+@pytest.mark.parametrize("ids", [[[5, 5], [5, 5]], [[1, 2], [2, 1]], [[5, 5, 5], [5, 5, 5]], [[0, 0], [0, 0]]])
+def test_ids_that_read_the_same_either_way(forward: Any, ids: Any) -> None:
+    result = gradients(forward, ids)
+    np.testing.assert_allclose(result.values, expected_of_mean(np.array(ids), LABELS), atol=1e-14)
+
+
+def test_a_layout_that_nothing_tells() -> None:
+    one_row = ReferenceModel(mean, {"E": WEIGHTS["E"][:1], "W": WEIGHTS["W"]})
+    with pytest.raises(
+        embgrad.AmbiguousPointError, match=r"do not tell which axis of E#0 .*is the examples.*batch_size=1"
+    ):
+        embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS))
+    each = embgrad.gradients(one_row, np.zeros((2, 2)), embgrad.CrossEntropy(LABELS), batch_size=1)
+    np.testing.assert_allclose(each.values, expected_of_mean(np.zeros((2, 2), int), LABELS), atol=1e-14)
+
+
+def test_single_precision() -> None:
+    result = embgrad.gradients(model(mean, "float32"), IDS, embgrad.CrossEntropy(LABELS))
+    assert result.values.dtype == result.activations.dtype == np.float32
+    assert result.objective.dtype == np.float64
+    assert result.provenance["compute_dtype"] == "float32"
+    np.testing.assert_allclose(result.values, expected_of_mean(IDS, LABELS), rtol=2e-5, atol=1e-7)
+
+
+def test_half_precision_is_widened() -> None:
+    result = embgrad.gradients(model(mean, "float16"), IDS, embgrad.CrossEntropy(LABELS))
+    assert result.values.dtype == np.float32
+    assert result.provenance["compute_dtype"] == "float16"
+    np.testing.assert_allclose(result.values, expected_of_mean(IDS, LABELS), atol=5e-3)
+
+
+# Batches of every form
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        IDS.tolist(),
+        tuple(map(tuple, IDS.tolist())),
+        IDS.astype(np.int8),
+        IDS.astype(np.float32),
+        embgrad.TokenBatch(IDS),
+        {"input_ids": IDS},
+        {"token_ids": IDS.tolist()},
+    ],
+)
+def test_batches_of_every_form(batch: Any) -> None:
+    np.testing.assert_array_equal(gradients(mean, batch).values, gradients().values)
+
+
+def test_texts_with_a_tokenizer() -> None:
+    result = gradients(masked, ["cab", "b"], tokenizer=lambda text: [ord(letter) - 96 for letter in text])
+    assert result.ids.tolist() == [[3, 1, 2], [2, 0, 0]]
+    assert result.mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert result.types is None
+    assert not result.values[1, 1:].any()
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "message"),
+    [
+        (["a film"], {}, "raw text, and a model reads token ids: pass tokenizer="),
+        (IDS, {"tokenizer": list}, "tokenizer is given and the batch is ndarray, not text.*leave the tokenizer out"),
+        ({"input_ids": IDS}, {"tokenizer": list}, "the batch is dict, not text"),
+        ([[1, 2], [3]], {}, "not a rectangular array"),
+        ([], {}, "the batch is empty"),
+        ([[1.5, 2.0]], {}, "holds 1.5 at example 0, position 0"),
+        (IDS, {"pads": "zeros"}, "pads is 'zeros': expected 'keep' or 'zero'. Did you mean 'zero'"),
+        (IDS, {"pads": None}, "pads is None"),
+        (IDS, {"batch_size": 0}, "batch_size is 0: expected a whole number of at least 1, or None"),
+        (IDS, {"batch_size": -1}, "batch_size is -1"),
+        (IDS, {"batch_size": 1.0}, "batch_size is 1.0"),
+        (IDS, {"batch_size": True}, "batch_size is True"),
+        (IDS, {"batch_size": "2"}, "batch_size is '2'"),
+        (IDS, {"call": "forward"}, r"call is 'forward': expected a function, call\(model, inputs\) -> outputs"),
+        (
+            [[3, VOCAB]],
+            {},
+            "id 20 at example 0, position 1 is outside the table: table 'E' has 20 rows: expected 0 to 19",
+        ),
+        ([[3, 2**40]], {}, "id 1099511627776 at example 0, position 1"),
+    ],
+)
+def test_batches_and_options_that_are_refused(batch: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=message):
+        gradients(mean, batch, **options)
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (None, "the objective is None: expected CrossEntropy, Logit"),
+        (3, "the objective is 3"),
+        ("logits", "the objective is 'logits'"),
+        (embgrad.CrossEntropy, r"the objective is the class CrossEntropy: expected an instance; write CrossEntropy\("),
+        (embgrad.Scalar, "the objective is the class Scalar"),
+        (embgrad.CrossEntropy([0]), "label has 1 entries: expected 2, one an example"),
+        (embgrad.CrossEntropy([0, 3]), "label 3 at example 1 is out of range"),
+    ],
+)
+def test_objectives_that_are_refused(objective: Any, message: str) -> None:
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(model(mean), IDS, objective)
+
+
+@pytest.mark.parametrize("at", [None, 3, "", [], ["word", "word"], ["word", 3], [None], b"word", [""]])
+def test_names_that_are_refused(at: Any) -> None:
+    with pytest.raises(embgrad.PointError, match="expected the name of a point, such as 'word', or several different"):
+        gradients(at=at)
+
+
+# Points
+
+
+def test_a_list_of_names_gives_a_dict_by_the_names_as_given() -> None:
+    for names in (["word"], ("word", "E", "E#0", "word#0"), iter(["E", "word"])):
+        results = gradients(at=names)
+        for name, result in results.items():
+            np.testing.assert_array_equal(result.values, gradients().values)
+            assert (result.provenance["point"], result.provenance["path"]) == (name, "E#0")
+    assert list(gradients(at=("word", "E", "E#0", "word#0"))) == ["word", "E", "E#0", "word#0"]
+
+
+def test_points_lists_the_lookups_in_order() -> None:
+    seen = embgrad.points(model(positional), IDS)
+    assert [(point.name, point.role) for point in seen] == [("P#0", None), ("E#0", "word")]
+    assert repr(seen[1]) == "Point(name='E#0', role='word')"
+    assert [point.name for point in embgrad.points(model(mean), ["ab"], tokenizer=lambda text: [1, 2])] == ["E#0"]
+
+
+def test_positions_that_equal_the_ids_are_told_apart() -> None:
+    ids = np.arange(3)[None]
+    result = gradients(positional, ids, embgrad.Sum())
+    np.testing.assert_array_equal(result.activations, WEIGHTS["E"][ids])
+    assert gradients(positional, ids, embgrad.Sum(), at="word#0").provenance["path"] == "E#0"
+    np.testing.assert_array_equal(gradients(positional, ids, embgrad.Sum(), at="P").activations, WEIGHTS["P"][ids])
+    alike = gradients(positional, [[0]], embgrad.Sum())  # one id: another one shows which lookup follows
+    assert alike.provenance["path"] == "E#0"
+    with pytest.raises(embgrad.PointError, match=r"no point 'word#1': the ids are looked up 1 time\(s\)"):
+        gradients(positional, ids, embgrad.Sum(), at="word#1")
+
+
+def test_a_model_that_fails_with_other_ids_says_that_it_cannot_be_told() -> None:
+    def particular(model: Any, input_ids: np.ndarray) -> Tensor:
+        if input_ids.tolist() != [[0, 1, 2]]:
+            raise ValueError("not these")
+        return positional(model, input_ids)
+
+    with pytest.raises(
+        embgrad.AmbiguousPointError, match=r"'word' fits 2 lookups, P#0 .*raised ValueError: name one of"
+    ):
+        gradients(particular, np.arange(3)[None], embgrad.Sum())
+
+
+def test_two_lookups_of_the_ids_are_not_added_up() -> None:
+    with pytest.raises(
+        embgrad.AmbiguousPointError, match=r"'word' fits 2 lookups: word#0 = E#0 .*word#1 = E#1"
+    ) as caught:
+        gradients(twice)
+    assert [one.name for one in caught.value.lookups] == ["E#0", "E#1"]
+    both = gradients(twice, at=["word#0", "word#1"])
+    summed = gradients(twice, at="E#0").table().to_dense() + gradients(twice, at="E#1").table().to_dense()
+    np.testing.assert_allclose(sum(one.table().to_dense() for one in both.values()), summed)
+    assert not np.allclose(both["word#0"].values, both["word#1"].values)
+
+
+def test_another_lookup_of_as_many_examples() -> None:
+    batch = {"input_ids": IDS, "hypothesis": IDS[::-1] + 1}
+    results = embgrad.gradients(model(siamese), batch, embgrad.Sum(), at=["word", "E#1"])
+    other = results["E#1"]
+    np.testing.assert_array_equal(other.ids, IDS[::-1] + 1)
+    np.testing.assert_array_equal(other.activations, WEIGHTS["E"][IDS[::-1] + 1])
+    assert other.mask is other.types is other.tokens is None
+    expected = WEIGHTS["E"][IDS].mean(1) * WEIGHTS["W"].sum(1) / 3
+    np.testing.assert_allclose(other.values, np.repeat(expected[:, None], 3, 1))
+
+
+def test_a_lookup_that_all_examples_share_is_refused() -> None:
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"the point 'P' is P#0 .*with 2 examples; a lookup that all examples"
+    ):
+        gradients(positional, at="P")
+
+
+# Split, pads, micro-batches
+
+
+def test_split_where_examples_meet() -> None:
+    together, split = gradients(centred), gradients(centred, split=True)
+    each = [gradients(centred, IDS, _Only(LABELS, example)) for example in range(2)]
+    for example in range(2):
+        np.testing.assert_allclose(split.values[example], each[example].values[example], atol=1e-14)
+        np.testing.assert_allclose(
+            split.per_example()[example].to_dense(), each[example].table().to_dense(), atol=1e-14
+        )
+    np.testing.assert_allclose(split.table().to_dense(), together.table().to_dense(), atol=1e-14)
+    assert not np.allclose(split.values, together.values)
+    assert split.provenance["split"]
+    np.testing.assert_array_equal(split.objective, together.objective)
+
+
+class _Only(embgrad.CrossEntropy):
+    """The cross-entropy of one example; nothing of the others."""
+
+    def __init__(self, labels: Sequence[int], example: int) -> None:
+        super().__init__(labels)
+        self.example = example
+
+    def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+        values, cotangent = super().evaluate(output, batch)
+        alone = np.arange(len(values)) == self.example
+        return values * alone, cotangent * alone[:, None]
+
+
+def test_pads_are_zeroed_in_every_pullback() -> None:
+    batch = embgrad.TokenBatch(IDS, RIGHT)
+    with pytest.warns(embgrad.EmbgradWarning):
+        kept, zeroed = gradients(centred, batch, split=True), gradients(centred, batch, split=True, pads="zero")
+    assert kept.pad_leak == zeroed.pad_leak > 0
+    assert kept.values[1, 2].any()
+    assert not zeroed.values[1, 2].any()
+    assert all(1 in table.rows and not table.to_dense()[1].any() for table in zeroed.per_example())
+    assert all(table.to_dense()[1].any() for table in kept.per_example())
+
+
+@pytest.mark.parametrize("mask", [None, np.ones_like(IDS)])
+def test_without_padding_there_is_no_leak(mask: Any) -> None:
+    assert gradients(masked, embgrad.TokenBatch(IDS, mask)).pad_leak == 0.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 100, np.int64(2), np.uint8(1)])
+@pytest.mark.parametrize("split", [False, True])
+def test_micro_batches_are_the_same_result(batch_size: Any, split: bool) -> None:
+    random = np.random.default_rng(3)
+    batch = embgrad.TokenBatch(
+        random.integers(0, VOCAB, (5, 4)),
+        np.arange(4) < random.integers(1, 5, (5, 1)),
+        random.integers(0, 2, (5, 4)),
+        tokens=[list("abcd")] * 5,
+        words=random.integers(-1, 3, (5, 4)),
+        truncated=[0, 1, 0, 2, 0],
+    )
+    objective = embgrad.Projection(random.normal(size=(5, CLASSES)))
+    whole = gradients(masked, batch, objective, split=split)
+    pieces = gradients(masked, batch, objective, split=split, batch_size=batch_size)
+    np.testing.assert_allclose(pieces.values, whole.values, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(pieces.objective, whole.objective, rtol=1e-13)
+    for name in ("activations", "ids", "mask", "types", "words_of"):
+        np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))
+    assert pieces.tokens == whole.tokens
+    assert pieces.provenance["truncated"] == [0, 1, 0, 2, 0]
+    assert len(pieces.per_example()) == 5
+    np.testing.assert_allclose(pieces.table().to_dense(), whole.table().to_dense(), rtol=1e-12, atol=1e-13)
+    assert pieces.provenance.get("batch_size") == (None if batch_size >= 5 else batch_size)
+
+
+def test_micro_batches_with_labels_at_each_position_and_extras() -> None:
+    def tagged(model: Any, input_ids: np.ndarray, weights: np.ndarray) -> Tensor:
+        return (lookup(model["E"], input_ids) * Tensor(weights[:, None, None])).tanh() @ model["W"]
+
+    ids = np.arange(15).reshape(5, 3)
+    labels = np.where(ids % 4 == 0, -100, ids % CLASSES)
+    batch = {"input_ids": ids, "weights": np.arange(1.0, 6.0)}
+    whole = gradients(tagged, batch, embgrad.CrossEntropy(labels))
+    pieces = gradients(tagged, batch, embgrad.CrossEntropy(labels), batch_size=2)
+    np.testing.assert_allclose(pieces.values, whole.values, atol=1e-15)
+    np.testing.assert_array_equal(whole.values.any(-1), labels != -100)
+
+
+def test_micro_batches_of_native_objectives() -> None:
+    whole = gradients(mean, objective=lambda logits: logits.column(1))
+    pieces = gradients(mean, objective=lambda logits: logits.column(1), batch_size=1)
+    np.testing.assert_allclose(pieces.values, whole.values)
+    scalar = embgrad.Scalar(lambda logits: logits.column(1).sum(0))
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"batch_size=1 cuts the batch of 2, and a Scalar .*leave batch_size"
+    ):
+        gradients(mean, objective=scalar, batch_size=1)
+    assert gradients(mean, objective=scalar, batch_size=2).objective.shape == ()
+
+
+def test_arguments_of_the_wrong_length_are_refused_in_micro_batches_too() -> None:
+    with pytest.raises(embgrad.ObjectiveError, match="labels has 3 entries: expected 2, one an example"):
+        gradients(objective=embgrad.CrossEntropy([0, 1, 2]), batch_size=1)
+
+
+# Native objectives
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_native_objective_that_is_not_finite(value: float) -> None:
+    with pytest.raises(
+        embgrad.ObjectiveError, match=rf"the objective is {value} for example 1: expected finite numbers"
+    ):
+        gradients(mean, objective=lambda logits: logits.column(0) + Tensor(np.array([0.0, value])))
+    with pytest.raises(embgrad.ObjectiveError, match=f"the objective is {value}: expected"):
+        gradients(mean, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0) + Tensor(value)))
+
+
+def test_a_backend_is_asked_only_for_what_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Limited(ReferenceBackend):
+        supports = frozenset({"word"})  # type: ignore[misc]
+
+    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Limited()}, {}))
+    cases: list[tuple[str, Any, dict[str, Any]]] = [
+        ("training", embgrad.Sum(), {"training": True}),
+        ("split", embgrad.Sum(), {"split": True}),
+        ("native", lambda logits: logits.column(0), {}),
+    ]
+    for ability, objective, options in cases:
+        message = f"the backend 'reference' does not support '{ability}': it supports 'word'; leave it out"
+        with pytest.raises(embgrad.UnsupportedError, match=message):
+            gradients(objective=objective, **options)
+    assert gradients().values.any()
+
+
+def test_split_needs_an_objective_of_ours() -> None:
+    with pytest.raises(embgrad.UnsupportedError, match="split=True pulls back each example's objective by itself"):
+        gradients(objective=lambda logits: logits.column(0), split=True)
+
+
+# Gradients that are none
+
+
+def test_a_gradient_that_overflows() -> None:
+    def steep(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        spike = np.ones(rows.value.shape)
+        spike[1, 2, 3] = np.inf
+        return (Tensor(rows.value * 0, [(rows, lambda g: g * spike)])).sum(1) @ model["W"]
+
+    message = r"the gradient at 'word' \(E\) is -?inf at example 1, position 2, and in 1 of 24 entries: expected finite"
+    with pytest.raises(embgrad.NoGradientError, match=message):
+        gradients(steep)
+
+
+# What the model cannot take
+
+
+def test_a_mask_that_is_not_taken_is_said() -> None:
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask, so that it reads padding as text"):
+        result = gradients(mean, embgrad.TokenBatch(IDS, RIGHT))
+    assert result.provenance["unused"] == ["mask"]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_the_warning_points_at_the_call(batch_size: int | None) -> None:
+    batch = embgrad.TokenBatch(IDS, RIGHT)
+    with pytest.warns(embgrad.EmbgradWarning) as caught:
+        embgrad.gradients(model(mean), batch, embgrad.CrossEntropy(LABELS), batch_size=batch_size)
+    assert {one.filename for one in caught} == {__file__}
+
+
+def test_other_inputs_that_are_not_taken_are_said() -> None:
+    batch = {"input_ids": IDS, "token_type_ids": [[0, 1, 1]] * 2, "position_ids": IDS}
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"the types, so that .* and the input 'position_ids'; .*call=lambda"
+    ):
+        result = gradients(mean, batch)
+    assert result.provenance["unused"] == ["types", "position_ids"]
+
+
+@pytest.mark.parametrize("name", ["mask", "types"])
+def test_an_input_under_a_name_that_embgrad_uses_itself_is_said(name: str) -> None:
+    with pytest.warns(embgrad.EmbgradWarning, match=f"cannot take the input '{name}'"):
+        gradients(mean, {"input_ids": IDS, name: RIGHT})
+
+
+@pytest.mark.parametrize("batch", [embgrad.TokenBatch(IDS, np.ones_like(IDS), np.zeros_like(IDS)), IDS])
+def test_what_changes_nothing_is_not_said(batch: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradients(mean, batch)
+
+
+def test_call_is_given_the_batch_in_its_own_convention() -> None:
+    seen: list[Any] = []
+
+    def call(model: ReferenceModel, inputs: Any) -> Tensor:
+        seen.append(inputs)
+        return model(IDS)
+
+    gradients(mean, embgrad.TokenBatch(IDS, RIGHT, convention="tfhub"), call=call)
+    gradients(mean, {"input_ids": IDS, "anything": 3}, call=call)
+    gradients(mean, IDS, call=call)
+    assert list(seen[0]) == ["input_word_ids", "input_mask", "input_type_ids"]
+    assert list(seen[1]) == ["input_ids", "anything"]
+    np.testing.assert_array_equal(seen[2], IDS)
+
+
+def test_a_call_that_is_refused() -> None:
+    for outputs in (None, [], {"loss": 3}):
+        with pytest.raises(embgrad.OutputError, match="there is no tensor"):
+            gradients(call=lambda model, inputs, outputs=outputs: [model(inputs), outputs][1])
+    with pytest.raises(embgrad.BatchError, match="the model needs 'hypothesis'"):
+        gradients(siamese)
+
+
+# The result
+
+
+def test_provenance() -> None:
+    batch = embgrad.TokenBatch(IDS, truncated=[0, 3])
+    objective = embgrad.CrossEntropy(LABELS)
+    provenance = gradients(mean, batch, objective).provenance
+    assert provenance == {
+        "embgrad": embgrad.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "backend": "reference",
+        "versions": {"numpy": np.__version__},
+        "model": "embgrad.testing.reference.ReferenceModel",
+        "point": "word",
+        "path": "E#0",
+        "objective": {"class": "CrossEntropy", "labels": [0, 2], "of": "logits"},
+        "compute_dtype": "float64",
+        "training": False,
+        "pads": "keep",
+        "split": False,
+        "unused": [],
+        "truncated": [0, 3],
+    }
+    assert json.loads(json.dumps(provenance)) == provenance
+    parts = [model(mean), model(mean)]
+    both = embgrad.gradients(parts, IDS, objective, call=lambda parts, inputs: parts[1](inputs))
+    assert both.provenance["model"] == " + ".join(["embgrad.testing.reference.ReferenceModel"] * 2)
+    assert both.provenance["path"] == "1.E#0"
+
+
+def test_provenance_of_native_objectives() -> None:
+    def positive(logits: Tensor) -> Tensor:
+        return logits.column(0)
+
+    described = gradients(objective=positive).provenance["objective"]
+    assert described["class"] == "callable"
+    assert described["name"].endswith("positive")
+
+    class Callable_:
+        def __call__(self, logits: Tensor) -> Tensor:
+            return logits.column(0)
+
+    assert gradients(objective=Callable_()).provenance["objective"]["name"].endswith("Callable_")
+
+
+def test_the_result_is_not_the_batchs_memory() -> None:
+    batch = embgrad.TokenBatch(IDS, np.ones_like(IDS), np.zeros_like(IDS), words=np.zeros_like(IDS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = gradients(mean, batch)
+    for name in ("ids", "mask", "types", "words_of", "values", "activations", "objective"):
+        getattr(result, name)[...] = 1
+    np.testing.assert_array_equal(batch.ids, IDS)
+    assert batch.words is not None
+    assert not batch.words.any()
+
+
+def test_results_of_one_call_share_no_memory() -> None:
+    results = gradients(at=["word", "E"])
+    results["word"].values[...] = 7
+    results["word"].ids[...] = 7
+    np.testing.assert_array_equal(results["E"].values, gradients().values)
+    np.testing.assert_array_equal(results["E"].ids, IDS)

@@ -1,0 +1,107 @@
+"""Locks: one a model, re-entrant, in one order, and gone with the model."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from embgrad import locks
+from embgrad.locks import model_lock, process_lock
+
+
+class Model:
+    pass
+
+
+class Slotted:
+    """An object to which there are no weak references."""
+
+    __slots__ = ()
+
+
+def free_for_another_thread(parts: Any) -> bool:
+    """Whether another thread could take the parts' locks now."""
+    taken = threading.Event()
+
+    def take() -> None:
+        with model_lock(parts):
+            taken.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    return taken.wait(0.2)
+
+
+@pytest.mark.parametrize("kind", [Model, Slotted])
+def test_a_held_model_keeps_other_threads_out(kind: Any) -> None:
+    model, other = kind(), kind()
+    with model_lock([model]):
+        assert not free_for_another_thread([model])
+        assert free_for_another_thread([other])
+    assert free_for_another_thread([model])
+
+
+def test_the_lock_is_reentrant() -> None:
+    model = Model()
+    with model_lock([model]), model_lock([model]), model_lock([model, model]):
+        assert not free_for_another_thread([model])
+    assert free_for_another_thread([model])
+    with process_lock, process_lock:
+        pass
+
+
+def test_parts_are_all_held() -> None:
+    parts = [Model(), Model()]
+    with model_lock(parts):
+        assert not free_for_another_thread(parts[:1])
+        assert not free_for_another_thread(parts[1:])
+
+
+def test_an_exception_lets_go() -> None:
+    model = Model()
+    with pytest.raises(KeyboardInterrupt), model_lock([model]):
+        raise KeyboardInterrupt
+    assert free_for_another_thread([model])
+
+
+def test_two_orders_of_the_same_parts_do_not_wait_for_each_other() -> None:
+    parts = [Model(), Model()]
+    rounds: list[int] = []
+
+    def work(order: list[Model]) -> None:
+        for number in range(200):
+            with model_lock(order):
+                rounds.append(number)
+
+    threads = [threading.Thread(target=work, args=(order,), daemon=True) for order in (parts, parts[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(rounds) == 400
+
+
+def test_equal_models_have_their_own_locks() -> None:
+    class Equal(Model):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    one, other = Equal(), Equal()
+    with model_lock([one]):
+        assert free_for_another_thread([other])
+
+
+def test_a_lock_goes_with_its_model() -> None:
+    model = Model()
+    with model_lock([model]):
+        pass
+    key = id(model)
+    assert key in locks._locks
+    del model
+    gc.collect()
+    assert key not in locks._locks

@@ -1,0 +1,493 @@
+"""Objectives: closed forms, finite differences, which positions count, and what is refused in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum, TokenBatch
+
+EXAMPLES, POSITIONS, CLASSES = 3, 4, 5
+RIGHT = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
+LEFT = RIGHT[:, ::-1]
+BATCH = TokenBatch(np.arange(12).reshape(EXAMPLES, POSITIONS), RIGHT)
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape) * 3
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+
+
+def expect_cotangent_is_slope(objective: Objective, output: np.ndarray, batch: TokenBatch = BATCH) -> None:
+    """Each entry of the cotangent against a central difference of the summed values."""
+    values, cotangent = objective.evaluate(output, batch)
+    assert values.shape == (len(batch),)
+    assert values.dtype == cotangent.dtype == np.float64
+    assert cotangent.shape == output.shape
+    step = 1e-5
+    for place in np.ndindex(*output.shape):
+        moved = np.zeros_like(output)
+        moved[place] = step
+        high, low = objective.evaluate(output + moved, batch)[0], objective.evaluate(output - moved, batch)[0]
+        slope = (high - low) / (2 * step)
+        assert slope.sum() == pytest.approx(cotangent[place], rel=1e-6, abs=1e-7)
+        assert not np.delete(slope, place[0]).any()  # an example's value depends on its own outputs alone
+
+
+# Closed forms
+
+
+@given(seeds)
+def test_cross_entropy_of_logits(seed: int) -> None:
+    logits, labels = drawn(seed, EXAMPLES, CLASSES), np.random.default_rng(seed).integers(0, CLASSES, EXAMPLES)
+    values, cotangent = CrossEntropy(labels).evaluate(logits, BATCH)
+    np.testing.assert_allclose(values, -np.log(softmax(logits)[np.arange(3), labels]), rtol=1e-12)
+    np.testing.assert_allclose(cotangent, softmax(logits) - np.eye(CLASSES)[labels], atol=1e-14)
+
+
+@given(seeds)
+def test_cross_entropy_of_probabilities(seed: int) -> None:
+    logits, labels = drawn(seed, EXAMPLES, CLASSES), np.random.default_rng(seed).integers(0, CLASSES, EXAMPLES)
+    probabilities = softmax(logits)
+    values, cotangent = CrossEntropy(labels, of="probabilities").evaluate(probabilities, BATCH)
+    np.testing.assert_allclose(values, CrossEntropy(labels).evaluate(logits, BATCH)[0], rtol=1e-9)
+    expected = np.zeros_like(probabilities)
+    expected[np.arange(3), labels] = -1 / probabilities[np.arange(3), labels]
+    np.testing.assert_array_equal(cotangent, expected)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e4, 1e300])
+def test_cross_entropy_of_huge_logits_does_not_overflow(scale: float) -> None:
+    logits = np.array([[scale, 0.0, -scale]])
+    batch = TokenBatch([[1]])
+    right, right_slope = CrossEntropy([0]).evaluate(logits, batch)
+    wrong, wrong_slope = CrossEntropy([1]).evaluate(logits, batch)
+    assert right.tolist() == [0.0]
+    assert wrong.tolist() == [scale]
+    assert right_slope.tolist() == [[0.0, 0.0, 0.0]]
+    assert wrong_slope.tolist() == [[1.0, -1.0, 0.0]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_masked_with_minus_infinity() -> None:
+    """Only the entries that are asked for need to be finite."""
+    logits, batch = np.array([[1.0, -np.inf, 3.0]]), TokenBatch([[1]])
+    values, cotangent = CrossEntropy([0]).evaluate(logits, batch)
+    assert values[0] == pytest.approx(np.log1p(np.exp(2.0)))
+    assert cotangent[0, 1] == 0
+    assert np.isfinite(cotangent).all()
+    assert Logit(2).evaluate(logits, batch)[0].tolist() == [3.0]
+    assert Margin(0, against=2).evaluate(logits, batch)[0].tolist() == [-2.0]
+    for objective in (CrossEntropy([1]), Logit(1), Margin(0, 1)):
+        with pytest.raises(embgrad.ObjectiveError, match="inf at example 0"):
+            objective.evaluate(logits, batch)
+
+
+@given(seeds, st.integers(0, CLASSES - 1))
+def test_logit_margin_sum_and_projection(seed: int, index: int) -> None:
+    output, vector = drawn(seed, EXAMPLES, CLASSES), drawn(seed + 1, CLASSES)
+    against = (index + 1) % CLASSES
+    one_hot = np.eye(CLASSES)
+    expected: dict[Objective, np.ndarray] = {
+        Logit(index): np.tile(one_hot[index], (3, 1)),
+        Logit([index, against, index]): one_hot[[index, against, index]],
+        Margin(index, against): np.tile(one_hot[index] - one_hot[against], (3, 1)),
+        Margin([index] * 3, against): np.tile(one_hot[index] - one_hot[against], (3, 1)),
+        Sum(): np.ones((3, CLASSES)),
+        Projection(vector): np.tile(vector, (3, 1)),
+        Projection(output): output,
+    }
+    for objective, slopes in expected.items():
+        values, cotangent = objective.evaluate(output, BATCH)
+        np.testing.assert_array_equal(cotangent, slopes)
+        np.testing.assert_allclose(values, (output * slopes).sum(1), rtol=1e-12, atol=1e-12)
+
+
+def test_the_callers_output_is_left_alone() -> None:
+    output = drawn(0, EXAMPLES, CLASSES)
+    before = output.copy()
+    for objective in (CrossEntropy([0, 1, 2]), Logit(0), Margin(0, 1), Sum(), Projection(output)):
+        _, cotangent = objective.evaluate(output, BATCH)
+        if cotangent.flags.writeable:
+            cotangent[...] = 7
+        np.testing.assert_array_equal(output, before)
+
+
+def test_half_precision_is_computed_in_double() -> None:
+    output = np.full((3, 5000), 10.0, np.float16)
+    values, cotangent = Sum().evaluate(output, BATCH)
+    assert values.tolist() == [50000.0] * 3
+    assert cotangent.dtype == np.float64
+    assert CrossEntropy([0, 1, 2]).evaluate(output, BATCH)[0] == pytest.approx(np.log(5000))
+
+
+# Finite differences
+
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "cross entropy": lambda: CrossEntropy([0, 4, 2]),
+    "logit": lambda: Logit(3),
+    "logit an example": lambda: Logit([3, 0, 1]),
+    "margin": lambda: Margin([0, 1, 2], against=[1, 2, 0]),
+    "sum": Sum,
+    "projection": lambda: Projection(drawn(9, CLASSES)),
+    "projection an example": lambda: Projection(drawn(9, EXAMPLES, CLASSES)),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@given(seed=seeds)
+@settings(max_examples=10)
+def test_finite_differences_of_one_row_an_example(name: str, seed: int) -> None:
+    expect_cotangent_is_slope(OBJECTIVES[name](), drawn(seed, EXAMPLES, CLASSES))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("position", [0, -1, [1, 2, 0]])
+def test_finite_differences_at_a_position(name: str, position: Any) -> None:
+    objective = OBJECTIVES[name]()
+    objective.position = np.array(position)
+    expect_cotangent_is_slope(objective, drawn(3, EXAMPLES, POSITIONS, CLASSES))
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "cross entropy"])
+@pytest.mark.parametrize("mask", [RIGHT, LEFT, None])
+def test_finite_differences_over_all_positions(name: str, mask: Any) -> None:
+    batch = BATCH.replace(mask=mask)
+    expect_cotangent_is_slope(OBJECTIVES[name](), drawn(4, EXAMPLES, POSITIONS, CLASSES), batch)
+
+
+@pytest.mark.parametrize("mask", [RIGHT, LEFT, None])
+def test_finite_differences_of_cross_entropy_at_each_position(mask: Any) -> None:
+    labels = np.random.default_rng(1).integers(0, CLASSES, (EXAMPLES, POSITIONS))
+    labels[0, 2] = labels[1, 1] = -100
+    expect_cotangent_is_slope(CrossEntropy(labels), drawn(5, EXAMPLES, POSITIONS, CLASSES), BATCH.replace(mask=mask))
+
+
+@given(seeds)
+@settings(max_examples=10)
+def test_finite_differences_of_probabilities(seed: int) -> None:
+    """Each entry by itself, within the tolerance of the rows' sums; none of them small, where the logarithm is steep."""
+    probabilities = (softmax(drawn(seed, EXAMPLES, CLASSES)) + 0.2) / 2
+    expect_cotangent_is_slope(CrossEntropy([0, 4, 2], of="probabilities"), probabilities)
+
+
+@pytest.mark.parametrize("shape", [(EXAMPLES,), (EXAMPLES, 2, 3), (EXAMPLES, 2, 3, 2)])
+def test_sums_and_projections_take_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
+    output = drawn(6, *shape)
+    vector = drawn(7, int(np.prod(shape[1:])))
+    expect_cotangent_is_slope(Sum(), output)
+    expect_cotangent_is_slope(Projection(vector), output)
+    np.testing.assert_allclose(Projection(vector).evaluate(output, BATCH)[0], output.reshape(3, -1) @ vector)
+
+
+def test_an_output_with_one_number_an_example() -> None:
+    values, cotangent = Logit(0).evaluate(np.array([1.0, 2.0, 3.0]), BATCH)
+    assert values.tolist() == [1.0, 2.0, 3.0]
+    assert cotangent.tolist() == [1.0, 1.0, 1.0]
+
+
+# Which positions count
+
+
+@pytest.mark.parametrize("mask", [RIGHT, LEFT])
+def test_masked_positions_do_not_count(mask: np.ndarray) -> None:
+    output, batch = drawn(0, EXAMPLES, POSITIONS, CLASSES), BATCH.replace(mask=mask)
+    output[mask == 0] = np.nan
+    values, cotangent = Sum().evaluate(output, batch)
+    np.testing.assert_allclose(values, np.nansum(output, (1, 2)))
+    np.testing.assert_array_equal(cotangent, np.broadcast_to(mask[..., None], output.shape))
+
+
+@pytest.mark.parametrize(
+    ("mask", "position", "columns"),
+    [
+        (RIGHT, 1, [1, 1, 1]),
+        (RIGHT, -1, [3, 2, 1]),
+        (RIGHT, -2, [2, 1, 0]),
+        (RIGHT, [3, 0, -1], [3, 0, 1]),
+        (RIGHT, np.float32([3, 2, 1]), [3, 2, 1]),
+        (LEFT, 3, [3, 3, 3]),
+        (LEFT, -1, [3, 3, 3]),
+        (LEFT, -2, [2, 2, 2]),
+        (LEFT, [0, 1, 2], [0, 1, 2]),
+        (None, -1, [3, 3, 3]),
+        (None, -4, [0, 0, 0]),
+        (np.array([[1, 0, 1, 0], [0, 1, 0, 0], [1, 1, 1, 1]]), -1, [2, 1, 3]),
+    ],
+)
+def test_positions(mask: Any, position: Any, columns: list[int]) -> None:
+    output, batch = drawn(1, EXAMPLES, POSITIONS, CLASSES), BATCH.replace(mask=mask)
+    values, cotangent = Sum(position=position).evaluate(output, batch)
+    np.testing.assert_allclose(values, output[np.arange(3), columns].sum(1))
+    expected = np.zeros_like(output)
+    expected[np.arange(3), columns] = 1
+    np.testing.assert_array_equal(cotangent, expected)
+
+
+def test_a_cross_entropy_leaves_out_minus_100_and_masked_positions() -> None:
+    logits = drawn(2, EXAMPLES, POSITIONS, CLASSES)
+    labels = np.array(
+        [[0, -100, 2, 1], [1, 1, -100, 99], [-100, -100, -7, 77]]
+    )  # nonsense only where it does not count
+    values, cotangent = CrossEntropy(labels).evaluate(logits, BATCH)
+    terms = -np.log(softmax(logits))
+    assert values == pytest.approx(
+        [terms[0, 0, 0] + terms[0, 2, 2] + terms[0, 3, 1], terms[1, 0, 1] + terms[1, 1, 1], 0.0]
+    )
+    counts = np.array([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(cotangent.any(-1), counts.astype(bool))
+
+
+def test_a_cross_entropy_with_no_position_left_is_zero() -> None:
+    values, cotangent = CrossEntropy(np.full((3, 4), -100)).evaluate(drawn(2, 3, 4, 5), BATCH)
+    assert values.tolist() == [0.0, 0.0, 0.0]
+    assert not cotangent.any()
+
+
+def test_one_label_an_example_at_a_position() -> None:
+    logits = drawn(2, EXAMPLES, POSITIONS, CLASSES)
+    values, _ = CrossEntropy([1, 2, 3], position=-1).evaluate(logits, BATCH)
+    np.testing.assert_allclose(values, -np.log(softmax(logits)[[0, 1, 2], [3, 2, 1], [1, 2, 3]]))
+
+
+# Arguments of any kind
+
+
+class TensorLike:
+    """Converts as an eager TensorFlow tensor does."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = np.asarray(values)
+
+    def numpy(self) -> np.ndarray:
+        return self._values
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        (0, 1, 2),
+        np.int8([0, 1, 2]),
+        np.uint64([0, 1, 2]),
+        np.float32([0, 1, 2]),
+        [np.int64(0), np.int32(1), 2],
+        TensorLike([0, 1, 2]),
+        [TensorLike(0), TensorLike(1), TensorLike(2)],
+    ],
+)
+def test_labels_of_any_kind(labels: Any) -> None:
+    logits = drawn(0, EXAMPLES, CLASSES)
+    expected = CrossEntropy([0, 1, 2]).evaluate(logits, BATCH)
+    actual = CrossEntropy(labels).evaluate(logits, BATCH)
+    np.testing.assert_array_equal(actual[0], expected[0])
+    np.testing.assert_array_equal(actual[1], expected[1])
+
+
+def test_one_label_for_a_batch_of_one() -> None:
+    batch, logits = BATCH[:1], drawn(0, 1, CLASSES)
+    for label in (2, np.int64(2), np.array(2), [2]):
+        assert CrossEntropy(label).evaluate(logits, batch)[0] == pytest.approx(-np.log(softmax(logits)[0, 2]))
+
+
+def test_the_callers_vector_is_not_kept() -> None:
+    vector = np.ones(CLASSES)
+    objective = Projection(vector)
+    vector[:] = 5
+    assert objective.evaluate(np.ones((3, CLASSES)), BATCH)[0].tolist() == [5.0, 5.0, 5.0]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("build", "fragments"),
+    [
+        (lambda: CrossEntropy([0.5, 1]), ["labels is [0.5, 1]", "expected whole numbers"]),
+        (lambda: CrossEntropy([np.nan]), ["labels is [nan]"]),
+        (lambda: CrossEntropy([True, False]), ["labels is [True, False]"]),
+        (lambda: CrossEntropy(["positive"]), ["labels is ['positive']"]),
+        (lambda: CrossEntropy([]), ["labels is []"]),
+        (lambda: CrossEntropy(None), ["labels is None"]),
+        (lambda: CrossEntropy([[0], [1, 2]]), ["labels is [[0], [1, 2]]"]),
+        (lambda: CrossEntropy([2**70]), ["labels is [1180591620717411303424]"]),
+        (lambda: CrossEntropy(np.float16([2048])), ["labels is [2048.0]"]),
+        (lambda: CrossEntropy([0], of="logit"), ["of is 'logit'", "expected 'logits' or 'probabilities'"]),
+        (lambda: CrossEntropy([0], of=np.array(["a", "b"])), ["of is array"]),  # type: ignore[arg-type]
+        (lambda: Logit(None), ["index is None"]),
+        (lambda: Logit(1.5), ["index is 1.5"]),
+        (lambda: Margin(1, 1), ["index=1 and against=1 name the same entry", "always 0"]),
+        (lambda: Margin([0, 1], [2, 1]), ["index=[0, 1] and against=[2, 1]"]),
+        (lambda: Margin([0, 1], 1), ["index=[0, 1] and against=1"]),
+        (lambda: Projection("a"), ["vector is 'a'", "expected an array of real numbers"]),
+        (lambda: Projection(["1", "2"]), ["vector is ['1', '2']", "expected an array of real numbers"]),
+        (lambda: Projection([1j]), ["vector is [1j]", "expected an array of real numbers"]),
+        (lambda: Projection([[1], [1, 2]]), ["vector is [[1], [1, 2]]"]),
+        (lambda: Projection(3.0), ["vector has shape ()", "(classes,) or (example, classes)"]),
+        (lambda: Projection([np.nan]), ["vector has shape (1,)", "expected finite numbers"]),
+        (lambda: Projection(np.ones((1, 1, 1))), ["vector has shape (1, 1, 1)"]),
+        (lambda: Sum(position="last"), ["position is 'last'", "expected whole numbers"]),
+        (lambda: Sum(position=True), ["position is True"]),
+        (lambda: Sum(position=0.5), ["position is 0.5"]),
+        (lambda: Projection([10**400]), ["int too large to convert to float"]),
+        (lambda: Sum(output=["logits"]), ["output is ['logits']", "expected the name of an output"]),  # type: ignore[arg-type]
+        (lambda: Sum(output=0), ["output is 0", "such as 'logits' or '0'"]),  # type: ignore[arg-type]
+        (lambda: Scalar(3), ["the function of Scalar is 3", "expected a function"]),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_that_are_refused(build: Callable[[], Any], fragments: list[str]) -> None:
+    with pytest.raises(embgrad.ObjectiveError) as caught:
+        build()
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+ROWS = drawn(0, EXAMPLES, CLASSES)
+PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("objective", "output", "fragments"),
+    [
+        (Sum(), np.array(1.0), ["the output has shape ()", "expected 3 examples", "output=...", "callable"]),
+        (Sum(), ROWS[:2], ["the output has shape (2, 5)", "expected 3 examples on its first axis"]),
+        (CrossEntropy([0, 1]), ROWS, ["label has 2 entries", "expected 3, one an example"]),
+        (CrossEntropy([0, 1, 2, 0]), ROWS, ["label has 4 entries"]),
+        (CrossEntropy([0, 1, 5]), ROWS, ["label 5 at example 2 is out of range", "5 classes, expected 0 to 4"]),
+        (CrossEntropy([0, -1, 1]), ROWS, ["label -1 at example 1 is out of range"]),
+        (CrossEntropy([-100, 0, 0]), ROWS, ["label -100 at example 0 is out of range"]),
+        (CrossEntropy([[0], [1], [2]]), ROWS, ["labels have shape (3, 1)", "one label an example"]),
+        (CrossEntropy(np.eye(3, 5).astype(int)), ROWS, ["labels have shape (3, 5)", "one label an example"]),
+        (CrossEntropy([0, 0, 0]), ROWS[:, :1], ["one entry an example", "Sum()", "binary cross-entropy"]),
+        (CrossEntropy([0, 0, 0]), ROWS[:, 0], ["one entry an example"]),
+        (CrossEntropy([0, 1, 2]), PER_POSITION, ["labels have shape (3,)", "labels of shape (3, 4)", "position=..."]),
+        (CrossEntropy(np.full((3, 4), 5)), PER_POSITION, ["label 5 at example 0, position 0 is out of range"]),
+        (CrossEntropy(np.zeros((3, 4), int), position=0), PER_POSITION, ["labels have shape (3, 4)"]),
+        (CrossEntropy([0, 1, 2]), softmax(ROWS), ["end in a softmax", "pass of='probabilities'", "output=..."]),
+        (CrossEntropy([0, 1, 2]), softmax(ROWS).astype(np.float16), ["end in a softmax"]),
+        (
+            CrossEntropy([0, 1, 2], of="probabilities"),
+            ROWS,
+            ["the output at example 0", "no probabilities", "of='logits'"],
+        ),
+        (CrossEntropy([1, 0, 0], of="probabilities"), np.eye(3), ["label at example 0 is 0.0", "infinite", "logits"]),
+        (Logit(5), ROWS, ["index 5 at example 0 is out of range"]),
+        (Logit(-1), ROWS, ["index -1 at example 0 is out of range"]),
+        (Logit([0, 1]), ROWS, ["index has 2 entries"]),
+        (Logit([[0], [1], [2]]), ROWS, ["index has shape (3, 1)", "or (3,), one an example"]),
+        (Logit(np.zeros((3, 4), int)), PER_POSITION, ["index has shape (3, 4)"]),
+        (Margin(0, 5), ROWS, ["against 5 at example 0 is out of range"]),
+        (Margin([0, 1, 2], [1, 0]), ROWS, ["against has 2 entries"]),
+        (Projection([1.0, 2.0]), ROWS, ["vector has shape (2,)", "the output has 5 entries"]),
+        (Projection(ROWS[:2]), ROWS, ["vector has 2 entries"]),
+        (
+            Sum(position=0),
+            ROWS,
+            ["position=0 asks for one position", "shape (3, 5)", "(3, 4, …)", "leave position out"],
+        ),
+        (Sum(position=4), PER_POSITION, ["position 4 of example 0 is outside the 4 positions"]),
+        (Sum(position=-5), PER_POSITION, ["position -5 of example 0 is outside"]),
+        (Sum(position=-3), PER_POSITION, ["position -3 of example 2 is outside", "its real positions are [0, 1]"]),
+        (Sum(position=3), PER_POSITION, ["position 3 of example 1 is padding", "its real positions are [0, 1, 2]"]),
+        (Sum(position=[0, 1]), PER_POSITION, ["position has shape (2,)", "expected one number, or 3, one an example"]),
+        (Sum(position=[[0], [1], [1]]), PER_POSITION, ["position has shape (3, 1)"]),
+        (Logit(0), ROWS.reshape(3, 5, 1), ["the output has shape (3, 5, 1)", "(example, position, classes)"]),
+        (CrossEntropy([0, 1, 2]), np.zeros((3, 0)), ["0 classes"]),
+        (Sum(), ROWS * np.nan, ["the objective is nan at example 0", "expected finite numbers"]),
+        (Sum(), PER_POSITION * np.inf, ["at example 0, position 0"]),
+        (CrossEntropy([0, 1, 2]), np.full((3, 5), -np.inf), ["the objective is nan at example 0"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_outputs_that_are_refused(objective: Objective, output: np.ndarray, fragments: list[str]) -> None:
+    with pytest.raises(embgrad.ObjectiveError) as caught:
+        objective.evaluate(output, BATCH)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+
+
+def test_a_position_of_an_example_that_is_all_padding() -> None:
+    batch = BATCH.replace(mask=[[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+    with pytest.raises(
+        embgrad.ObjectiveError, match=r"position -1 of example 1 is padding: its real positions are \[\]"
+    ):
+        Sum(position=-1).evaluate(PER_POSITION, batch)
+
+
+# Descriptions and cuts
+
+
+@pytest.mark.parametrize(
+    ("objective", "description", "text"),
+    [
+        (
+            CrossEntropy([0, 1], of="probabilities", output="x", position=-1),
+            {"class": "CrossEntropy", "labels": [0, 1], "of": "probabilities", "output": "x", "position": -1},
+            "CrossEntropy(labels=[0, 1], of='probabilities', output='x', position=-1)",
+        ),
+        (Logit(2), {"class": "Logit", "index": 2}, "Logit(index=2)"),
+        (Margin([0], 2), {"class": "Margin", "index": [0], "against": 2}, "Margin(index=[0], against=2)"),
+        (Sum(), {"class": "Sum"}, "Sum()"),
+        (Projection([1, 2]), {"class": "Projection", "vector": [1.0, 2.0]}, "Projection(vector=[1.0, 2.0])"),
+    ],
+)
+def test_descriptions(objective: Objective, description: dict[str, Any], text: str) -> None:
+    assert objective.describe() == description
+    assert repr(objective) == text
+
+
+@given(seeds, st.integers(0, EXAMPLES - 1), st.integers(1, EXAMPLES))
+def test_a_cut_objective_is_the_objective_of_the_cut_batch(seed: int, start: int, size: int) -> None:
+    rows, per_position = drawn(seed, EXAMPLES, CLASSES), drawn(seed, EXAMPLES, POSITIONS, CLASSES)
+    examples = slice(start, start + size)
+    labels = np.random.default_rng(seed).integers(0, CLASSES, (EXAMPLES, POSITIONS))
+    cases: list[tuple[Objective, np.ndarray]] = [
+        *((build(), rows) for build in OBJECTIVES.values()),
+        (CrossEntropy(labels), per_position),
+        (Sum(position=[3, 2, 1]), per_position),
+        (Logit([0, 1, 2], position=-1), per_position),
+    ]
+    for objective, output in cases:
+        values, cotangent = objective.evaluate(output, BATCH)
+        cut = objective.take(examples, EXAMPLES).evaluate(output[examples], BATCH[examples])
+        np.testing.assert_array_equal(cut[0], values[examples])
+        np.testing.assert_array_equal(cut[1], cotangent[examples])
+
+
+@pytest.mark.parametrize(
+    ("objective", "fragment"),
+    [
+        (CrossEntropy([0, 1]), "labels has 2 entries: expected 3"),
+        (Logit([0, 1]), "index has 2 entries"),
+        (Projection(np.ones((2, 2))), "vector has 2 entries"),
+        (Sum(position=[0, 1]), "position has 2 entries"),
+    ],
+)
+def test_what_cannot_be_cut(objective: Objective, fragment: str) -> None:
+    with pytest.raises(embgrad.ObjectiveError, match=fragment):
+        objective.take(slice(0, 1), 3)
+
+
+def test_an_objective_of_the_users_keeps_what_it_holds_when_it_is_cut() -> None:
+    class Scaled(Sum):
+        def __init__(self, factor: float = 1.0) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def _rows(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+            values, slopes = super()._rows(rows)
+            return values * self.factor, slopes * self.factor
+
+    cut = Scaled(3.0).take(slice(1, 2), EXAMPLES)
+    assert cut.evaluate(ROWS[1:2], BATCH[1:2])[0] == pytest.approx(3.0 * ROWS[1].sum())

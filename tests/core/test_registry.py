@@ -1,0 +1,297 @@
+"""Discovery, stage by stage, and the choice of a backend; one that is broken never hides the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad import registry
+from embgrad.testing.reference import ReferenceBackend, ReferenceModel
+
+
+class FakeEntryPoint:
+    """An entry point that loads what it is given, or raises it."""
+
+    def __init__(
+        self, name: str, loads: Any = None, value: str = "", distribution: str | None = "some-package"
+    ) -> None:
+        self.name = name
+        self.value = value or f"package_of_{name}:Backend"
+        self.dist = SimpleNamespace(name=distribution, version="1.2") if distribution else None
+        self._loads = loads
+
+    def load(self) -> Any:
+        if isinstance(self._loads, Exception):
+            raise self._loads
+        return self._loads
+
+
+def backend(name: str, owned: type | None = None, package: str = "numpy", **members: Any) -> type:
+    """A backend that owns the instances of a type."""
+    shape = {
+        "name": name,
+        "package": package,
+        "extra": name,
+        "supports": frozenset({"word"}),
+        "owns": lambda self, part: owned is not None and isinstance(part, owned),
+        "versions": lambda self: {},
+        "points": lambda self, *arguments: [],
+        "run": lambda self, *arguments: None,
+    }
+    return type(f"{name.title()}Backend", (), {**shape, **members})
+
+
+class Model:
+    pass
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What `entry_points` finds."""
+    found: list[Any] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: list(found) if group == registry.GROUP else [])
+    embgrad.refresh_backends()
+    yield found
+    monkeypatch.undo()
+    embgrad.refresh_backends()
+
+
+# Stages
+
+
+def test_the_same_entry_point_twice_is_one() -> None:
+    """So with an editable and a wheel installation of one distribution."""
+    unique, clashes = registry.drop_duplicates([FakeEntryPoint("a"), FakeEntryPoint("a"), FakeEntryPoint("b")])
+    assert [point.name for point in unique] == ["a", "b"]
+    assert clashes == {}
+
+
+def test_two_entry_points_of_one_name_are_neither() -> None:
+    points = [
+        FakeEntryPoint("a", value="one:A", distribution="first"),
+        FakeEntryPoint("a", value="other:A", distribution=None),
+        FakeEntryPoint("b"),
+    ]
+    unique, clashes = registry.drop_duplicates(points)
+    assert [point.name for point in unique] == ["b"]
+    assert clashes == {
+        "a": "two distributions provide it, first 1.2 (one:A) and an unknown distribution (other:A): uninstall one"
+    }
+
+
+@pytest.mark.parametrize("error", [ImportError("no such thing"), SyntaxError("bad"), RuntimeError("at import")])
+def test_a_backend_that_cannot_be_loaded(error: Exception) -> None:
+    loaded, broken = registry.load([FakeEntryPoint("a", error), FakeEntryPoint("b", backend("b"))])
+    assert list(loaded) == ["b"]
+    assert broken["a"] == f"some-package 1.2 (package_of_a:Backend) raised {type(error).__name__}: {error}"
+
+
+def test_a_backend_that_cannot_be_built() -> None:
+    class NeedsMore:
+        def __init__(self, more: int) -> None: ...
+
+    loaded, broken = registry.load([FakeEntryPoint("a", NeedsMore), FakeEntryPoint("b", "no class")])
+    assert loaded == {}
+    assert "raised TypeError" in broken["a"]
+    assert "raised TypeError" in broken["b"]
+
+
+def test_a_backend_without_every_member() -> None:
+    complete = backend("a")()
+    misshapen = SimpleNamespace(name="b", owns=print)
+    good, bad = registry.check({"a": complete, "b": misshapen, "c": complete})
+    assert list(good) == ["a"]
+    assert bad == {
+        "b": "SimpleNamespace lacks 'package', 'extra', 'supports', 'versions', 'points', 'run'; see "
+        "embgrad.backend.Backend",
+        "c": "it is registered as 'c' and calls itself 'a'",
+    }
+
+
+def test_all_stages_together() -> None:
+    found = registry.discover(
+        [
+            FakeEntryPoint("good", backend("good")),
+            FakeEntryPoint("broken", RuntimeError("at import")),
+            FakeEntryPoint("misshapen", object),
+            FakeEntryPoint("twice", backend("twice"), value="one:A"),
+            FakeEntryPoint("twice", backend("twice"), value="other:A"),
+            FakeEntryPoint("good too", backend("good too")),
+        ]
+    )
+    assert list(found.backends) == ["good", "good too"]
+    assert set(found.failures) == {"broken", "misshapen", "twice"}
+
+
+def test_real_entry_points_are_taken() -> None:
+    point = EntryPoint("reference", "embgrad.testing.reference:ReferenceBackend", registry.GROUP)
+    found = registry.discover([point])
+    assert isinstance(found.backends["reference"], ReferenceBackend)
+
+
+def test_the_installed_reference() -> None:
+    assert isinstance(embgrad.list_backends()["reference"], ReferenceBackend)
+
+
+def test_what_was_found_is_kept_until_it_is_refreshed(installed: list[Any]) -> None:
+    assert embgrad.list_backends() == {}
+    installed.append(FakeEntryPoint("a", backend("a")))
+    assert embgrad.list_backends() == {}
+    embgrad.refresh_backends()
+    assert list(embgrad.list_backends()) == ["a"]
+
+
+def test_the_list_is_the_callers_own(installed: list[Any]) -> None:
+    installed.append(FakeEntryPoint("a", backend("a")))
+    embgrad.list_backends().clear()
+    assert list(embgrad.list_backends()) == ["a"]
+
+
+# By name
+
+
+def test_a_backend_by_name(installed: list[Any]) -> None:
+    installed += [FakeEntryPoint("a", backend("a")), FakeEntryPoint("broken", RuntimeError("at import"))]
+    assert registry.backend_named("a").name == "a"
+    with pytest.raises(
+        embgrad.BackendError, match=r"'broken' cannot be used: some-package 1.2 .*RuntimeError: at import"
+    ):
+        registry.backend_named("broken")
+    with pytest.raises(
+        embgrad.BackendError, match=r"no backend 'brokn': expected one of 'a', 'broken'. Did you mean 'brok"
+    ):
+        registry.backend_named("brokn")
+    with pytest.raises(embgrad.BackendError, match="no backend None"):
+        registry.backend_named(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("extra", "hint"), [("a", r"'embgrad\[a\]'"), (None, "no_such_framework")])
+def test_a_backend_whose_framework_is_missing(installed: list[Any], extra: str | None, hint: str) -> None:
+    installed.append(FakeEntryPoint("a", backend("a", package="no_such_framework", extra=extra)))
+    message = rf"'a' needs the package 'no_such_framework', which is not installed: pip install {hint}$"
+    with pytest.raises(embgrad.BackendError, match=message):
+        registry.backend_named("a")
+
+
+def test_a_mere_folder_is_no_installation(installed: list[Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty_folder").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed.append(FakeEntryPoint("a", backend("a", package="empty_folder")))
+    with pytest.raises(embgrad.BackendError, match="'empty_folder', which is not installed"):
+        registry.backend_named("a")
+
+
+def test_nothing_is_registered(installed: list[Any]) -> None:
+    for call in (lambda: registry.backend_named("torch"), lambda: registry.backend_for(Model())):
+        with pytest.raises(embgrad.BackendError, match="No backend is registered at all: install embgrad itself"):
+            call()
+
+
+# By model
+
+
+def test_the_owner_is_chosen(installed: list[Any]) -> None:
+    installed += [FakeEntryPoint("a", backend("a", Model)), FakeEntryPoint("b", backend("b", dict))]
+    assert registry.backend_for(Model()).name == "a"
+    assert registry.backend_for([Model(), Model()]).name == "a"
+    assert registry.backend_for({}).name == "b"
+
+
+def test_two_claimants(installed: list[Any]) -> None:
+    installed += [FakeEntryPoint(name, backend(name, Model)) for name in ("a", "b")]
+    with pytest.raises(
+        embgrad.BackendError, match=r"'a', 'b' all claim a model of type .*Model: expected one; uninstall"
+    ):
+        registry.backend_for(Model())
+
+
+def test_broken_backends_do_not_hide_the_others(installed: list[Any]) -> None:
+    def raises(self: Any, part: object) -> bool:
+        raise RuntimeError("cannot tell")
+
+    installed += [
+        FakeEntryPoint("broken", RuntimeError("at import")),
+        FakeEntryPoint("unsure", backend("unsure", owns=raises)),
+        FakeEntryPoint("a", backend("a", Model)),
+    ]
+    assert registry.backend_for(Model()).name == "a"
+    with pytest.raises(embgrad.BackendError) as caught:
+        registry.backend_for({})
+    for fragment in ("Backends: 'a'", "broken: some-package", "unsure: its owns() raised RuntimeError: cannot tell"):
+        assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [None, "bert-base-uncased", 3, {"model": 1}, np.zeros(3), object(), print])
+def test_what_is_no_model(model: Any) -> None:
+    with pytest.raises(embgrad.BackendError) as caught:
+        embgrad.gradients(model, [[1]], embgrad.Sum())
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    for fragment in (f"takes a model of type {kind}", "expected a model of one of the frameworks", "torch.nn.Module"):
+        assert fragment in str(caught.value)
+
+
+def of_package(package: str, name: str = "Model") -> Any:
+    """An object whose class says that it comes from a package."""
+    base = type("Base", (), {"__module__": f"{package}.deep.inside"})
+    return type(name, (base,), {"__module__": "__main__"})()
+
+
+@pytest.mark.parametrize(
+    ("package", "what", "extra"),
+    [
+        ("torch", "a PyTorch module", "torch"),
+        ("tensorflow", "a TensorFlow model", "tensorflow"),
+        ("keras", "a Keras model", "tensorflow"),
+        ("tf_keras", "a Keras 2 model", "tensorflow"),
+        ("mxnet", "a Gluon block", "mxnet"),
+    ],
+)
+def test_a_model_whose_backend_is_not_there(installed: list[Any], package: str, what: str, extra: str) -> None:
+    installed.append(FakeEntryPoint("reference", ReferenceBackend))
+    message = (
+        rf"type __main__.Model: it looks like {what}, install the extra '{extra}': pip install 'embgrad\[{extra}\]'"
+    )
+    with pytest.raises(embgrad.BackendError, match=message):
+        registry.backend_for(of_package(package))
+
+
+def test_a_model_for_which_there_is_no_backend(installed: list[Any]) -> None:
+    with pytest.raises(embgrad.BackendError, match=r"looks like a Flax module, for which embgrad has no backend; see"):
+        registry.backend_for(of_package("flax"))
+
+
+def test_what_is_of_a_framework_and_no_model(installed: list[Any]) -> None:
+    """A tensor in the model's place: to install the framework would be no help."""
+    installed.append(FakeEntryPoint("torch", backend("torch")))
+    message = r"same package as a PyTorch module, and is none; the backend 'torch' expects a model, not a tensor"
+    with pytest.raises(embgrad.BackendError, match=message):
+        registry.backend_for(of_package("torch", "Tensor"))
+
+
+def test_parts_of_several_frameworks(installed: list[Any]) -> None:
+    installed.append(FakeEntryPoint("torch", backend("torch")))
+    message = (
+        r"parts of the types .*: its parts are 'a PyTorch module', 'a Keras model'; expected parts of one framework"
+    )
+    with pytest.raises(embgrad.BackendError, match=message):
+        registry.backend_for([of_package("torch"), of_package("keras")])
+
+
+def test_parts_that_are_not_all_models() -> None:
+    model = ReferenceModel(lambda model, input_ids: None, {})
+    with pytest.raises(
+        embgrad.BackendError, match=r"takes a model of parts of the types .*ReferenceModel, builtins\.str"
+    ):
+        registry.backend_for([model, "head"])
+    with pytest.raises(
+        embgrad.BackendError, match=r"the model is the class Model: expected an instance; write Model\("
+    ):
+        registry.backend_for([model, Model])
+    with pytest.raises(embgrad.BackendError, match="an empty sequence of parts: expected one part at least"):
+        registry.backend_for([])

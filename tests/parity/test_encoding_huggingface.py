@@ -1,0 +1,166 @@
+"""encode with the tokenizers of Hugging Face: fast and slow, with and without a pad token and types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import BertTokenizer, BertTokenizerFast, GPT2Config, GPT2Model, PreTrainedTokenizerFast
+
+import embgrad
+
+SENTENCES = ["a gripping film", "the plot is thin but the film is gripping", "two hours of films, well spent"]
+TEXTS = ["a gripping film", ("the plot is thin", "two hours"), ""]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture
+def wordpiece() -> Tokenizer:
+    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.train_from_iterator(
+        SENTENCES, trainers.WordPieceTrainer(vocab_size=80, special_tokens=SPECIAL, show_progress=False)
+    )
+    built.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return built
+
+
+@pytest.fixture
+def vocabulary(wordpiece: Tokenizer, tmp_path: Path) -> str:
+    """The same vocabulary as BERT's file of one token a line."""
+    tokens = sorted(wordpiece.get_vocab(), key=wordpiece.get_vocab().get)  # type: ignore[arg-type]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens), encoding="utf-8")
+    return str(tmp_path / "vocab.txt")
+
+
+def wrapped(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**names, **options})
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """As GPT-2's: no pad token, no types, no special tokens around."""
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.train_from_iterator(
+        SENTENCES, trainers.BpeTrainer(vocab_size=60, special_tokens=["<|endoftext|>"], show_progress=False)
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=built, eos_token="<|endoftext|>", model_input_names=["input_ids", "attention_mask"]
+    )
+
+
+def expect_as_the_tokenizer(batch: embgrad.TokenBatch, tokenizer: Any, texts: list[Any]) -> None:
+    """Against the tokenizer's own call, example by example."""
+    for example, text in enumerate(texts):
+        own = tokenizer(*text) if isinstance(text, tuple) else tokenizer(text)
+        real = batch.real[example]
+        assert batch.ids[example][real].tolist() == own["input_ids"]
+        if "token_type_ids" in own:
+            assert batch.types is not None
+            assert batch.types[example][real].tolist() == own["token_type_ids"]
+        else:
+            assert batch.types is None
+        assert batch.tokens is not None
+        kept = [token for token, is_real in zip(batch.tokens[example], real, strict=True) if is_real]
+        assert kept == tokenizer.convert_ids_to_tokens(own["input_ids"])
+
+
+def test_a_fast_tokenizer(wordpiece: Tokenizer) -> None:
+    tokenizer = wrapped(wordpiece)
+    batch = embgrad.encode(TEXTS, tokenizer)
+    expect_as_the_tokenizer(batch, tokenizer, TEXTS)
+    assert batch.types is not None
+    assert set(batch.types[1].tolist()) == {0, 1}
+    own = tokenizer([text for text in TEXTS if isinstance(text, str)], padding=True, return_tensors="np")
+    singles = embgrad.encode([text for text in TEXTS if isinstance(text, str)], tokenizer)
+    for key, value in singles.to_huggingface().items():
+        np.testing.assert_array_equal(value, own[key])
+
+
+def test_slow_and_fast_give_the_same_batch(vocabulary: str) -> None:
+    slow, fast = BertTokenizer(vocabulary), BertTokenizerFast(vocabulary)
+    for options in ({}, {"max_length": 5}, {"padding_side": "left"}):
+        from_slow, from_fast = (embgrad.encode(TEXTS, tokenizer, **options) for tokenizer in (slow, fast))
+        assert from_slow.replace(words=None) == from_fast.replace(words=None)
+    assert embgrad.encode(TEXTS, slow).words is None
+    assert embgrad.encode(TEXTS, fast).words is not None
+
+
+def test_the_tokenizers_library_gives_the_same_batch(wordpiece: Tokenizer) -> None:
+    assert embgrad.encode(TEXTS, wrapped(wordpiece)) == embgrad.encode(TEXTS, wordpiece)
+
+
+def test_a_tokenizer_without_a_pad_token_and_types() -> None:
+    tokenizer = byte_level()
+    texts = ["a gripping film", "a"]
+    batch = embgrad.encode(texts, tokenizer)
+    expect_as_the_tokenizer(batch, tokenizer, texts)
+    assert batch.types is None  # zeros would add the embedding of token 0 in GPT-2
+    assert batch.padded
+    assert not batch.ids[1][~batch.real[1]].any()
+    assert tokenizer.pad_token is None
+
+
+def test_the_tokenizers_own_padding(wordpiece: Tokenizer) -> None:
+    tokenizer = wrapped(wordpiece, padding_side="left", pad_token="[MASK]")
+    batch = embgrad.encode(["a", "a film"], tokenizer)
+    assert batch.ids[0, 0] == 4
+    assert batch.real[0].tolist() == [False, True, True, True]
+
+
+def test_truncation_is_reported(wordpiece: Tokenizer) -> None:
+    tokenizer = wrapped(wordpiece)
+    batch = embgrad.encode(TEXTS, tokenizer, max_length=4)
+    whole = embgrad.encode(TEXTS, tokenizer)
+    assert batch.real.sum(1).tolist() == [4, 4, 2]
+    np.testing.assert_array_equal(batch.truncated, whole.real.sum(1) - batch.real.sum(1))
+    with pytest.raises(embgrad.BatchError, match=r"max_length is 1, .*expected room for its special tokens"):
+        embgrad.encode(["a film"], tokenizer, max_length=1)
+
+
+@pytest.mark.parametrize("max_length", [None, 4])
+def test_the_users_tokenizer_is_as_it_was(wordpiece: Tokenizer, max_length: int | None) -> None:
+    """Its settings are the tokenizer's, and each of its own calls changes them."""
+    wordpiece.enable_truncation(6, stride=1, strategy="only_first")
+    wordpiece.enable_padding(length=9, pad_id=1)
+    tokenizer = wrapped(wordpiece)
+    before = tokenizer.backend_tokenizer.to_str()
+    embgrad.encode(TEXTS, tokenizer, max_length=max_length)
+    assert tokenizer.backend_tokenizer.to_str() == before
+    with pytest.raises(embgrad.BatchError):
+        embgrad.encode(TEXTS, tokenizer, max_length=1)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_words_go_on_in_the_second_text(wordpiece: Tokenizer) -> None:
+    batch = embgrad.encode([("a filming plot", "thin film")], wrapped(wordpiece))
+    assert batch.words is not None
+    assert batch.tokens is not None
+    texts: dict[int, str] = {}
+    for token, word in zip(batch.tokens[0], batch.words[0].tolist(), strict=True):
+        texts[word] = texts.get(word, "") + token.removeprefix("##")
+    assert [texts[number] for number in range(5)] == ["a", "filming", "plot", "thin", "film"]
+    assert texts[-1] == "[CLS][SEP][SEP]"
+
+
+def test_gpt2_computes_what_it_computes_with_its_own_tokenizer() -> None:
+    """Types of zeros would be embedded as token 0 and added to every position."""
+    torch.manual_seed(0)
+    tokenizer = byte_level()
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=tokenizer.vocab_size, n_positions=32)
+    model = GPT2Model(config).eval()
+    text = "a gripping film"
+    vector = np.arange(8, dtype=np.float32)  # the sum alone is fixed by the last normalisation
+    result = embgrad.gradients(
+        model, [text], embgrad.Projection(vector, output="sequence", position=-1), tokenizer=tokenizer
+    )
+    with torch.no_grad():
+        own = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1] @ torch.tensor(vector)
+    assert result.objective[0] == pytest.approx(float(own), abs=1e-5)
