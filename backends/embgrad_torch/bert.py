@@ -1,0 +1,51 @@
+"""Build the BERT that `embgrad.load_bert` fills: a `transformers.BertModel` and the places of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from embgrad.checkpoint import WeightTarget, bert_names
+from embgrad.errors import BackendError, UnsupportedError, listed
+
+__all__ = ["bert"]
+
+
+def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
+    """A `transformers.BertModel` of that configuration in evaluation mode, and where each of its weights goes.
+
+    Raises:
+        BackendError: transformers is not installed.
+        UnsupportedError: the configuration makes a BERT with other weights than the encoder and the pooler.
+    """
+    try:
+        from transformers import BertConfig, BertModel
+    except ImportError as error:
+        raise BackendError(
+            f"load_bert gives a transformers.BertModel, and transformers cannot be imported ({error}): pip install "
+            "'embgrad[torch]'"
+        ) from error
+    settings = BertConfig.from_dict(dict(config))
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # the weights that it draws are not kept
+        model = BertModel(settings).eval()
+    parameters = dict(model.named_parameters())
+    names = bert_names(settings.num_hidden_layers)
+    other = sorted(set(parameters) ^ set(names))
+    if other:
+        raise UnsupportedError(
+            f"the configuration makes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}: "
+            "expected no cross-attention and absolute positions; build it with transformers, embgrad.gradients takes it as "
+            "it is"
+        )
+    return model, [_target(name, parameters[name]) for name in names]
+
+
+def _target(name: str, parameter: Any) -> WeightTarget:
+    def put(value: np.ndarray) -> None:
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(value))
+
+    return WeightTarget(source=name, shape=tuple(parameter.shape), put=put)

@@ -1,0 +1,114 @@
+"""How a model is called: the batch as tensors of the model's device, under the names that its `forward` has."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from embgrad.batch import TokenBatch
+from embgrad.calling import parameters_of, plan_call
+from embgrad.errors import UnsupportedError
+
+__all__ = ["device_of", "plan", "to_numpy", "to_tensors"]
+
+
+def plan(
+    model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None, device: Any
+) -> tuple[Callable[[], Any], tuple[str, ...]]:
+    """The call of the model, ready to be made, and what of the batch it leaves out.
+
+    Raises:
+        BatchError: the model needs an input that the batch has nothing for.
+        UnsupportedError: a sequence of parts without `call`.
+    """
+    if call is not None:
+        inputs = to_tensors(batch.inputs(), device, len(batch))
+        return lambda: call(model, inputs), ()
+    if isinstance(model, (list, tuple)):
+        raise UnsupportedError(
+            f"the model is a sequence of {len(model)} parts, and only you know how they go together: pass call=lambda parts, "
+            "inputs: outputs"
+        )
+    planned = plan_call(parameters(model), batch)
+    args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
+    kwargs = to_tensors(dict(planned.kwargs), device, len(batch))
+    runner = _unparallel(model)
+    return lambda: runner(*args, **kwargs), planned.unused
+
+
+def _unparallel(model: Any) -> Any:
+    """The module that is to run in parallel: its replicas run in other threads, which cannot be watched."""
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    return _unparallel(model.module) if isinstance(model, parallel) else model
+
+
+def parameters(module: Any) -> list[inspect.Parameter]:
+    """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it."""
+    own = _own_parameters(module)
+    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
+        return own
+    inside = list(module.children())
+    return parameters(inside[0]) if len(inside) == 1 else own
+
+
+def _own_parameters(module: Any) -> list[inspect.Parameter]:
+    if not isinstance(module, torch.jit.ScriptModule):
+        return parameters_of(module.forward)
+    return [
+        inspect.Parameter(
+            argument.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=argument.default_value if argument.has_default_value() else inspect.Parameter.empty,
+        )
+        for argument in module.forward.schema.arguments[1:]  # less the module itself
+    ]
+
+
+def to_tensors(value: Any, device: Any, examples: int) -> Any:
+    """The same structure with tensors on the device in place of arrays; what holds no numbers stays as it is.
+
+    NumPy arrays are copied, never shared. A list counts as an array where its first axis is the examples.
+    """
+    if isinstance(value, np.ndarray):
+        return torch.tensor(value, device=device)
+    if isinstance(value, torch.Tensor):
+        moved = value.to(device)
+        return moved.clone() if moved.is_inference() else moved  # autograd cannot save an inference tensor
+    if isinstance(value, Mapping):
+        return {key: to_tensors(entry, device, examples) for key, entry in value.items()}
+    if isinstance(value, list) and (array := _numbers(value)) is not None and len(array) == examples:
+        return torch.tensor(array, device=device)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
+    return value
+
+
+def _numbers(value: Sequence[Any]) -> np.ndarray | None:
+    if any(isinstance(entry, torch.Tensor) for entry in value):
+        return None
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        return None
+    return array if array.dtype.kind in "biuf" and array.ndim else None
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """A tensor's values in memory of their own, C-contiguous; half precision widened to float32."""
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        values = values.to_dense()
+    if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
+        values = values.float()
+    return np.array(values.cpu().resolve_conj().resolve_neg().numpy(), order="C", copy=True)
+
+
+def device_of(modules: Iterable[Any]) -> Any:
+    """Where the inputs go: the device of the first parameter or buffer that holds values."""
+    tensors = (tensor for module in modules for tensor in itertools.chain(module.parameters(), module.buffers()))
+    return next((tensor.device for tensor in tensors if tensor.device.type != "meta"), torch.device("cpu"))

@@ -1,0 +1,195 @@
+"""Leave the model and the process as they were found, whatever happens in between."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from embgrad.errors import EmbgradWarning, UnsupportedError
+from embgrad.locks import model_lock, process_lock
+
+__all__ = ["as_found", "random_as_found"]
+
+#: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
+#: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
+LARGEST_COPIED = 1 << 20
+
+
+@contextlib.contextmanager
+def as_found(parts: Sequence[Any], device: Any, *, training: bool) -> Iterator[None]:
+    """The state for one forward and backward pass, and afterwards, also after an error, the state that was.
+
+    Holds the locks of all modules: a module may belong to several models.
+
+    Raises:
+        UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
+    """
+    modules = list({id(module): module for part in parts for module in part.modules()}.values())
+    _expect_weights(modules)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model_lock(modules))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
+        stack.enter_context(_uncompiled())
+        stack.enter_context(_ordinary_tensors(modules))
+        stack.enter_context(_buffers(modules, training))
+        stack.enter_context(_mode(parts, modules, training))
+        recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)
+        if recurrent and device.type == "cuda" and not training:
+            stack.enter_context(_without_cudnn())
+        yield
+
+
+def random_as_found(device: Any, *, training: bool) -> Any:
+    """Outside training mode, random numbers that a forward pass draws even so are as if they had not been drawn."""
+    return contextlib.nullcontext() if training else torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _expect_weights(modules: Sequence[Any]) -> None:
+    for module in modules:
+        if any(torch.nn.parameter.is_lazy(parameter) for parameter in module._parameters.values()):
+            raise UnsupportedError(
+                f"{type(module).__name__} has no weights before its first call, and a call here would leave them behind: "
+                "expected a model that has been called once"
+            )
+
+
+@contextlib.contextmanager
+def _mode(parts: Sequence[Any], modules: Sequence[Any], training: bool) -> Iterator[None]:
+    """Evaluation mode, or training mode as the user set it up, or else as the model's own `train` sets it up.
+
+    The flags are put back one by one: a model may be in both modes, and a `train` of the user's own may do more.
+    """
+    found = [module.training for module in modules]
+    try:
+        if not training:
+            _set_flags(modules, [False] * len(modules))
+        for part in parts:
+            if training and (not part.training or "train" in vars(part)):
+                _train(part)
+        yield
+    finally:
+        _set_flags(modules, found)
+
+
+def _set_flags(modules: Sequence[Any], flags: Sequence[bool]) -> None:
+    for module, flag in zip(modules, flags, strict=True):
+        if module.training is not flag:
+            module.training = flag
+
+
+def _train(part: Any) -> None:
+    try:  # an exported program has a `train` of its own, which raises
+        part.train()
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            f"training=True needs a model that can be put into training mode, and {type(part).__name__} says: {error}; an "
+            "exported program keeps the mode in which it was exported"
+        ) from error
+
+
+@contextlib.contextmanager
+def _buffers(modules: Sequence[Any], training: bool) -> Iterator[None]:
+    """Buffers written to, replaced or hung on a graph (running averages, caches) come back as they were."""
+    owners = [(module, dict(module._buffers), dict(vars(module))) for module in modules if module._buffers]
+    buffers = list({id(b): b for _, found, _ in owners for b in found.values() if b is not None}.values())
+    copied = [(b, b.detach().clone()) for b in buffers if training or b.numel() <= LARGEST_COPIED]
+    large = [(b, b._version) for b in buffers if not training and b.numel() > LARGEST_COPIED]
+    attached = [b for b in buffers if b.grad_fn is None]
+    try:
+        yield
+    finally:
+        for buffer in attached:
+            if buffer.grad_fn is not None:
+                buffer.detach_()
+        for buffer, before in copied:
+            if not torch.equal(buffer, before):
+                buffer.data.copy_(before)
+        for module, found, attributes in owners:
+            if any(module._buffers.get(name) is not buffer for name, buffer in found.items()):
+                _put_back(module, found, attributes)
+        for buffer, version in large:
+            if buffer._version != version:
+                _tell_of(buffer)
+
+
+def _tell_of(buffer: Any) -> None:
+    warnings.warn(
+        f"the model wrote to a buffer of shape {tuple(buffer.shape)} in evaluation mode, which is too large to be kept and is "
+        "not what it was; give a copy of the model, or one without the cache",
+        EmbgradWarning,
+        stacklevel=2,
+    )
+
+
+def _put_back(module: Any, buffers: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """Buffers that were replaced, and the plain attributes beside them, which go with them (a length, a count)."""
+    vars(module).clear()
+    vars(module).update(attributes)
+    module._buffers.clear()
+    module._buffers.update(buffers)
+
+
+@contextlib.contextmanager
+def _ordinary_tensors(modules: Sequence[Any]) -> Iterator[None]:
+    """Parameters made under inference mode, which autograd cannot take, as ordinary tensors in the same memory."""
+    swapped: list[tuple[Any, str, Any]] = []
+    ordinary: dict[int, Any] = {}
+    try:
+        for module in modules:
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+                if tensor is not None and tensor.is_inference():
+                    if id(tensor) not in ordinary:
+                        ordinary[id(tensor)] = _ordinary(tensor)
+                    swapped.append((module, name, tensor))
+                    setattr(module, name, ordinary[id(tensor)])
+        yield
+    finally:
+        for module, name, tensor in swapped:
+            setattr(module, name, tensor)
+
+
+def _ordinary(tensor: Any) -> Any:
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    same = empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    return torch.nn.Parameter(same, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else same
+
+
+class _Shared:
+    """A process-wide setting that is made while at least one thread needs it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._users = 0
+        self._made: Any = None
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with process_lock:
+            if self._users == 0:
+                self._made = self._make()
+                self._made.__enter__()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with process_lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._made.__exit__(None, None, None)
+
+
+def _eager() -> Any:
+    """Compiled functions run as the Python that they were made from: a compiler would trace into the watching."""
+    set_stance = getattr(torch.compiler, "set_stance", None)  # before PyTorch 2.6 watching itself made them do so
+    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")
+
+
+_uncompiled = _Shared(_eager)
+
+#: cuDNN has no backward pass for recurrent layers in evaluation mode.
+_without_cudnn = _Shared(lambda: torch.backends.cudnn.flags(enabled=False))

@@ -1,0 +1,47 @@
+"""Independent references for gradients at a lookup: finite differences and PyTorch's own gradient of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+#: Every id stands once, so that the gradient at a position is the table's gradient at its row.
+IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]])
+IDS.flags.writeable = False
+VOCAB = 20
+
+
+def tensor(array: np.ndarray = IDS) -> torch.Tensor:
+    return torch.tensor(array)
+
+
+def finite_differences(loss: Callable[[], torch.Tensor], table: torch.Tensor, ids: np.ndarray = IDS) -> np.ndarray:
+    """Central differences of a float64 loss over the rows that the ids look up, shape (example, position, dim)."""
+    step = 1e-6
+    gradient = np.zeros((*ids.shape, table.shape[1]))
+    with torch.no_grad():
+        for place in np.ndindex(*gradient.shape):
+            entry = table.data[
+                int(ids[place[:2]])
+            ]  # not seen by version counters, as the models under test must not be
+            before = entry[place[2]].item()
+            entry[place[2]] = before + step
+            above = float(loss())
+            entry[place[2]] = before - step
+            gradient[place] = (above - float(loss())) / (2 * step)
+            entry[place[2]] = before
+    return gradient
+
+
+def own_gradient(loss: Callable[[], torch.Tensor], table: torch.nn.Parameter, ids: np.ndarray = IDS) -> np.ndarray:
+    """PyTorch's own gradient of the table, at the rows that the ids look up; leaves `grad` as it was."""
+    kept, trainable = table.grad, table.requires_grad
+    table.grad = None
+    table.requires_grad_(True)
+    loss().backward(inputs=[table])
+    gradient = table.grad.to_dense() if table.grad.is_sparse else table.grad
+    table.grad = kept
+    table.requires_grad_(trainable)
+    return gradient.to(torch.float64).numpy()[ids]

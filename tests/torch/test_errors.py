@@ -1,0 +1,172 @@
+"""Bad input to a PyTorch model: each a specific error that says what was wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from embgrad_torch import TorchBackend
+from torch import nn
+
+import embgrad
+from tests.torch.checks import IDS, VOCAB
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.table(x).mean(1))
+
+
+class OneHot(Net):
+    def forward(self, x: Any) -> Any:
+        return self.head((nn.functional.one_hot(x, VOCAB).float() @ self.table.weight).mean(1))
+
+
+class Integers(Net):
+    def forward(self, x: Any) -> Any:
+        logits = super().forward(x)
+        return {"logits": logits, "labels": logits.argmax(1)}
+
+
+class Bagged(Net):
+    def forward(self, x: Any) -> Any:
+        rows = torch.embedding_bag(self.table.weight, x.flatten(), torch.arange(0, x.numel(), x.shape[1]))[0]
+        return self.head(rows)
+
+
+class Quantised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(VOCAB, 4, dtype=torch.int8))
+
+    def forward(self, x: Any) -> Any:
+        return torch.embedding(self.rows, x).float().mean(1)
+
+
+def test_an_id_outside_the_table() -> None:
+    ids = IDS.copy()
+    ids[1, 2] = VOCAB
+    with pytest.raises(
+        embgrad.BatchError, match=r"id 20 at example 1, position 2 is outside the table: table 'table' has 20 rows"
+    ):
+        embgrad.gradients(Net(), ids, embgrad.Logit(0))
+
+
+def test_no_lookup_of_these_ids() -> None:
+    with pytest.raises(embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*seen: none"):
+        embgrad.gradients(OneHot(), IDS, embgrad.Logit(0))
+
+
+def test_an_objective_that_does_not_depend_on_the_lookup() -> None:
+    for objective in (lambda logits: logits[:, 0].detach(), lambda logits: torch.zeros(2)):
+        with pytest.raises(embgrad.NoGradientError, match=r"does not depend on the point 'word' \(table#0"):
+            embgrad.gradients(Net(), IDS, objective)
+
+
+def test_a_zero_gradient_is_a_result() -> None:
+    model = Net()
+    with torch.no_grad():
+        model.head.weight.zero_()
+    assert not embgrad.gradients(model, IDS, embgrad.Logit(0)).values.any()
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (lambda logits: logits, r"shape \(2, 3\) and torch.float32: expected .* shape \(2,\), one number an example"),
+        (
+            lambda logits: logits.sum(),
+            r"shape \(\).*expected .* shape \(2,\).*embgrad.Scalar\(function\) takes a scalar",
+        ),
+        (lambda logits: logits.argmax(1), r"torch.int64: expected a torch.Tensor of floating point and shape \(2,\)"),
+        (lambda logits: 1.0, r"gave float: expected a torch.Tensor of floating point"),
+        (
+            embgrad.Scalar(lambda logits: logits[:, 0]),
+            r"shape \(2,\) .*: expected .* shape \(\); leave embgrad.Scalar out",
+        ),
+    ],
+)
+def test_an_objective_function_of_another_kind(objective: Any, message: str) -> None:
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(Net(), IDS, objective)
+
+
+def test_outputs() -> None:
+    with pytest.raises(embgrad.OutputError, match=r"'labels' is of dtype torch.int64: expected floating point"):
+        embgrad.gradients(Integers(), IDS, embgrad.Sum(output="labels"))
+    with pytest.raises(
+        embgrad.OutputError, match=r"no output 'logit': there are 'logits', 'labels'.*Did you mean 'logits'"
+    ):
+        embgrad.gradients(Integers(), IDS, embgrad.Sum(output="logit"))
+
+
+def test_points() -> None:
+    with pytest.raises(embgrad.UnknownPointError, match=r"no point 'tabel': .*one of 'table'.*Did you mean 'table'"):
+        embgrad.gradients(Net(), IDS, embgrad.Logit(0), at="tabel")
+    with pytest.raises(embgrad.UnknownPointError, match=r"'table' was reached 1 time"):
+        embgrad.gradients(Net(), IDS, embgrad.Logit(0), at="table#1")
+
+
+def test_parts_without_a_call() -> None:
+    model = Net()
+    with pytest.raises(embgrad.UnsupportedError, match=r"a sequence of 2 parts.*pass call=lambda parts, inputs"):
+        embgrad.gradients([model.table, model.head], IDS, embgrad.Logit(0))
+
+
+def test_an_argument_that_the_batch_does_not_have() -> None:
+    class Demanding(Net):
+        def forward(self, x: Any, lexicon: Any) -> Any:
+            return super().forward(x)
+
+    with pytest.raises(embgrad.BatchError, match=r"needs 'lexicon', and the batch has nothing of that name"):
+        embgrad.gradients(Demanding(), IDS, embgrad.Logit(0))
+
+
+def test_a_mask_that_the_model_cannot_take_is_a_warning() -> None:
+    batch = {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]])}
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+        result = embgrad.gradients(Net(), batch, embgrad.Logit(0))
+    assert result.provenance["unused"] == ["mask"]
+
+
+def test_bags_that_cannot_be_taken_apart() -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=r"no output at each position: expected nn.EmbeddingBag"):
+        embgrad.gradients(Bagged(), IDS, embgrad.Logit(0))
+
+
+def test_a_table_of_integers() -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=r"'rows' holds torch.int8: expected floating point"):
+        embgrad.gradients(Quantised(), IDS, embgrad.Logit(0))
+
+
+def test_a_model_without_weights_yet() -> None:
+    model = Net()
+    model.head = nn.LazyLinear(3)
+    with pytest.raises(embgrad.UnsupportedError, match=r"LazyLinear has no weights before its first call"):
+        embgrad.gradients(model, IDS, embgrad.Logit(0))
+    assert model.head.has_uninitialized_params()
+
+
+def test_whose_models_are_whose() -> None:
+    backend = TorchBackend()
+    assert backend.owns(Net())
+    assert backend.owns(nn.DataParallel(Net()))
+    assert not backend.owns(Net)
+    assert not backend.owns(torch.zeros(1))
+    assert not backend.owns(object())
+
+
+def test_the_module_imports_no_framework() -> None:
+    code = "import sys, embgrad_torch; embgrad_torch.TorchBackend().owns(1); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
+    code = code.replace("import sys", "import torch, sys")
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "True\n"

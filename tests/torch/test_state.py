@@ -1,0 +1,394 @@
+"""The model and the process are left as they were: after success, and after every kind of failure."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import embgrad
+from tests.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
+
+
+class Net(nn.Module):
+    """A model with everything that has a mode or a running average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4, max_norm=1.5)
+        self.recurrent = nn.GRU(4, 4, batch_first=True)
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 3)
+        self.break_down: BaseException | None = None
+
+    def forward(self, x: Any) -> Any:
+        states = self.recurrent(self.table(x))[0].mean(1)
+        logits = self.head(self.dropout(self.norm(states)))
+        if self.break_down is not None:
+            raise self.break_down
+        return logits
+
+
+def disturbed() -> Net:
+    """In both modes at once, with gradients in some buffers, hooks, and parts frozen."""
+    torch.manual_seed(0)
+    model = Net().double()
+    model.norm.running_mean += 0.3
+    model.eval()
+    model.dropout.train()
+    model.recurrent.train()
+    model.recurrent.weight_ih_l0.grad = torch.ones_like(model.recurrent.weight_ih_l0)
+    model.table.weight.grad = torch.full_like(model.table.weight, 2.0)
+    model.norm.requires_grad_(False)
+    model.head.register_forward_hook(lambda *_: None)
+    model.head.weight.register_hook(lambda grad: None)
+    return model
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    tensors = {}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        grad = None if value.grad is None else (id(value.grad), value.grad.numpy().tobytes())
+        tensors[name] = (id(value), value.detach().numpy().tobytes(), value.requires_grad, grad)
+    versions = {name: parameter._version for name, parameter in model.named_parameters()}
+    modules = {
+        name: (
+            module.training,
+            sorted(vars(module)),
+            [list(v) for k, v in vars(module).items() if k.endswith("_hooks")],
+        )
+        for name, module in model.named_modules()
+    }
+    process = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_rng_state().numpy().tobytes(),
+        len(torch.overrides._get_current_function_mode_stack()),
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch._dynamo.eval_frame._stance.stance,
+        torch.backends.cudnn.enabled,
+    )
+    return {"tensors": tensors, "versions": versions, "modules": modules, "process": process}
+
+
+def succeed(model: Net) -> None:
+    embgrad.gradients(model, IDS, embgrad.Logit(1))
+
+
+def break_down_with(error: BaseException) -> Callable[[Net], None]:
+    def run(model: Net) -> None:
+        model.break_down = error
+        try:
+            with pytest.raises(type(error)):
+                embgrad.gradients(model, IDS, embgrad.Logit(1))
+        finally:
+            model.break_down = None
+
+    return run
+
+
+def objective_raises(error: BaseException) -> Callable[[Net], None]:
+    def objective(logits: Any) -> Any:
+        raise error
+
+    def run(model: Net) -> None:
+        with pytest.raises(type(error)):
+            embgrad.gradients(model, IDS, objective)
+
+    return run
+
+
+def backward_raises(model: Net) -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            raise RuntimeError("the backward pass broke")
+
+    with pytest.raises(RuntimeError, match="the backward pass broke"):
+        embgrad.gradients(model, IDS, lambda logits: Broken.apply(logits)[:, 0])
+
+
+def expect(error: type[Exception], objective: Any, batch: Any = IDS, **options: Any) -> Callable[[Net], None]:
+    def run(model: Net) -> None:
+        with pytest.raises(error):
+            embgrad.gradients(model, batch, objective, **options)
+
+    return run
+
+
+WAYS: dict[str, Callable[[Net], None]] = {
+    "success": succeed,
+    "a list of points": lambda model: embgrad.points(model, IDS) and None,
+    "split": lambda model: embgrad.gradients(model, IDS, embgrad.Logit(1), split=True) and None,
+    "the model raises": break_down_with(RuntimeError("broke")),
+    "the model is interrupted": break_down_with(KeyboardInterrupt()),
+    "the objective raises": objective_raises(ValueError("broke")),
+    "the objective is interrupted": objective_raises(KeyboardInterrupt()),
+    "the backward pass raises": backward_raises,
+    "the objective is of the wrong shape": expect(embgrad.ObjectiveError, lambda logits: logits),
+    "an unknown output": expect(embgrad.OutputError, embgrad.Sum(output="nothing")),
+    "an unknown point": expect(embgrad.UnknownPointError, embgrad.Logit(1), at="nothing"),
+    "no gradient": expect(embgrad.NoGradientError, lambda logits: logits[:, 0].detach()),
+    "an id outside the table": expect(embgrad.BatchError, embgrad.Logit(1), np.array([[3, VOCAB]])),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_evaluation_mode_leaves_no_trace(way: str) -> None:
+    model = disturbed()
+    before = snapshot(model)
+    WAYS[way](model)
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("way", ["success", "the model raises"])
+def test_training_mode_leaves_no_trace_but_random_numbers(way: str) -> None:
+    model = disturbed()
+    before = snapshot(model)
+    model.break_down = RuntimeError("broke") if way == "the model raises" else None
+    random = torch.get_rng_state()
+    if model.break_down is None:
+        embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    else:
+        with pytest.raises(RuntimeError, match="broke"):
+            embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    model.break_down = None
+    assert not torch.equal(torch.get_rng_state(), random)
+    torch.set_rng_state(random)
+    assert snapshot(model) == before
+
+
+def test_training_mode_is_training_mode() -> None:
+    """Dropout drops as in the user's own call with the same random numbers; batch norm takes the batch's averages."""
+    model = disturbed()
+    model.table.max_norm = None
+    torch.manual_seed(5)
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    averages = model.norm.running_mean.clone()
+    model.train()
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(5)
+        return model(tensor())[:, 1].sum()
+
+    expected = finite_differences(loss, model.table.weight)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(model.norm.running_mean, averages)  # the user's own call moves them
+
+
+def test_a_model_in_both_modes_stays_so_in_training() -> None:
+    """Batch norm that the user froze in a model in training mode is not put into training mode."""
+    model = disturbed().train()
+    model.norm.eval()
+    model.dropout.p = 0.0
+    model.table.max_norm = None
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-12)
+    assert not model.norm.training
+
+
+def test_a_train_of_the_users_own_is_asked() -> None:
+    class Frozen(Net):
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    torch.manual_seed(0)
+    model = Frozen().double().eval()
+    model.dropout.p = 0.0
+    model.table.max_norm = None
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    assert not model.training
+    expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-12)
+
+
+def test_max_norm_scales_the_rows_in_the_call_and_leaves_the_table_alone() -> None:
+    model = disturbed()
+    before = model.table.weight.detach().clone()
+    version = model.table.weight._version
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert torch.equal(model.table.weight, before)
+    assert model.table.weight._version == version
+    assert np.linalg.norm(before.numpy()[IDS], axis=-1).max() > 1.6
+    assert np.linalg.norm(result.activations, axis=-1).max() <= 1.5
+    model.eval()
+    model(tensor())  # PyTorch's own lookup scales the table, for good
+    scaled = finite_differences(lambda: without_max_norm(model)[:, 1].sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, scaled, rtol=1e-6, atol=1e-8)
+
+
+def without_max_norm(model: Net) -> Any:
+    model.table.max_norm = None
+    return model(tensor())
+
+
+def test_a_forward_pass_of_the_users_can_still_be_differentiated() -> None:
+    """Nothing that an open graph holds was written to."""
+    model = disturbed()
+    model.table.max_norm = None
+    model.eval()
+    loss = model(tensor())[:, 1].sum()
+    model.table.max_norm = 1.5
+    embgrad.gradients(model, IDS, embgrad.Logit(1))
+    loss.backward()
+
+
+class Stateful(nn.Module):
+    """Buffers that are written to, replaced, and hung on the graph, in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.head = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("cache", torch.zeros(2, 4))
+        self.longest = 0
+
+    def forward(self, x: Any) -> Any:
+        rows = self.table(x).mean(1)
+        self.calls += 1
+        self.average = 0.9 * self.average + 0.1 * rows.mean(0)
+        self.cache[:] = rows
+        self.longest = max(self.longest, x.shape[1])
+        return self.head(self.cache + 0)
+
+
+def test_buffers_come_back_in_content_and_identity() -> None:
+    torch.manual_seed(0)
+    model = Stateful()
+    before = {name: (id(value), value.clone()) for name, value in model.named_buffers()}
+    result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert np.abs(result.values).max() > 0
+    for name, value in model.named_buffers():
+        assert id(value) == before[name][0]
+        assert torch.equal(value, before[name][1])
+        assert value.grad_fn is None
+        assert not value.requires_grad
+    assert model.longest == 0  # it goes with the buffers
+
+
+def test_a_buffer_too_large_to_be_kept_is_told_of() -> None:
+    class Caching(Stateful):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("large", torch.zeros(2**20 + 1))
+            self.write = True
+
+        def forward(self, x: Any) -> Any:
+            if self.write:
+                self.large += 1
+            return super().forward(x) + self.large[0]
+
+    model = Caching()
+    with pytest.warns(embgrad.EmbgradWarning, match=r"wrote to a buffer of shape \(1048577,\) in evaluation mode"):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    model.write = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    model.write = True
+    before = model.large.clone()
+    embgrad.gradients(model, IDS, embgrad.Logit(1), training=True)
+    assert torch.equal(model.large, before)
+
+
+def test_random_numbers_drawn_in_evaluation_mode_are_not_missed() -> None:
+    class Noisy(Stateful):
+        def forward(self, x: Any) -> Any:
+            return self.head(self.table(x).mean(1) + torch.randn(4))
+
+    model = Noisy()
+    before = torch.get_rng_state()
+    embgrad.gradients(model, IDS, embgrad.Logit(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    drawn = [embgrad.gradients(model, IDS, lambda logits: logits @ torch.randn(3)).values for _ in range(2)]
+    assert not np.array_equal(*drawn)  # what the user's own objective draws is drawn
+
+
+def test_results_share_no_memory_with_the_model() -> None:
+    model = disturbed()
+    before = snapshot(model)
+    result = embgrad.gradients(model, IDS, lambda logits: logits[:, 0])
+    for array in (result.values, result.activations, result.objective):
+        array[...] = 7
+    assert snapshot(model) == before
+
+
+def test_an_objective_may_write_to_the_outputs_that_it_is_given() -> None:
+    class Saved(Net):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).tanh()  # whose backward pass reads its output
+
+    torch.manual_seed(0)
+    model = Saved().double()
+    backend = embgrad.list_backends()["torch"]
+
+    def gradient(write: bool) -> Any:
+        def respond(outputs: Any) -> Any:
+            outputs[None][...] *= not write
+            return [{None: np.ones(outputs[None].shape)}]
+
+        run = backend.run(model, embgrad.TokenBatch(IDS), embgrad.Request(("word",), respond, (None,)))
+        return run.points["word"].gradients[0]
+
+    np.testing.assert_array_equal(gradient(write=True), gradient(write=False))
+
+
+def test_two_threads_on_one_model() -> None:
+    """One in evaluation mode, one in training mode: each gets its own, and the mode stays."""
+    model = disturbed()
+    model.table.max_norm = None
+    expected = embgrad.gradients(model, IDS, embgrad.Logit(1)).values
+    failures: list[Any] = []
+
+    def work(training: bool) -> None:
+        for _ in range(15):
+            got = embgrad.gradients(model, IDS, embgrad.Logit(1), training=training).values
+            if np.array_equal(got, expected) is training:
+                failures.append((training, got))
+
+    before = snapshot(model)["modules"]
+    threads = [threading.Thread(target=work, args=(number % 2 == 1,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert snapshot(model)["modules"] == before
+
+
+def test_two_threads_on_models_that_share_a_module() -> None:
+    model = disturbed()
+    model.table.max_norm = None
+    wrapped = nn.Sequential(model)
+    expected = embgrad.gradients(model, IDS, embgrad.Logit(1)).values
+    failures: list[Any] = []
+
+    def work(one: nn.Module, training: bool) -> None:
+        for _ in range(15):
+            got = embgrad.gradients(one, IDS, embgrad.Logit(1), training=training).values
+            if np.array_equal(got, expected) is training:
+                failures.append((training, got))
+
+    threads = [threading.Thread(target=work, args=args) for args in ((model, False), (wrapped, True))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
