@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from embgrad.batch import TokenBatch
-from embgrad.points import Lookup
+from embgrad.points import Lookup, Point
 
 __all__ = ["Backend", "NativeObjective", "Point", "PointValues", "Request", "Respond", "Run"]
 
@@ -83,21 +83,6 @@ class Run:
     compute_dtype: str
     unused: tuple[str, ...] = ()
     objective: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point that can be named in `at`.
-
-    Attributes:
-        name: its native name, with the occurrence.
-        role: its role, such as "word"; None where it has none.
-        lookup: the lookup that is made there.
-    """
-
-    name: str
-    role: str | None
-    lookup: Lookup = field(repr=False)
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +23,7 @@ __all__ = [
     "Layout",
     "Lookup",
     "LookupWatch",
+    "Point",
     "layout_is_open",
     "layout_of",
     "split_occurrence",
@@ -119,6 +120,21 @@ class Lookup:
         return f"{self.name} ({self.rows} rows × {self.dim}, indices of shape {self.indices.shape})"
 
 
+@dataclass(frozen=True)
+class Point:
+    """A point that can be named in `at`.
+
+    Attributes:
+        name: its native name, with the occurrence.
+        role: its role, such as "word"; None where it has none.
+        lookup: the lookup that is made there.
+    """
+
+    name: str
+    role: str | None
+    lookup: Lookup = field(repr=False)
+
+
 def split_occurrence(name: str) -> tuple[str, int | None]:
     """`"table#1"` as ("table", 1), and `"table"` as ("table", None)."""
     path, mark, number = name.rpartition("#")
@@ -156,6 +172,10 @@ class LookupWatch:
         )
         self.lookups.append(lookup)
         return path in self._paths or (WORD in self._paths and lookup.layout is not None)
+
+    def points(self) -> list[Point]:
+        """The lookups seen so far as points, in the order in which they were made."""
+        return [Point(one.name, WORD if one.layout is not None else None, one) for one in self.lookups]
 
     def resolve(self, hint: str = "") -> dict[str, int]:
         """For each name asked for the number of its lookup in `lookups`.

@@ -14,7 +14,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
 from embgrad.errors import UnsupportedError
 
-__all__ = ["device_of", "plan", "to_numpy", "to_tensors"]
+__all__ = ["TorchTensors", "device_of", "plan", "to_numpy", "to_tensors"]
 
 
 def plan(
@@ -112,3 +112,22 @@ def device_of(modules: Iterable[Any]) -> Any:
     """Where the inputs go: the device of the first parameter or buffer that holds values."""
     tensors = (tensor for module in modules for tensor in itertools.chain(module.parameters(), module.buffers()))
     return next((tensor.device for tensor in tensors if tensor.device.type != "meta"), torch.device("cpu"))
+
+
+class TorchTensors:
+    """How PyTorch's tensors are looked at."""
+
+    kind = "a torch.Tensor"
+    scalars: tuple[tuple[int, ...], ...] = ((),)
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is a `torch.Tensor`."""
+        return isinstance(value, torch.Tensor)
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype's name."""
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """See `to_numpy`."""
+        return to_numpy(tensor)

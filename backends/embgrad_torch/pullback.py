@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from embgrad.answering import Cotangents
 from embgrad_torch.inputs import to_numpy
 from embgrad_torch.lookup import LookupMode
 
-__all__ = ["Cotangents", "pull_back"]
-
-#: One set of cotangents: tensors of the graph, each with its cotangent.
-Cotangents = Sequence[tuple[Any, Any]]
+__all__ = ["pull_back"]
 
 
 def pull_back(
@@ -34,7 +32,7 @@ def pull_back(
     mode.pulling = True
     with mode:
         for number, one in enumerate(sets):
-            reaching = [(output, cotangent) for output, cotangent in one if output.requires_grad]
+            reaching = [(output, _like(output, cotangent)) for output, cotangent in one if output.requires_grad]
             more = number + 1 < len(sets)
             if not reaching:
                 gradients: Sequence[Any] = [None] * len(marks)
@@ -47,12 +45,18 @@ def pull_back(
     return pulled
 
 
-def _differentiate(pairs: Cotangents, marks: Sequence[Any], more: bool) -> Sequence[Any]:
+def _like(output: Any, cotangent: np.ndarray) -> Any:
+    return torch.tensor(cotangent, dtype=output.dtype, device=output.device)
+
+
+def _differentiate(pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], more: bool) -> Sequence[Any]:
     outputs, cotangents = zip(*pairs, strict=True)
     return tuple(_run_engine(outputs, cotangents, more, tuple(marks), accumulate=False))
 
 
-def _accumulate(pairs: Cotangents, marks: Sequence[Any], more: bool, others: Sequence[Any]) -> Sequence[Any]:
+def _accumulate(
+    pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], more: bool, others: Sequence[Any]
+) -> Sequence[Any]:
     """The same by way of `grad`, which reentrant checkpointing insists on; the other leaves neither get nor lose theirs."""
     outputs, cotangents = zip(*pairs, strict=True)
     for mark in marks:

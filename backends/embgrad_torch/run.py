@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from embgrad.answering import Answer, answer, native_answer
 from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.errors import ObjectiveError, OutputError, listed
-from embgrad.outputs import choose_output, name_outputs
-from embgrad.points import WORD
 from embgrad_torch import inputs
 from embgrad_torch.lookup import LookupMode, table_paths
-from embgrad_torch.pullback import Cotangents, pull_back
+from embgrad_torch.pullback import pull_back
 from embgrad_torch.state import as_found, random_as_found
 
 __all__ = ["points", "run"]
@@ -37,7 +34,7 @@ def points(model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None
     """The lookups that a forward pass makes, in order."""
     with _prepared(model, batch, (), training=False) as one, torch.no_grad():
         _forward(model, batch, call, one)
-    return [Point(seen.name, WORD if seen.layout is not None else None, seen) for seen in one.mode.watch.lookups]
+    return one.mode.watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -49,13 +46,13 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         chosen = one.mode.watch.resolve(_unseen(parts))
         marks = [one.mode.kept[number].mark for number in chosen.values()]
         activations = [inputs.to_numpy(mark) for mark in marks]
-        sets, objective = _respond(returned, batch, request)
-        pulled = pull_back(sets, marks, one.mode, parts)
+        answered = _answer(returned, batch, request)
+        pulled = pull_back(answered.sets, marks, one.mode, parts)
     found = {
         name: PointValues(activation, tuple(gradients[place] for gradients in pulled), lookups[number])
         for place, ((name, number), activation) in enumerate(zip(chosen.items(), activations, strict=True))
     }
-    return Run(found, str(marks[0].dtype).removeprefix("torch."), unused, objective)
+    return Run(found, str(marks[0].dtype).removeprefix("torch."), unused, answered.objective)
 
 
 @contextlib.contextmanager
@@ -77,44 +74,10 @@ def _forward(
         return make(), unused
 
 
-def _respond(returned: Any, batch: TokenBatch, request: Request) -> tuple[list[Cotangents], np.ndarray | None]:
-    """What to pull back, and the values of a native objective."""
+def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
     if isinstance(request.respond, NativeObjective):
-        objective = request.respond.function(returned)
-        _check_objective(objective, () if request.respond.scalar else (len(batch),))
-        return [[(objective, torch.ones_like(objective))]], inputs.to_numpy(objective)
-    named = name_outputs(returned, lambda value: isinstance(value, torch.Tensor))
-    outputs = {wanted: named[choose_output(named, wanted)] for wanted in request.outputs}
-    for wanted, output in outputs.items():
-        if not output.is_floating_point():
-            native = choose_output(named, wanted)
-            raise OutputError(
-                f"the output {native!r} is of dtype {output.dtype}: expected floating point, which alone has a gradient; "
-                f"there are {listed(named)}"
-            )
-    sets = request.respond({wanted: inputs.to_numpy(output) for wanted, output in outputs.items()})
-    return [
-        [(outputs[wanted], _like(cotangent, outputs[wanted])) for wanted, cotangent in one.items()] for one in sets
-    ], None
-
-
-def _like(cotangent: np.ndarray, output: Any) -> Any:
-    return torch.tensor(cotangent, dtype=output.dtype, device=output.device)
-
-
-def _check_objective(objective: Any, expected: tuple[int, ...]) -> None:
-    scalar = expected == ()
-    wanted = (
-        f"expected a torch.Tensor of floating point and shape {expected}{'' if scalar else ', one number an example'}"
-    )
-    if not isinstance(objective, torch.Tensor):
-        raise ObjectiveError(f"the objective function gave {type(objective).__name__}: {wanted}")
-    if tuple(objective.shape) != expected or not objective.is_floating_point():
-        hint = "; leave embgrad.Scalar out, or reduce over the examples" if scalar else ""
-        hint = "; embgrad.Scalar(function) takes a scalar" if objective.dim() == 0 else hint
-        raise ObjectiveError(
-            f"the objective function gave a tensor of shape {tuple(objective.shape)} and {objective.dtype}: {wanted}{hint}"
-        )
+        return native_answer(request.respond.function(returned), request.respond, batch, inputs.TorchTensors())
+    return answer(returned, request, inputs.TorchTensors())
 
 
 def _unseen(parts: Sequence[Any]) -> str:

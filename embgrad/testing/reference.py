@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.answering import Answer, answer, native_answer
 from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call
-from embgrad.errors import ObjectiveError, OutputError, UnsupportedError
+from embgrad.errors import UnsupportedError
 from embgrad.locks import model_lock
-from embgrad.outputs import choose_output, name_outputs
-from embgrad.points import UNNAMED_TABLE, WORD, LookupWatch
+from embgrad.points import UNNAMED_TABLE, LookupWatch
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 
@@ -33,6 +33,11 @@ class Tensor:
     def __init__(self, value: Any, sources: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
         self.value = np.asarray(value)
         self.sources = tuple(sources)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's."""
+        return tuple(self.value.shape)
 
     def __add__(self, other: Tensor) -> Tensor:
         return Tensor(self.value + other.value, [(self, _sum_to(self)), (other, _sum_to(other))])
@@ -233,17 +238,16 @@ class ReferenceBackend:
         """The lookups that a forward pass makes, in order."""
         with _running(model, training=False):
             _, observer, _ = _forward(model, batch, (), call)
-        seen = observer.watch.lookups
-        return [Point(one.name, WORD if one.layout is not None else None, one) for one in seen]
+        return observer.watch.points()
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """One forward pass, and a pullback for each set of cotangents."""
         with _running(model, request.training):
             returned, observer, unused = _forward(model, batch, request.points, request.call)
             chosen = observer.watch.resolve()
-            sets, objective = _respond(returned, batch, request)
+            answered = _answer(returned, batch, request)
         leaves = [observer.kept[number] for number in chosen.values()]
-        pulled = [pull_back(cotangents, leaves) for cotangents in sets]
+        pulled = [pull_back(cotangents, leaves) for cotangents in answered.sets]
         points = {
             name: PointValues(
                 activation=observer.kept[number].value.copy(),
@@ -252,7 +256,7 @@ class ReferenceBackend:
             )
             for place, (name, number) in enumerate(chosen.items())
         }
-        return Run(points, str(leaves[0].value.dtype), unused, objective)
+        return Run(points, str(leaves[0].value.dtype), unused, answered.objective)
 
 
 @contextlib.contextmanager
@@ -289,22 +293,26 @@ def _forward(
         _observer.reset(token)
 
 
-Cotangents = list[tuple[Tensor, np.ndarray]]
+class ReferenceTensors:
+    """How the reference's tensors are looked at."""
+
+    kind = "a Tensor"
+    scalars: tuple[tuple[int, ...], ...] = ((),)
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is a Tensor."""
+        return isinstance(value, Tensor)
+
+    def dtype(self, tensor: Tensor) -> str:
+        """The dtype's name."""
+        return str(tensor.value.dtype)
+
+    def to_numpy(self, tensor: Tensor) -> np.ndarray:
+        """A copy of the values."""
+        return np.array(tensor.value)
 
 
-def _respond(returned: Any, batch: TokenBatch, request: Request) -> tuple[list[Cotangents], np.ndarray | None]:
-    """What to pull back, and the values of a native objective."""
+def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
     if isinstance(request.respond, NativeObjective):
-        objective = request.respond.function(returned)
-        expected = () if request.respond.scalar else (len(batch),)
-        if not isinstance(objective, Tensor) or objective.value.shape != expected:
-            got = f"shape {objective.value.shape}" if isinstance(objective, Tensor) else type(objective).__name__
-            raise ObjectiveError(f"the objective function gave {got}: expected a Tensor of shape {expected}")
-        return [[(objective, np.ones(expected))]], objective.value.copy()
-    named = name_outputs(returned, lambda value: isinstance(value, Tensor))
-    outputs = {wanted: named[choose_output(named, wanted)] for wanted in request.outputs}
-    for wanted, output in outputs.items():
-        if output.value.dtype.kind != "f":
-            raise OutputError(f"the output {wanted!r} is of dtype {output.value.dtype}: expected floating point")
-    sets = request.respond({wanted: output.value.copy() for wanted, output in outputs.items()})
-    return [[(outputs[wanted], cotangent) for wanted, cotangent in one.items()] for one in sets], None
+        return native_answer(request.respond.function(returned), request.respond, batch, ReferenceTensors())
+    return answer(returned, request, ReferenceTensors())

@@ -82,16 +82,16 @@ def test_a_zero_gradient_is_a_result() -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (lambda logits: logits, r"shape \(2, 3\) and torch.float32: expected .* shape \(2,\), one number an example"),
+        (lambda logits: logits, r"shape \(2, 3\) and dtype float32: expected .* shape \(2,\), one number an example"),
         (
             lambda logits: logits.sum(),
             r"shape \(\).*expected .* shape \(2,\).*embgrad.Scalar\(function\) takes a scalar",
         ),
-        (lambda logits: logits.argmax(1), r"torch.int64: expected a torch.Tensor of floating point and shape \(2,\)"),
+        (lambda logits: logits.argmax(1), r"dtype int64: expected a torch.Tensor of floating point and shape \(2,\)"),
         (lambda logits: 1.0, r"gave float: expected a torch.Tensor of floating point"),
         (
             embgrad.Scalar(lambda logits: logits[:, 0]),
-            r"shape \(2,\) .*: expected .* shape \(\); leave embgrad.Scalar out",
+            r"shape \(2,\) .*: expected .* shape \(\), .*; leave embgrad.Scalar out",
         ),
     ],
 )
@@ -101,7 +101,7 @@ def test_an_objective_function_of_another_kind(objective: Any, message: str) -> 
 
 
 def test_outputs() -> None:
-    with pytest.raises(embgrad.OutputError, match=r"'labels' is of dtype torch.int64: expected floating point"):
+    with pytest.raises(embgrad.OutputError, match=r"'labels' is of dtype int64: expected floating point"):
         embgrad.gradients(Integers(), IDS, embgrad.Sum(output="labels"))
     with pytest.raises(
         embgrad.OutputError, match=r"no output 'logit': there are 'logits', 'labels'.*Did you mean 'logits'"

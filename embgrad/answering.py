@@ -1,0 +1,112 @@
+"""What is pulled back: the objective's answer to what the model returned, the same in every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from embgrad.backend import NativeObjective, Request
+from embgrad.batch import TokenBatch
+from embgrad.errors import ObjectiveError, OutputError, listed
+from embgrad.outputs import choose_output, name_outputs
+
+__all__ = ["Answer", "Cotangents", "Tensors", "answer", "native_answer"]
+
+#: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
+Cotangents = Sequence[tuple[Any, np.ndarray]]
+
+#: The dtypes that have a gradient.
+FLOATING: Final = ("bfloat16", "float16", "float32", "float64")
+
+
+class Tensors(Protocol):
+    """How a framework's tensors are looked at.
+
+    Attributes:
+        kind: what one is called in messages, such as "a torch.Tensor".
+        scalars: the shapes that a single number may have.
+    """
+
+    kind: str
+    scalars: tuple[tuple[int, ...], ...]
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is one of the framework's tensors."""
+        ...
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype's name, as NumPy would spell it."""
+        ...
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """The values in memory of their own; half precision widened to float32."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to pull back.
+
+    Attributes:
+        sets: one or several sets of cotangents.
+        objective: the values of a native objective, (example,) or (); else None.
+    """
+
+    sets: tuple[Cotangents, ...]
+    objective: np.ndarray | None = None
+
+
+def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequence[str] = ()) -> Answer:
+    """The cotangents of the outputs that the request's callback reads; only these cross to NumPy.
+
+    Args:
+        returned: what the model returned.
+        request: with a `respond` in NumPy.
+        tensors: how the framework's tensors are looked at.
+        positional: the names of the entries of a returned sequence, where the backend knows them.
+
+    Raises:
+        OutputError: there is no such output, or it has no gradient.
+    """
+    assert not isinstance(request.respond, NativeObjective)
+    named = name_outputs(returned, tensors.is_tensor, positional)
+    natives = {wanted: choose_output(named, wanted) for wanted in request.outputs}
+    for native in natives.values():
+        dtype = tensors.dtype(named[native])
+        if dtype not in FLOATING:
+            floating = [name for name, tensor in named.items() if tensors.dtype(tensor) in FLOATING]
+            raise OutputError(
+                f"the output {native!r} is of dtype {dtype}: expected floating point, which alone has a gradient; "
+                f"outputs that have: {listed(floating)}"
+            )
+    sets = request.respond({wanted: tensors.to_numpy(named[native]) for wanted, native in natives.items()})
+    return Answer(tuple([(named[natives[wanted]], one) for wanted, one in cotangents.items()] for cotangents in sets))
+
+
+def native_answer(value: Any, objective: NativeObjective, batch: TokenBatch, tensors: Tensors) -> Answer:
+    """The cotangent of what the user's own objective gave: ones.
+
+    Raises:
+        ObjectiveError: it is not one floating-point number an example, or for the batch.
+    """
+    shapes = tensors.scalars if objective.scalar else ((len(batch),),)
+    what = "one number for the batch" if objective.scalar else "one number an example"
+    expected = f"expected {tensors.kind} of floating point and shape {' or '.join(map(str, shapes))}, {what}"
+    if not tensors.is_tensor(value):
+        raise ObjectiveError(f"the objective function gave {type(value).__name__}: {expected}")
+    shape, dtype = tuple(value.shape), tensors.dtype(value)
+    if shape not in shapes or dtype not in FLOATING:
+        raise ObjectiveError(
+            f"the objective function gave a tensor of shape {shape} and dtype {dtype}: {expected}{_hint(objective, shape)}"
+        )
+    numbers = tensors.to_numpy(value)
+    return Answer(([(value, np.ones(shape))],), numbers.reshape(()) if objective.scalar else numbers)
+
+
+def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:
+    if objective.scalar:
+        return "; leave embgrad.Scalar out, or reduce over the examples"
+    return "; embgrad.Scalar(function) takes a scalar" if shape in ((), (1,)) else ""
