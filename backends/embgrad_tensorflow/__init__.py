@@ -1,0 +1,60 @@
+"""The TensorFlow backend: Keras 2 and 3, Hugging Face's TF classes, `tf.Module`s and `tf.function`s."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from embgrad.backend import Point, Request, Run
+from embgrad.batch import TokenBatch
+from embgrad.checkpoint import WeightTarget
+
+__all__ = ["TensorFlowBackend"]
+
+#: TensorFlow's classes that models are made of, among the bases of their types.
+FOUNDATIONS: Final = ("Module", "AutoTrackable", "PolymorphicFunction", "ConcreteFunction")
+
+#: The libraries that take part, for the provenance.
+LIBRARIES: Final = ("tensorflow", "tf_keras", "keras", "keras_hub", "transformers")
+
+
+class TensorFlowBackend:
+    """Runs models eagerly and pulls back on a tape that records only what lies behind the lookups.
+
+    TensorFlow is imported by the methods that need it.
+    """
+
+    name = "tensorflow"
+    package = "tensorflow"
+    extra = "tensorflow"
+    supports = frozenset({"word", "training", "split", "native", "float64", "load_bert"})
+
+    def owns(self, part: object) -> bool:
+        """Whether the object is a Keras model or layer on TensorFlow, a `tf.Module` or a `tf.function`."""
+        bases = ((base.__module__.partition(".")[0], base.__qualname__) for base in type(part).__mro__)
+        return any(root == "tensorflow" and name in FOUNDATIONS for root, name in bases)
+
+    def versions(self) -> Mapping[str, str]:
+        """The versions of TensorFlow, and of Keras and the model libraries where they are imported."""
+        loaded = {name: sys.modules[name] for name in LIBRARIES if name in sys.modules}
+        return {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
+
+    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+        """The lookups that a forward pass on the batch makes, in order."""
+        from embgrad_tensorflow.run import points
+
+        return points(model, batch, call)
+
+    def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
+        """One forward pass, and a pullback for each set of cotangents; leaves the model as it was."""
+        from embgrad_tensorflow.run import run
+
+        return run(model, batch, request)
+
+    def bert(self, config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
+        """A `transformers.TFBertModel` of that configuration, and its weights' places."""
+        from embgrad_tensorflow.bert import bert
+
+        built: tuple[Any, list[WeightTarget]] = bert(config)
+        return built

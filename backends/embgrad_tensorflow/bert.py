@@ -1,0 +1,75 @@
+"""A checkpoint's configuration becomes a `transformers.TFBertModel` that waits for its weights."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.checkpoint import WeightTarget
+from embgrad.errors import BackendError, UnsupportedError
+
+__all__ = ["bert"]
+
+#: What TensorFlow's classes name otherwise than the checkpoint.
+LAST_NAMES: Final = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}
+
+
+def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
+    """A TFBertModel of that configuration, with weights drawn at random, and the place of each weight.
+
+    Raises:
+        BackendError: `transformers` is missing or has no TensorFlow classes.
+        UnsupportedError: TFBertModel cannot be what the configuration says.
+    """
+    configuration_class, model_class = _classes()
+    for name, expected in (
+        ("position_embedding_type", "absolute"),
+        ("is_decoder", False),
+        ("add_cross_attention", False),
+    ):
+        if config.get(name, expected) != expected:
+            raise UnsupportedError(
+                f"the configuration says {name}={config[name]!r}, and TFBertModel computes {name}={expected!r}, whatever it "
+                "says; load the model in PyTorch"
+            )
+    try:
+        model = model_class(configuration_class(**config))
+        model(np.zeros((1, 1), np.int32), training=False)  # the first call makes the weights
+    except (KeyError, ValueError) as error:
+        raise UnsupportedError(
+            f"TFBertModel cannot be built from the configuration (hidden_act={config.get('hidden_act')!r}, hidden_size="
+            f"{config.get('hidden_size')!r}, …): {error}; load the model in PyTorch"
+        ) from error
+    return model, [_target(variable) for variable in model.weights]
+
+
+def _classes() -> tuple[Any, Any]:
+    try:
+        from transformers import BertConfig, TFBertModel
+        from transformers.modeling_tf_utils import TFPreTrainedModel
+    except Exception as error:  # transformers raises ImportError, RuntimeError or ValueError, by what is amiss
+        raise BackendError(_without_classes(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")) from error
+    if not issubclass(TFBertModel, TFPreTrainedModel):
+        raise BackendError(_without_classes("it found no TensorFlow"))
+    return BertConfig, TFBertModel
+
+
+def _without_classes(why: str) -> str:
+    return (
+        f"transformers' TensorFlow classes cannot be had ({why}): expected transformers 4 (5 dropped them) with tf-keras, and "
+        "TF_USE_LEGACY_KERAS=1 in the environment, or unset, before TensorFlow is imported; pip install 'embgrad[tensorflow]'"
+    )
+
+
+def _target(variable: Any) -> WeightTarget:
+    """The place of one weight: `.../bert/encoder/layer_._0/output/dense/kernel:0` is `encoder.layer.0.output.dense.weight`."""
+    path = variable.name.split("/bert/", 1)[1].removesuffix(":0")
+    *modules, last = re.sub(r"layer_\._(\d+)", r"layer/\1", path).split("/")
+    shape = tuple(int(size) for size in variable.shape)
+
+    def put(value: np.ndarray) -> None:
+        variable.assign(np.asarray(value, variable.dtype.as_numpy_dtype))
+
+    return WeightTarget(".".join([*modules, LAST_NAMES.get(last, last)]), shape, put, transposed=last == "kernel")

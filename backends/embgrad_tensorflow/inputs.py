@@ -1,0 +1,191 @@
+"""Turns the batch into the arguments of a model's call: native tensors, of the dtypes that the model declares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from embgrad.arrays import whole_numbers
+from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.errors import BatchError, UnsupportedError
+from embgrad_tensorflow.walk import is_keras
+
+__all__ = ["Plan", "plan"]
+
+#: Parameters that say in which mode to run.
+MODES: Final = ("training", "is_training")
+
+#: A first parameter of one of these names takes ids; one of any other name may take a dict of inputs.
+IDS_ALONE: Final = ("input_ids", "input_word_ids", "token_ids", "ids", "tokens")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is to be called.
+
+    Attributes:
+        call: calls it.
+        unused: what of the batch is left out.
+        outputs: the names of its outputs, in order, where it gives them without.
+    """
+
+    call: Callable[[], Any]
+    unused: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
+def plan(model: Any, batch: TokenBatch, training: bool, call: Callable[[Any, Any], Any] | None) -> Plan:
+    """How to call the model on the batch.
+
+    A functional or sequential model gets its declared inputs, in the structure in which it declares them. A model that
+    was built or called with one dict gets a dict with the same keys. Any other gets arguments by its signature: ids
+    to the parameter of a known name or else the first one, the mask to one of a known name.
+
+    Raises:
+        BatchError: the model needs an input that the batch does not have, or a dtype that cannot hold the ids.
+        UnsupportedError: several parts without `call`.
+    """
+    if call is not None:
+        inputs = tf.nest.map_structure(_native, batch.inputs())
+        return Plan(lambda: call(model, inputs))
+    part = _only_part(model)
+    declared = _declared(part)
+    if declared is not None:
+        return _plan_declared(part, declared, batch, training)
+    target = getattr(part, "call", None) if is_keras(part) else None
+    target = target or getattr(part, "python_function", None) or part.__call__
+    return _plan_signature(part, target, batch, training)
+
+
+def _only_part(model: Any) -> Any:
+    parts = as_parts(model)
+    if isinstance(model, (list, tuple)):
+        raise UnsupportedError(
+            f"the model is a sequence of {len(parts)} parts, and nothing says how they go together: expected "
+            "call=lambda parts, inputs: outputs"
+        )
+    return parts[0]
+
+
+def _declared(part: Any) -> Any:
+    """The inputs that a model declares: a symbolic tensor, or a list or dict of them or of shapes; None for no model such."""
+    if not is_keras(part):
+        return None
+    if _is_called_by_keras(part):
+        if any(base.__qualname__ == "Sequential" for base in type(part).__mro__):
+            return part.inputs[0] if part.built and part.inputs else None
+        return part.input
+    first = next(iter(parameters_of(part.call, skip=MODES)), None)
+    if first is None or first.name in IDS_ALONE:
+        return None
+    spec = _called_with(part)
+    return spec if isinstance(spec, Mapping) else None
+
+
+def _is_called_by_keras(part: Any) -> bool:
+    """Whether the model is a graph of layers whose class does not bring a `call` of its own."""
+    classes = type(part).__mro__
+    graph = any(base.__qualname__ in ("Functional", "Sequential") for base in classes)
+    definer = next(base for base in classes if "call" in vars(base))
+    return graph and definer.__module__.partition(".")[0] in ("keras", "tf_keras")
+
+
+def _called_with(part: Any) -> Any:
+    """What the model was first called with, or built for: Keras 2 keeps specs, Keras 3 shapes."""
+    if hasattr(part, "save_spec"):
+        spec = part.save_spec()
+        return spec[0][0] if spec and spec[0] else None
+    return (part.get_build_config() or {}).get("input_shape") if hasattr(part, "get_build_config") else None
+
+
+def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -> Plan:
+    every = list(inspect.signature(target).parameters)
+    mode = {name: training for name in MODES if name in every}
+    if is_keras(part):  # takes it in any case, and hands it down
+        mode.setdefault("training", training)
+    parameters = parameters_of(target, skip=MODES)
+    planned = plan_call(parameters, batch)
+    dtypes = _dtypes(part, target)
+    names = [parameter.name for parameter in parameters][: len(planned.args)]
+    values = [_argument(name, value, dtypes) for name, value in zip(names, planned.args, strict=False)]
+    leading = sum(name == full for name, full in zip(names, every, strict=False))  # a mode may stand in between
+    kwargs = {name: _argument(name, value, dtypes) for name, value in planned.kwargs.items()}
+    kwargs |= dict(zip(names[leading:], values[leading:], strict=True))
+    return Plan(lambda: part(*values[:leading], **kwargs, **mode), planned.unused)
+
+
+def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) -> Plan:
+    leaves = _leaves(declared)
+    filled, unused = plan_mapping(list(leaves), batch)
+    tensors = {name: _as_dtype(name, filled[name], dtype) for name, dtype in leaves.items()}
+    inputs = _like(declared, tensors)
+    names = tuple(getattr(part, "output_names", None) or ())
+    return Plan(lambda: part(inputs, training=training), unused, names)
+
+
+def _leaves(declared: Any) -> dict[str, Any]:
+    """The declared inputs' dtypes by name: a dict's keys, else the tensors' own names."""
+    if isinstance(declared, Mapping):
+        return {str(key): getattr(leaf, "dtype", None) for key, leaf in declared.items()}
+    tensors = declared if isinstance(declared, (list, tuple)) else [declared]
+    return {tensor.name: tensor.dtype for tensor in tensors}
+
+
+def _like(declared: Any, tensors: Mapping[str, Any]) -> Any:
+    if isinstance(declared, Mapping):
+        return {key: tensors[str(key)] for key in declared}
+    if isinstance(declared, (list, tuple)):
+        return [tensors[tensor.name] for tensor in declared]
+    return tensors[declared.name]
+
+
+def _dtypes(part: Any, target: Any) -> dict[str, Any]:
+    """The dtypes that are declared for arguments: Keras's `mask` is boolean, a `tf.function` may have a signature."""
+    dtypes: dict[str, Any] = {"mask": tf.bool} if is_keras(part) else {}
+    signature = getattr(target, "input_signature", None) or getattr(part, "input_signature", None)
+    if signature:
+        names = list(inspect.signature(getattr(target, "python_function", target)).parameters)
+        names = names[1:] if names[:1] == ["self"] else names
+        specs: Sequence[Any] = signature
+        dtypes |= {name: spec.dtype for name, spec in zip(names, specs, strict=False) if hasattr(spec, "dtype")}
+    return dtypes
+
+
+def _argument(name: str, value: Any, dtypes: Mapping[str, Any]) -> Any:
+    return _as_dtype(name, value, dtypes[name]) if dtypes.get(name) is not None else _native(value)
+
+
+def _native(value: Any) -> Any:
+    """A NumPy array as a tensor, 64-bit integers as TensorFlow's models take them: 32-bit where they fit."""
+    if not isinstance(value, np.ndarray):
+        return value
+    limits = np.iinfo(np.int32)
+    if value.dtype == np.int64 and (not value.size or (value.min() >= limits.min and value.max() <= limits.max)):
+        return tf.constant(value.astype(np.int32))
+    return tf.convert_to_tensor(value)
+
+
+def _as_dtype(name: str, value: Any, dtype: Any) -> Any:
+    """The value in a declared dtype, if that holds it exactly."""
+    if dtype is None or not isinstance(value, np.ndarray):
+        return _native(value)
+    declared = tf.as_dtype(dtype)
+    if declared == tf.string:
+        raise BatchError(
+            f"the model declares its input {name!r} as text, and the batch is token ids: expected an input of an integer dtype; "
+            "pass the part behind the tokenizer, or call=lambda model, inputs: ..."
+        )
+    cast = value.astype(declared.as_numpy_dtype)
+    whole = whole_numbers(value)
+    if whole is not None and not np.array_equal(np.asarray(cast, np.float64), whole):
+        raise BatchError(
+            f"the model declares its input {name!r} as {declared.name}, which does not hold numbers up to {whole.max()} "
+            "exactly: expected an integer dtype; declare the input with dtype='int32'"
+        )
+    return tf.constant(cast)

@@ -1,0 +1,200 @@
+"""Finds the lookups: watches every operation of an eager forward pass and keeps hold of the rows that are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+from embgrad.points import LookupWatch
+from embgrad_tensorflow.walk import Tables, handle_of
+
+__all__ = ["Watcher"]
+
+#: The operations that look rows up, with the names of their operands in TensorFlow's own functions.
+LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "GatherV2": ("params", "indices", "axis"),
+    "Gather": ("params", "indices"),
+    "GatherNd": ("params", "indices"),
+    "ResourceGather": ("resource", "indices"),
+    "ResourceGatherNd": ("resource", "indices"),
+}
+
+#: Those functions' names.
+FUNCTIONS: Final = {
+    "gather_v2": "GatherV2",
+    "gather": "Gather",
+    "gather_nd": "GatherNd",
+    "resource_gather": "ResourceGather",
+    "resource_gather_nd": "ResourceGatherNd",
+}
+
+#: The files in which TensorFlow keeps them, and the function that runs any operation.
+GENERATED: Final = ("gen_array_ops.py", "gen_resource_variable_ops.py", "execute.py")
+
+#: Operations whose result is still the same table.
+SAME_TABLE: Final = ("Cast", "Identity")
+
+#: How the names of operations begin that write to a variable.
+WRITES: Final = ("Assign", "ResourceScatter", "ResourceApply", "Rng", "Stateful")
+
+
+class Watcher:
+    """An op callback: TensorFlow calls it after every operation of the thread, with the very tensors that go on.
+
+    Marking such a tensor as watched is all that is done to the forward pass: no layer, no function and no tensor is
+    replaced, so nothing that hangs on them (a Keras mask, a trace) can be lost.
+
+    Attributes:
+        watch: what takes the lookups down.
+        kept: the rows of the lookups that may be asked for, by the lookup's number.
+        graphs: the names of the compiled functions that ran, into which a callback cannot see.
+        written: the resources of the variables that were written to; None stands for unknown ones.
+    """
+
+    def __init__(self, watch: LookupWatch, tables: Tables, mark: Callable[[Any], None] | None = None) -> None:
+        self.watch = watch
+        self.kept: dict[int, Any] = {}
+        self.graphs: list[str] = []
+        self.written: list[Any] = []
+        self._failure: BaseException | None = None
+        self._tables = tables
+        self._mark = mark
+        self._reads: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
+        self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
+        self._handlers["ReadVariableOp"] = self._read
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""
+        op_callbacks.add_op_callback(self._called)
+        try:
+            yield
+        except BaseException as error:
+            self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
+            for operation, operands in _failed_lookups(error):
+                self._see(operation, operands)  # raises BatchError: the lookup failed since an index is outside
+            raise
+        finally:
+            op_callbacks.remove_op_callback(self._called)
+        self._raise_failure()  # the model may have caught it
+
+    def _called(
+        self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
+    ) -> None:
+        if graph is not None:  # not run now: a function is being traced
+            return
+        name = op_type if type(op_type) is str else op_type.decode()
+        handler = self._handlers.get(name)
+        try:
+            if handler is not None:
+                handler(name, inputs, attrs, outputs)
+            elif name.startswith("__") or name.endswith("PartitionedCall"):
+                self.graphs.append(name)
+                self.written.append(None)
+            elif name.startswith(WRITES):
+                self.written.append(inputs[0] if inputs else None)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure from None
+
+    def _read(self, _: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        self._remember(outputs[0], inputs[0])
+
+    def _same_table(self, _: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        handle = self._handle(inputs[0])
+        if handle is not None:
+            self._remember(outputs[0], handle)
+
+    def _looked_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        if _batch_dims(attrs):
+            return
+        if self._see(name, inputs):
+            self.kept[len(self.watch.lookups) - 1] = outputs[0]
+            if self._mark is not None:
+                self._mark(outputs[0])
+
+    def _see(self, operation: str, operands: Sequence[Any]) -> bool:
+        """Take the lookup down if it is one in the rows of a matrix; True where it may be asked for."""
+        shape, dtype = _table(operands[0])
+        indices = _indices(operation, operands)
+        if indices is None or shape is None or not dtype.is_floating:
+            return False
+        return self.watch.see(self._tables.path(self._handle(operands[0])), indices, *shape)
+
+    def _handle(self, operand: Any) -> Any:
+        """The variable that an operand is, or was read from; None where it was computed."""
+        if getattr(operand, "dtype", None) == tf.resource:
+            return operand
+        reference, handle = self._reads.get(id(operand), (None, None))
+        return handle if reference is not None and reference() is operand else None
+
+    def _remember(self, tensor: Any, handle: Any) -> None:
+        self._reads[id(tensor)] = (weakref.ref(tensor), handle)
+
+
+def _table(source: Any) -> tuple[tuple[int, int] | None, Any]:
+    """The rows and the row's length of what is looked up in, and its dtype; None where it is no matrix."""
+    shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
+    if dtype == tf.resource:
+        data = getattr(source, "_handle_data", None)
+        if data is None or not data.is_set:
+            return None, tf.resource
+        shape = tf.TensorShape(data.shape_and_type[0].shape)
+        dtype = tf.as_dtype(data.shape_and_type[0].dtype)
+    if shape is None or len(shape) != 2 or None in tuple(shape):
+        return None, dtype
+    return (int(shape[0]), int(shape[1])), tf.as_dtype(dtype)
+
+
+def _indices(operation: str, operands: Sequence[Any]) -> np.ndarray | None:
+    """The rows that are looked up; None where the lookup is along another axis."""
+    if operation == "GatherV2" and int(operands[2]) not in (0, -2):
+        return None
+    indices = np.asarray(operands[1])
+    if operation.endswith("Nd"):
+        if indices.ndim == 0 or indices.shape[-1] != 1:
+            return None
+        indices = indices[..., 0]
+    return indices if indices.dtype.kind in "iu" else None
+
+
+def _batch_dims(attrs: Any) -> int:
+    return int(attrs[attrs.index("batch_dims") + 1]) if "batch_dims" in attrs else 0
+
+
+def _failed_lookups(error: BaseException | None) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The lookups in an error's tracebacks: the callback comes after an operation, so it never saw one that failed."""
+    while error is not None:
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if os.path.basename(frame.f_code.co_filename) in GENERATED:
+                    for name, (source, *others) in _lookup_in(frame.f_code.co_name, frame.f_locals):
+                        handle = None if isinstance(source, tf.Tensor) else handle_of(source)
+                        yield name, [source if handle is None else handle, *others]
+        error = error.__cause__ or error.__context__
+
+
+def _lookup_in(function: str, local: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """The lookup that a call of one of TensorFlow's functions was to make."""
+    if function == "quick_execute":
+        name = local["op_name"]
+        name = name.decode() if isinstance(name, bytes) else name
+        if name in LOOKUPS and not _batch_dims(local["attrs"] or ()):
+            yield name, local["inputs"]
+        return
+    operation = FUNCTIONS.get(function)
+    if operation is not None and all(name in local for name in LOOKUPS[operation]) and not local.get("batch_dims"):
+        yield operation, [local[name] for name in LOOKUPS[operation]]

@@ -1,0 +1,225 @@
+"""Leaves everything as it was found: variables, attributes, losses, modes, other tapes, what is process-wide."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+
+from embgrad.errors import UnsupportedError
+from embgrad.locks import process_lock
+from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of, walk
+
+__all__ = ["Snapshot", "eagerly", "expect_eager", "in_mode", "other_tapes_paused", "whole_tracebacks"]
+
+#: Variables with more entries are not kept in evaluation mode: tables, which a read copies. A write to one is an error.
+LARGE: Final = 1 << 20
+
+#: Classes whose variables are a random generator's state: in training mode it moves, as by the user's own forward pass.
+GENERATORS: Final = ("SeedGenerator", "Generator")
+
+#: What a model is made of.
+GROWN: Final = frozenset({"variable", "module"})
+
+Undo = Callable[[], None]
+
+
+def expect_eager() -> None:
+    """Refuse to work while a graph is being traced, where there are no values.
+
+    Raises:
+        UnsupportedError: inside a `tf.function`.
+    """
+    if not tf.executing_eagerly():
+        raise UnsupportedError(
+            "embgrad was called inside a tf.function (or another graph): expected eager execution, since its results are "
+            "NumPy arrays; call it outside, or through tf.py_function"
+        )
+
+
+class Snapshot:
+    """A model's variables and attributes, to be put back after a forward pass."""
+
+    def __init__(self, parts: Sequence[Any], training: bool) -> None:
+        nodes = list(walk(parts))
+        self._variables: dict[int, tuple[Any, Any]] = {}
+        self._left_out: dict[int, tuple[Any, str]] = {}
+        self._undo: list[Undo] = []
+        for node in nodes:
+            if node.kind == "variable":
+                self._take_variable(node, training)
+            else:
+                self._undo += _attributes(node.value)
+
+    def restore(self, written: Sequence[Any]) -> None:
+        """Put everything back.
+
+        Args:
+            written: the resources of the variables that were written to; None stands for unknown ones.
+
+        Raises:
+            UnsupportedError: a variable was written to that is too large to be kept.
+        """
+        if written:
+            for handle, value in self._variables.values():
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        for undo in self._undo:
+            undo()
+        lost = [self._left_out[id(handle)][1] for handle in written if id(handle) in self._left_out]
+        if lost:
+            raise UnsupportedError(
+                f"the model writes to the variable {lost[0]!r} in its forward pass in evaluation mode, and it is too large "
+                "for its value to be kept on the chance: it now holds what the forward pass wrote. Expected evaluation mode to "
+                "change no weights"
+            )
+
+    def _take_variable(self, node: Node, training: bool) -> None:
+        handle, native = handle_of(node.value), getattr(node.value, "_value", node.value)
+        if handle is None:
+            return
+        if training and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__):
+            return
+        if not training and (native.shape.num_elements() or 0) > LARGE:
+            self._left_out[id(handle)] = (handle, node.path)
+            return
+        try:
+            self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=native.dtype))
+        except tf.errors.FailedPreconditionError:  # it has no value yet
+            return
+
+
+def _attributes(module: Any) -> list[Undo]:
+    """What puts a module's attributes back. A Keras layer without its weights is left to what its first call makes of it."""
+    if is_keras(module) and not module.built:
+        return []
+    attributes = getattr(module, "__dict__", None)
+    if attributes is None:
+        return []
+    undo = [_putting_back(attributes, dict(attributes))]
+    losses = attributes.get("_losses")
+    if losses is not None:  # Keras empties and fills these lists in place
+        undo += [_refilling(losses, list(losses))]
+    if attributes.get("_loss_ids") is not None:
+        undo += [_refilling(attributes["_loss_ids"], list(attributes["_loss_ids"]))]
+    local = attributes.get("_thread_local")
+    if local is not None and is_keras(module):  # where Keras 2 holds them
+        undo += [_putting_back(vars(local), dict(vars(local)))]
+    return undo
+
+
+def _putting_back(attributes: dict[str, Any], found: Mapping[str, Any]) -> Undo:
+    """Variables and modules that are new stay: the model built itself, and without them it would do so again."""
+
+    def put_back() -> None:
+        for name in [*attributes]:
+            if name not in found and not _holds_parts(attributes[name]):
+                del attributes[name]
+        for name, value in found.items():
+            now = attributes.get(name)
+            if now is not value and (_holds_parts(value) or not _holds_parts(now)):
+                attributes[name] = value
+
+    return put_back
+
+
+def _holds_parts(value: Any) -> bool:
+    """Whether it is, or contains, a variable or a module."""
+    kind = kind_of(type(value))
+    if kind == "dict":
+        return any(_holds_parts(entry) for entry in value.values())
+    return kind in GROWN or (kind == "list" and any(_holds_parts(entry) for entry in value))
+
+
+def _refilling(container: Any, found: Sequence[Any]) -> Undo:
+    def refill() -> None:
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(found)
+
+    return refill
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Run the bodies of `tf.function`s as they stand: nothing is traced, so no trace is left behind or gone stale."""
+    with process_lock:
+        was = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(was)
+
+
+@contextlib.contextmanager
+def in_mode(training: bool) -> Iterator[None]:
+    """The mode in which layers are that are not told: Keras 2's learning phase, Keras 3's call context."""
+    with contextlib.ExitStack() as held:
+        if "tf_keras" in sys.modules:
+            from tf_keras.src import backend as keras2
+
+            held.enter_context(keras2.deprecated_internal_learning_phase_scope(int(training)))
+        if "keras" in sys.modules:
+            held.enter_context(_keras3_mode(training))
+        yield
+
+
+@contextlib.contextmanager
+def _keras3_mode(training: bool) -> Iterator[None]:
+    from keras.src.backend.common import global_state
+    from keras.src.layers.layer import CallContext
+
+    was = global_state.get_global_attribute("current_call_ctx")
+    context = CallContext(entry_layer=None)
+    context.training = training
+    global_state.set_global_attribute("current_call_ctx", context)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("current_call_ctx", was)
+
+
+@contextlib.contextmanager
+def whole_tracebacks() -> Iterator[None]:
+    """Tracebacks with the frames of TensorFlow and Keras in this thread: a failed lookup is found in them."""
+    settings: list[Any] = [tf.debugging]
+    if "keras" in sys.modules:
+        settings.append(sys.modules["keras"].config)
+    was_on = [setting for setting in settings if setting.is_traceback_filtering_enabled()]
+    for setting in was_on:
+        setting.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        for setting in was_on:
+            setting.enable_traceback_filtering()
+
+
+@contextlib.contextmanager
+def other_tapes_paused() -> Iterator[None]:
+    """Keep the user's tapes from recording our work, and ours from being stopped by theirs."""
+    with contextlib.ExitStack() as held:
+        if pywrap_tfe.TFE_Py_TapeSetIsStopped():
+            pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
+            held.callback(pywrap_tfe.TFE_Py_TapeSetStopOnThread)
+        for tape in _tapes_of_this_thread():
+            held.enter_context(tape.stop_recording())
+        yield
+
+
+def _tapes_of_this_thread() -> list[Any]:
+    """TensorFlow keeps them where Python does not see them: a tape is ours if what it watches is to be recorded here."""
+    if pywrap_tfe.TFE_Py_TapeSetIsEmpty():
+        return []
+    found = []
+    for tape in [one for one in gc.get_objects() if issubclass(type(one), tf.GradientTape)]:
+        probe = tf.zeros(())
+        if tape._recording and not pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([probe]):
+            tape.watch(probe)
+            if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([probe]):
+                found.append(tape)
+    return found

@@ -1,0 +1,229 @@
+"""What bad input gets in TensorFlow: a specific error that says what was wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.tensorflow.helpers import KERAS
+
+IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
+
+
+@pytest.fixture(params=sorted(KERAS))
+def keras(request: Any) -> Any:
+    return KERAS[request.param]
+
+
+def functional(keras: Any, *layers: Any, dtype: str = "int32", **names: Any) -> Any:
+    ids = keras.layers.Input((None,), dtype=dtype, **names)
+    value = keras.layers.Embedding(12, 4)(ids)
+    for layer in layers:
+        value = layer(value)
+    return keras.Model(ids, value)
+
+
+class Net(tf.Module):
+    def __init__(self, forward: Any) -> None:
+        super().__init__()
+        self.rows = tf.Variable(np.ones((12, 2), np.float32))
+        self.forward = forward
+
+    def __call__(self, ids: Any) -> Any:
+        return self.forward(self.rows, ids)
+
+
+def test_inside_a_tf_function(keras: Any) -> None:
+    model = functional(keras, keras.layers.GlobalAveragePooling1D())
+
+    def traced() -> Any:
+        return embgrad.gradients(model, IDS, embgrad.Sum()).values
+
+    message = r"inside a tf.function.*expected eager execution.*call it outside"
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        tf.function(traced, autograph=False)()
+    with pytest.raises(Exception, match=f"UnsupportedError: embgrad was called {message}"):  # AutoGraph wraps any error
+        tf.function(traced)()
+
+
+def test_inside_a_py_function_is_eager() -> None:
+    model = Net(lambda rows, ids: tf.reduce_sum(tf.gather(rows, ids), 1))
+
+    @tf.function
+    def traced() -> Any:
+        return tf.py_function(lambda: embgrad.gradients(model, IDS, embgrad.Sum()).values, [], tf.float32)
+
+    np.testing.assert_array_equal(traced(), np.ones((2, 4, 2)))
+
+
+def test_a_saved_model(tmp_path: Any) -> None:
+    model = Net(None)
+    model.forward = None
+    model.run = tf.function(
+        lambda ids: tf.reduce_sum(tf.gather(model.rows, ids), 1), [tf.TensorSpec([None, None], tf.int32)]
+    )
+    tf.saved_model.save(model, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    with pytest.raises(embgrad.UnsupportedError, match=r"a graph that was saved or compiled.*expected a Keras model"):
+        embgrad.gradients(loaded, IDS, embgrad.Sum(), call=lambda m, inputs: m.run(inputs))
+    with pytest.raises(embgrad.UnsupportedError, match=r"saved or compiled"):
+        embgrad.gradients(model.run.get_concrete_function(), IDS, embgrad.Sum())
+
+    class Wrapped(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = loaded
+
+        def __call__(self, ids: Any) -> Any:
+            return self.inner.run(ids)
+
+    with pytest.raises(embgrad.UnsupportedError, match=r"no lookup whose indices.*ran 1 compiled graph.*SavedModel"):
+        embgrad.gradients(Wrapped(), IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (lambda rows, ids: tf.matmul(tf.one_hot(ids[:, 0], 12), rows), "a product with one-hot vectors"),
+        (lambda rows, ids: tf.reduce_sum(tf.gather(rows, ids + 1), 1), "other ids"),
+        (lambda rows, ids: tf.reduce_sum(tf.gather(tf.transpose(rows), ids, axis=1), 2), "columns"),
+        (lambda rows, ids: tf.cast(ids, tf.float32), "no lookup"),
+    ],
+)
+def test_no_lookup_of_the_ids(forward: Any, why: str) -> None:
+    with pytest.raises(embgrad.PointNotReachedError, match="made no lookup whose indices are the batch's ids"):
+        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda rows, ids: tf.stop_gradient(tf.reduce_sum(tf.gather(rows, ids), 1)),
+        lambda rows, ids: tf.ones((2, 2)) + _use(rows, ids),
+        lambda rows, ids: tf.constant(tf.reduce_sum(tf.gather(rows, ids), 1).numpy()),
+        lambda rows, ids: tf.cast(tf.argmax(tf.gather(rows, ids), 1), tf.float32),
+    ],
+)
+def test_an_objective_that_does_not_depend_on_the_lookup(forward: Any) -> None:
+    with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
+        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
+
+
+def _use(rows: Any, ids: Any) -> Any:
+    """Looks the ids up, and lets nothing through."""
+    tf.gather(rows, ids)
+    return 0.0
+
+
+def test_a_gradient_of_zeros_is_a_result() -> None:
+    result = embgrad.gradients(Net(lambda rows, ids: 0 * tf.reduce_sum(tf.gather(rows, ids), 1)), IDS, embgrad.Sum())
+    assert not result.values.any()
+
+
+def test_outputs(keras: Any) -> None:
+    model = functional(keras, keras.layers.GlobalAveragePooling1D())
+    with pytest.raises(embgrad.OutputError, match=r"no output 'hidden'.*'output'"):
+        embgrad.gradients(model, IDS, embgrad.Sum(output="hidden"))
+    whole = Net(lambda rows, ids: {"logits": tf.gather(rows, ids)[:, 0], "classes": ids})
+    with pytest.raises(embgrad.OutputError, match=r"'classes' is of dtype int32, which has no gradient.*output="):
+        embgrad.gradients(whole, IDS, embgrad.Sum(output="classes"))
+    with pytest.raises(embgrad.OutputError, match="returned NoneType, in which there is no tensor"):
+        embgrad.gradients(Net(lambda rows, ids: None if _use(rows, ids) == 0 else 1), IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (lambda logits: logits, r"shape \(2, 4\) and dtype float32: expected a floating-point tensor of shape \(2,\)"),
+        (lambda logits: tf.reduce_sum(logits), r"shape \(\) .*embgrad.Scalar\(function\)"),
+        (lambda logits: tf.argmax(logits, 1), r"dtype int64: expected a floating-point tensor of shape \(2,\)"),
+        (lambda logits: logits.numpy()[:, 0], r"gave ndarray: expected a floating-point tensor"),
+        (lambda logits: None, r"gave NoneType: expected a floating-point tensor"),
+        (
+            embgrad.Scalar(lambda logits: logits[:, 0]),
+            r"shape \(2,\) .*: expected a floating-point tensor of shape \(\)",
+        ),
+    ],
+)
+def test_native_objectives(keras: Any, objective: Any, message: str) -> None:
+    model = functional(keras, keras.layers.GlobalAveragePooling1D())
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(model, IDS, objective)
+
+
+def test_inputs_that_cannot_hold_the_ids(keras: Any) -> None:
+    model = functional(keras, keras.layers.GlobalAveragePooling1D(), dtype="float16", name="input_ids")
+    big = np.array([[1, 2049]])
+    with pytest.raises(embgrad.BatchError, match=r"input 'input_ids' as float16, which does not hold.*2049.*int32"):
+        embgrad.gradients(model, big, embgrad.Sum())
+
+
+def test_inputs_that_are_text() -> None:
+    keras = KERAS["keras3"]
+    ids = keras.layers.Input((), dtype="string")
+    model = keras.Model(ids, ids)
+    with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch is token ids"):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+
+
+def test_inputs_without_a_known_name(keras: Any) -> None:
+    left, right = (keras.layers.Input((None,), dtype="int32", name=name) for name in ("left", "right"))
+    table = keras.layers.Embedding(12, 4)
+    model = keras.Model([left, right], keras.layers.Add()([table(left), table(right)]))
+    with pytest.raises(embgrad.BatchError, match=r"none has a name that means token ids.*call="):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+
+
+def test_an_argument_that_the_batch_does_not_have() -> None:
+    class Needs(tf.Module):
+        def __call__(self, ids: Any, temperature: Any) -> Any:
+            return ids
+
+    with pytest.raises(embgrad.BatchError, match="needs 'temperature'"):
+        embgrad.gradients(Needs(), IDS, embgrad.Sum())
+
+
+def test_parts_without_call(keras: Any) -> None:
+    parts = [functional(keras), keras.layers.Dense(2)]
+    with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*expected call=lambda parts"):
+        embgrad.gradients(parts, IDS, embgrad.Sum())
+
+
+def test_an_unknown_point(keras: Any) -> None:
+    model = functional(keras, keras.layers.GlobalAveragePooling1D())
+    name = model.layers[1].name
+    with pytest.raises(embgrad.UnknownPointError, match=f"Did you mean '{name}'"):
+        embgrad.gradients(model, IDS, embgrad.Sum(), at=name[:-1] + "x")
+
+
+def test_a_mask_that_the_model_cannot_take_is_a_warning(keras: Any) -> None:
+    model = functional(keras, keras.layers.GlobalAveragePooling1D())
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+        embgrad.gradients(model, {"input_ids": IDS, "attention_mask": IDS > 0}, embgrad.Sum())
+
+
+def test_the_models_own_error_comes_through_unchanged() -> None:
+    class Mine(Exception):
+        pass
+
+    def forward(rows: Any, ids: Any) -> Any:
+        tf.gather(rows, ids)
+        raise Mine("as it was")
+
+    with pytest.raises(Mine, match=r"^as it was$"):
+        embgrad.gradients(Net(forward), IDS, embgrad.Sum())
+    bad = Net(lambda rows, ids: tf.matmul(tf.gather(rows, ids), tf.ones((7, 7))))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        embgrad.gradients(bad, IDS, embgrad.Sum())
+
+
+def test_a_graph_beside_the_lookup_is_a_warning() -> None:
+    doubled = tf.function(lambda value: 2 * value).get_concrete_function(tf.TensorSpec([None, None], tf.float32))
+    model = Net(lambda rows, ids: doubled(tf.reduce_sum(tf.gather(rows, ids), 1)))
+    with pytest.warns(embgrad.EmbgradWarning, match=r"ran 1 compiled graph\(s\).*no gradient in the result"):
+        result = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_array_equal(result.values, np.full((2, 4, 2), 2.0))
