@@ -79,8 +79,8 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
         if dtype not in FLOATING:
             floating = [name for name, tensor in named.items() if tensors.dtype(tensor) in FLOATING]
             raise OutputError(
-                f"the output {native!r} is of dtype {dtype}: expected floating point, which alone has a gradient; "
-                f"outputs that have: {listed(floating)}"
+                f"the output {native!r} is of dtype {dtype}: expected floating point, which alone has a gradient; name "
+                f"another with output=..., of {listed(floating)}"
             )
     sets = request.respond({wanted: tensors.to_numpy(named[native]) for wanted, native in natives.items()})
     return Answer(tuple([(named[natives[wanted]], one) for wanted, one in cotangents.items()] for cotangents in sets))

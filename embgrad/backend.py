@@ -42,6 +42,7 @@ class Request:
         outputs: the names of the outputs that `respond` reads, roles or native; None is the default output.
             Only these cross to NumPy. Empty with a native objective.
         training: run as in training; else in evaluation mode.
+        several: `respond` gives several sets of cotangents, so that the graph must outlive the first pullback.
         call: calls the model in place of the backend's own way: `call(model, inputs) -> outputs`.
     """
 
@@ -49,6 +50,7 @@ class Request:
     respond: Respond | NativeObjective
     outputs: tuple[str | None, ...] = ()
     training: bool = False
+    several: bool = False
     call: Callable[[Any, Any], Any] | None = None
 
 

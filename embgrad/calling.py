@@ -45,12 +45,22 @@ def as_parts(model: Any) -> tuple[Any, ...]:
 
 
 def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Parameter]:
-    """The parameters of a bound method, less those that are not the batch's affair (`training`, `F`)."""
-    left_out = set(skip)
-    return [p for p in inspect.signature(function).parameters.values() if p.name not in left_out]
+    """The parameters of a bound method, less those that are not the batch's affair, such as `training`.
+
+    What comes after one that is left out can be passed by name alone.
+    """
+    left_out, found, gap = set(skip), [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in left_out:
+            gap = True
+        elif gap and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            found.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+        else:
+            found.append(parameter)
+    return found
 
 
-def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
+def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks: Sequence[str] = ()) -> CallPlan:
     """Which argument gets which part of the batch.
 
     Ids go to the parameter with a known name, or else to the first one. The mask, the types and the valid
@@ -60,10 +70,12 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> Cal
     Args:
         parameters: the model's parameters, in order.
         batch: the batch.
+        masks: further names of a mask that is 1 at real positions, in this framework.
 
     Raises:
         BatchError: a parameter without a default that the batch has nothing for.
     """
+    known_names = {**NAMES, "mask": (*NAMES["mask"], *masks)}
     by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if not by_name:
@@ -71,7 +83,9 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> Cal
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
     values: dict[str, Any] = {ids: batch.ids}
     values |= {name: value for name, value in batch.extras.items() if name in by_name or takes_any}
-    fields = {field: name for field, names in NAMES.items() if (name := _first(names, by_name, values)) is not None}
+    fields = {
+        field: name for field, names in known_names.items() if (name := _first(names, by_name, values)) is not None
+    }
     for field, name in fields.items():
         given = getattr(batch, "mask" if field == "valid_length" else field) is not None
         told = given and not (field == "valid_length" and "mask" in fields)  # a mask says more than lengths

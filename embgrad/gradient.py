@@ -189,7 +189,7 @@ class _Task:
             respond, outputs = self.objective, ()
         else:
             respond, outputs = _Respond(self.objective, batch, self.split), (self.objective.output,)
-        request = Request(self.names, respond, outputs, self.training, self.call)
+        request = Request(self.names, respond, outputs, self.training, self.split, self.call)
         run, native_names = self._run(batch, request)
         objective = respond.values if isinstance(respond, _Respond) else _native_values(run.objective)
         _warn_of_unused(run.unused, batch)

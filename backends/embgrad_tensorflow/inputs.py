@@ -10,19 +10,23 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.arrays import whole_numbers
+from embgrad.arrays import owned, whole_numbers
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call, plan_mapping
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad_tensorflow.walk import is_keras
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "TensorFlowTensors", "plan"]
 
 #: Parameters that say in which mode to run.
 MODES: Final = ("training", "is_training")
 
 #: A first parameter of one of these names takes ids; one of any other name may take a dict of inputs.
 IDS_ALONE: Final = ("input_ids", "input_word_ids", "token_ids", "ids", "tokens")
+
+
+#: What Keras calls a mask beside the names of all frameworks; elsewhere it may be 1 at padding.
+KERAS_MASKS: Final = ("padding_mask",)
 
 
 @dataclass(frozen=True)
@@ -105,19 +109,15 @@ def _called_with(part: Any) -> Any:
 
 
 def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -> Plan:
-    every = list(inspect.signature(target).parameters)
-    mode = {name: training for name in MODES if name in every}
+    mode = {name: training for name in MODES if name in inspect.signature(target).parameters}
     if is_keras(part):  # takes it in any case, and hands it down
         mode.setdefault("training", training)
     parameters = parameters_of(target, skip=MODES)
-    planned = plan_call(parameters, batch)
+    planned = plan_call(parameters, batch, masks=KERAS_MASKS if is_keras(part) else ())
     dtypes = _dtypes(part, target)
-    names = [parameter.name for parameter in parameters][: len(planned.args)]
-    values = [_argument(name, value, dtypes) for name, value in zip(names, planned.args, strict=False)]
-    leading = sum(name == full for name, full in zip(names, every, strict=False))  # a mode may stand in between
+    args = [_argument(p.name, value, dtypes) for p, value in zip(parameters, planned.args, strict=False)]
     kwargs = {name: _argument(name, value, dtypes) for name, value in planned.kwargs.items()}
-    kwargs |= dict(zip(names[leading:], values[leading:], strict=True))
-    return Plan(lambda: part(*values[:leading], **kwargs, **mode), planned.unused)
+    return Plan(lambda: part(*args, **kwargs, **mode), planned.unused)
 
 
 def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) -> Plan:
@@ -189,3 +189,22 @@ def _as_dtype(name: str, value: Any, dtype: Any) -> Any:
             "exactly: expected an integer dtype; declare the input with dtype='int32'"
         )
     return tf.constant(cast)
+
+
+class TensorFlowTensors:
+    """How TensorFlow's tensors are looked at."""
+
+    kind = "a tf.Tensor"
+    scalars: tuple[tuple[int, ...], ...] = ((),)
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is a `tf.Tensor`."""
+        return isinstance(value, tf.Tensor)
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype's name."""
+        return str(tensor.dtype.name)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """The values in memory of their own; half precision widened to float32."""
+        return owned(tensor.numpy())
