@@ -111,15 +111,14 @@ BY_HAND = {"torch": by_torch, "tensorflow": by_tensorflow, "gluon": by_gluon}
 
 
 @pytest.mark.parametrize("framework", [name for name in backends_under_test() if name != "reference"])
-def test_ratio_to_the_forward_pass_and_to_code_by_hand(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratio_to_the_forward_pass_and_to_code_by_hand(framework: str) -> None:
     model, tokens, objective = embgrad.load_bert(minilm_folder(), framework), batch(), embgrad.Sum(output="pooled")
     functions = BY_HAND[framework](model, tokens)
     expected = functions["by hand"]()
     figures = embgrad.gradients(model, tokens, objective).values
     np.testing.assert_allclose(figures, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     times = least_times({**functions, "gradients": lambda: embgrad.gradients(model, tokens, objective)}, ROUNDS)
-    with capsys.disabled():
-        print(f"\n{framework}, {EXAMPLES} × {POSITIONS}, least of {ROUNDS}:")
-        for name, seconds in times.items():
-            to_forward, to_hand = seconds / times["forward"], seconds / times["by hand"]
-            print(f"  {name:<20} {to_forward:5.2f} × forward  {to_hand:5.2f} × by hand")
+    print(f"\n{framework}, {EXAMPLES} × {POSITIONS}, least of {ROUNDS}:")
+    for name, seconds in times.items():
+        to_forward, to_hand = seconds / times["forward"], seconds / times["by hand"]
+        print(f"  {name:<20} {to_forward:5.2f} × forward  {to_hand:5.2f} × by hand")
