@@ -1,0 +1,47 @@
+"""The backend for MXNet Gluon."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from embgrad.backend import Point, Request, Run
+from embgrad.batch import TokenBatch
+from embgrad.checkpoint import WeightTarget
+from embgrad_gluon import bert, run
+from embgrad_gluon.importing import import_mxnet
+
+__all__ = ["GluonBackend"]
+
+
+class GluonBackend:
+    """Gluon blocks of MXNet 1.9: any Block or HybridBlock, hybridised or not. A SymbolBlock is refused."""
+
+    name: Final = "gluon"
+    package: Final = "mxnet"
+    extra: Final = "mxnet"
+    supports: Final = frozenset({"word", "training", "split", "native", "float64", "load_bert"})
+
+    def owns(self, part: object) -> bool:
+        """Whether it is a Gluon Block, told by its type; imports nothing."""
+        return any(
+            (kind.__module__, kind.__qualname__) == ("mxnet.gluon.block", "Block") for kind in type(part).__mro__
+        )
+
+    def versions(self) -> Mapping[str, str]:
+        """MXNet's version, and gluonnlp's where it is in use."""
+        import_mxnet()
+        return {name: str(sys.modules[name].__version__) for name in ("mxnet", "gluonnlp") if name in sys.modules}
+
+    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+        """The lookups that a forward pass makes, in order."""
+        return run.points(model, batch, call)
+
+    def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
+        """One forward pass, and a pullback for each set of cotangents."""
+        return run.run(model, batch, request)
+
+    def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
+        """A `gluonnlp.model.BERTModel` of this configuration, and where its weights go."""
+        return bert.build(config)

@@ -1,0 +1,156 @@
+"""gluonnlp's BERT: built from a Hugging Face configuration, and the names of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.checkpoint import WeightTarget
+from embgrad.errors import FileFormatError, UnsupportedError, listed
+from embgrad_gluon.importing import import_gluonnlp, import_mxnet
+
+__all__ = ["build", "output_names"]
+
+#: What Hugging Face's configuration means where it says nothing.
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "is_decoder": False,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "position_embedding_type": "absolute",
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+
+#: gluonnlp's names of the activations: its "gelu" is the exact one, by the error function.
+ACTIVATIONS: Final[Mapping[str, str]] = {
+    "gelu": "gelu",
+    "gelu_new": "approx_gelu",
+    "gelu_pytorch_tanh": "approx_gelu",
+    "relu": "relu",
+}
+
+#: gluonnlp's modules outside the layers, with Hugging Face's names, and then those of one layer.
+OUTER: Final[Mapping[str, str]] = {"encoder.layer_norm": "embeddings.LayerNorm", "pooler": "pooler.dense"}
+INNER: Final[Mapping[str, str]] = {
+    "attention_cell.proj_query": "attention.self.query",
+    "attention_cell.proj_key": "attention.self.key",
+    "attention_cell.proj_value": "attention.self.value",
+    "proj": "attention.output.dense",
+    "layer_norm": "attention.output.LayerNorm",
+    "ffn.ffn_1": "intermediate.dense",
+    "ffn.ffn_2": "output.dense",
+    "ffn.layer_norm": "output.LayerNorm",
+}
+TABLES: Final[Mapping[str, str]] = {
+    "word_embed.0.weight": "embeddings.word_embeddings.weight",
+    "encoder.position_weight": "embeddings.position_embeddings.weight",
+    "token_type_embed.0.weight": "embeddings.token_type_embeddings.weight",
+}
+
+
+def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
+    """A `gluonnlp.model.BERTModel` of this configuration, on the CPU, and where its weights go.
+
+    Raises:
+        UnsupportedError: gluonnlp has no such BERT.
+        FileFormatError: the configuration contradicts itself.
+    """
+    known = {name: config[name] if config.get(name) is not None else value for name, value in DEFAULTS.items()}
+    _expect_expressible(known)
+    mx, model = import_mxnet(), _model(known)
+    model.initialize(mx.init.Zero(), ctx=mx.cpu())
+    with mx.autograd.pause():
+        one = mx.nd.zeros((1, 1))
+        model(one, one, mx.nd.ones((1,)))  # the first call tells the layers their sizes
+    parameters = model._collect_params_with_prefix()
+    sources = _sources(known["num_hidden_layers"])
+    return model, [_target(sources[name], parameter) for name, parameter in parameters.items()]
+
+
+def output_names(model: Any) -> tuple[str, ...]:
+    """The names of what a gluonnlp BERT returns by position; none for another model."""
+    kinds = {(kind.__module__, kind.__qualname__) for kind in type(model).__mro__}
+    if ("gluonnlp.model.bert", "BERTModel") not in kinds:
+        return ()
+    returned = {
+        "sequence_output": True,
+        "attention": model.encoder._output_attention,
+        "pooled_output": model._use_pooler,
+        "classifier": model._use_pooler and model._use_classifier,
+        "logits": model._use_decoder,
+    }
+    return tuple(name for name, there in returned.items() if there)
+
+
+def _model(known: Mapping[str, Any]) -> Any:
+    bert = import_gluonnlp().model.bert
+    encoder = bert.BERTEncoder(
+        num_layers=known["num_hidden_layers"],
+        units=known["hidden_size"],
+        hidden_size=known["intermediate_size"],
+        max_length=known["max_position_embeddings"],
+        num_heads=known["num_attention_heads"],
+        dropout=known["hidden_dropout_prob"],
+        activation=ACTIVATIONS[known["hidden_act"]],
+        layer_norm_eps=known["layer_norm_eps"],
+    )
+    return bert.BERTModel(
+        encoder,
+        vocab_size=known["vocab_size"],
+        token_type_vocab_size=known["type_vocab_size"],
+        units=known["hidden_size"],
+        embed_size=known["hidden_size"],
+        use_pooler=True,
+        use_decoder=False,
+        use_classifier=False,
+    )
+
+
+def _expect_expressible(known: Mapping[str, Any]) -> None:
+    heads, units = known["num_attention_heads"], known["hidden_size"]
+    if units % heads:
+        raise FileFormatError(f"hidden_size is {units} and num_attention_heads {heads}: expected a multiple")
+    if known["hidden_act"] not in ACTIVATIONS:
+        raise _inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}")
+    if known["position_embedding_type"] != "absolute":
+        raise _inexpressible("position_embedding_type", known, "'absolute'")
+    if known["is_decoder"]:
+        raise _inexpressible("is_decoder", known, "False")
+    if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:
+        expected = f"{known['hidden_dropout_prob']}, as hidden_dropout_prob, since it has one rate for both"
+        raise _inexpressible("attention_probs_dropout_prob", known, expected)
+
+
+def _inexpressible(name: str, known: Mapping[str, Any], expected: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the checkpoint's configuration says {name} {known[name]!r}, which gluonnlp's BERT cannot express: expected "
+        f"{expected}; load it with framework='torch'"
+    )
+
+
+def _sources(layers: int) -> dict[str, str]:
+    """gluonnlp's name of each parameter → Hugging Face's."""
+    modules = dict(OUTER)
+    for layer in range(layers):
+        modules |= {f"encoder.transformer_cells.{layer}.{a}": f"encoder.layer.{layer}.{b}" for a, b in INNER.items()}
+    named = dict(TABLES)
+    for module, source in modules.items():
+        pair = ("gamma", "beta") if source.endswith("LayerNorm") else ("weight", "bias")
+        named |= {f"{module}.{pair[0]}": f"{source}.weight", f"{module}.{pair[1]}": f"{source}.bias"}
+    return named
+
+
+def _target(source: str, parameter: Any) -> WeightTarget:
+    def put(value: np.ndarray) -> None:
+        parameter.set_data(import_mxnet().nd.array(value, dtype=parameter.dtype))
+
+    return WeightTarget(source, tuple(parameter.shape), put)

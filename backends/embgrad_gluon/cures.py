@@ -1,0 +1,143 @@
+"""Keeps MXNet's operators from giving a wrong gradient without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from embgrad.errors import UnsupportedError
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.operators import Handler, Operation
+
+__all__ = ["WRONG", "Cures"]
+
+OWN: Final = "gives its input a gradient of its own in place of the objective's"
+ZERO: Final = "has the gradient zero in MXNet, which is wrong"
+OTHER: Final = "has a wrong gradient in MXNet"
+
+#: Operators whose gradient is not that of their value. Those that are replaced by others are here too, so that one that
+#: escapes is noticed.
+WRONG: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"), OWN),
+    **dict.fromkeys(("IdentityAttachKLSparseReg", "MakeLoss", "SVMOutput", "SoftmaxOutput", "make_loss"), OWN),
+    **dict.fromkeys(("_np_atleast_1d", "_np_atleast_2d", "_np_atleast_3d", "_npi_percentile"), ZERO),
+    **dict.fromkeys(("_npi_pinv", "_npi_pinv_scalar_rcond", "_npi_std", "_npi_var"), ZERO),
+    **dict.fromkeys(("_npi_rarctan2_scalar", "_npi_rot90", "_npi_where_lscalar", "_npi_where_rscalar"), OTHER),
+}
+
+SELU_ALPHA: Final = 1.6732632423543772
+SELU_SCALE: Final = 1.0507009873554805
+
+Proceed = Callable[[], Any]
+
+
+class Cures:
+    """What is done to operators in one recorded forward pass.
+
+    Args:
+        training: the mode of the pass, and of the pullbacks after it.
+
+    Attributes:
+        also: arrays whose gradient must be asked for along with those of the points.
+    """
+
+    def __init__(self, training: bool) -> None:
+        self.also: list[Any] = []
+        self._training = training
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the operators' names."""
+        return {
+            "BatchNorm": self._batch_norm,
+            "LeakyReLU": _leaky_relu,
+            "_contrib_BatchNormWithReLU": self._batch_norm,
+            "_contrib_SyncBatchNorm": self._batch_norm,
+            "Pooling": _pooling,
+            "RNN": self._rnn,
+            "_npi_std": _deviation,
+            "_npi_var": _deviation,
+            "_npi_where_lscalar": _where,
+            "_npi_where_rscalar": _where,
+        }
+
+    def _rnn(self, operation: Operation, proceed: Proceed) -> Any:
+        """The native fused GRU and vanilla RNN compute their input's gradient wrongly unless a parameter's is asked for.
+
+        A zero is added to the parameters and its gradient is asked for: it is the sum of theirs. The native kernel also
+        drops out in evaluation mode.
+        """
+        mx = import_mxnet()
+        if not mx.autograd.is_training():
+            operation.attributes["p"] = 0.0
+        if operation.attributes.get("mode") != "lstm":
+            parameters = operation.inputs[1].as_nd_ndarray()
+            with mx.autograd.pause():
+                zero = mx.nd.zeros((1,), ctx=parameters.ctx, dtype=parameters.dtype)
+                zero.attach_grad()
+            self.also.append(zero)
+            operation.inputs[1] = mx.nd.broadcast_add(parameters, zero)
+        return proceed()
+
+    def _batch_norm(self, operation: Operation, proceed: Proceed) -> Any:
+        """Batch norm goes by the mode of the pullback, not by that in which it ran; and moves its averages in it."""
+        mx = import_mxnet()
+        if not mx.autograd.is_training():
+            if self._training:
+                operation.attributes["use_global_stats"] = True
+            return proceed()
+        if not self._training:
+            raise UnsupportedError(
+                "the model runs batch norm under autograd.train_mode() while the rest is in evaluation mode, and MXNet's "
+                "gradient of that is wrong: run all of it in one mode, with training=True or without train_mode()"
+            )
+        with mx.autograd.pause():
+            operation.inputs[3:5] = [average.copy() for average in operation.inputs[3:5]]
+        return proceed()
+
+
+def _pooling(operation: Operation, proceed: Proceed) -> Any:
+    """Max pooling that was recorded in evaluation mode has no record of where the maxima were."""
+    with import_mxnet().autograd.train_mode():
+        return proceed()
+
+
+def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
+    """SELU has a wrong gradient below zero, and ELU has not. Randomised leaky ReLU has a wrong one in evaluation mode."""
+    mx, attributes = import_mxnet(), operation.attributes
+    if attributes.get("act_type") == "selu":
+        attributes.update(act_type="elu", slope=SELU_ALPHA)
+        return proceed() * SELU_SCALE
+    if attributes.get("act_type") != "rrelu":
+        return proceed()
+    if mx.autograd.is_training():
+        raise UnsupportedError(
+            "the model uses LeakyReLU of type 'rrelu', on which MXNet crashes in training mode: leave training=True out"
+        )
+    mean = (float(attributes.get("lower_bound", 0.125)) + float(attributes.get("upper_bound", 0.334))) / 2
+    attributes.update(act_type="leaky", slope=mean)
+    rows = proceed()
+    return [rows, mx.nd.zeros_like(rows)]  # the random slopes, of which there are none
+
+
+def _where(operation: Operation, proceed: Proceed) -> Any:
+    """The choice between a number and an array gives the gradient to the wrong entries; between arrays it does not."""
+    np = import_mxnet().np
+    condition, array = operation.inputs
+    number = np.full((1,), operation.attributes["scalar"], dtype=array.dtype, ctx=array.ctx)
+    left = operation.name == "_npi_where_lscalar"
+    return np.where(condition, number, array) if left else np.where(condition, array, number)
+
+
+def _deviation(operation: Operation, proceed: Proceed) -> Any:
+    """Variance and standard deviation have the gradient zero: they are computed from means."""
+    if operation.out is not None:
+        return proceed()
+    np, attributes = import_mxnet().np, operation.attributes
+    array = operation.inputs[0]
+    array = array.astype(attributes["dtype"]) if attributes.get("dtype") is not None else array
+    axis, keepdims = attributes.get("axis"), attributes.get("keepdims", False)
+    squares = np.square(array - np.mean(array, axis=axis, keepdims=True))
+    mean = np.mean(squares, axis=axis, keepdims=keepdims)
+    count = array.size // max(mean.size, 1)
+    variance = mean * (count / (count - attributes.get("ddof", 0)))
+    return np.sqrt(variance) if operation.name == "_npi_std" else variance

@@ -1,0 +1,71 @@
+"""Imports MXNet on the NumPy and beside the frameworks of today, leaving both as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from embgrad.locks import process_lock
+
+__all__ = ["import_gluonnlp", "import_mxnet"]
+
+
+def import_mxnet() -> Any:
+    """The module `mxnet`; where the user has imported it already, as they left it."""
+    return _imported("mxnet")
+
+
+def import_gluonnlp() -> Any:
+    """The module `gluonnlp`, which imports `mxnet`."""
+    import_mxnet()
+    return _imported("gluonnlp")
+
+
+def _imported(name: str) -> Any:
+    if name not in sys.modules:
+        with process_lock, _numpy_bool(), _thread_counts_kept():
+            importlib.import_module(name)
+    return sys.modules[name]
+
+
+@contextlib.contextmanager
+def _numpy_bool() -> Iterator[None]:
+    """MXNet 1.9 reads `numpy.bool` while it is imported, which NumPy 1.24 to 1.26 do not have."""
+    if "bool" in vars(np):
+        yield
+        return
+    vars(np)["bool"] = bool
+    try:
+        yield
+    finally:
+        del vars(np)["bool"]
+
+
+@contextlib.contextmanager
+def _thread_counts_kept() -> Iterator[None]:
+    """MXNet's import sets OpenMP to one thread, and with it PyTorch, imported before or later."""
+    openmp = _openmp()
+    torch = sys.modules.get("torch")
+    before = openmp.omp_get_max_threads() if openmp is not None else 0
+    torch_before = torch.get_num_threads() if torch is not None else 0
+    try:
+        yield
+    finally:
+        if openmp is not None:
+            openmp.omp_set_num_threads(before)
+        if torch is not None and torch.get_num_threads() != torch_before:
+            torch.set_num_threads(torch_before)
+
+
+def _openmp() -> Any:
+    """GNU's OpenMP, which MXNet and PyTorch share on Linux; None elsewhere."""
+    try:
+        return ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        return None

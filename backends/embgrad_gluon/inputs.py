@@ -1,0 +1,159 @@
+"""The batch as MXNet's arrays, and the model's arguments in their order."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from embgrad.arrays import owned
+from embgrad.batch import TokenBatch
+from embgrad.calling import CallPlan, parameters_of, plan_call
+from embgrad.errors import UnsupportedError
+from embgrad_gluon.importing import import_mxnet
+
+__all__ = ["GluonArrays", "call_model", "to_native"]
+
+
+def call_model(
+    model: Any, parts: Sequence[Any], batch: TokenBatch, call: Callable[[Any, Any], Any] | None
+) -> tuple[Any, tuple[str, ...]]:
+    """What the model returns, and what of the batch it could not take.
+
+    Raises:
+        BatchError: the batch has nothing for an argument of the model's.
+        UnsupportedError: a sequence of parts, and nothing that says how to call them.
+    """
+    convert = _Conversion(parts, len(batch))
+    if call is not None:
+        return call(model, convert(batch.inputs())), ()
+    if isinstance(model, (list, tuple)):
+        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+    parameters, by_name = _parameters(model)
+    if not by_name:  # what Gluon has no way to pass is left out, and said to be
+        parameters = [p for p in parameters if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
+    plan = plan_call(parameters, batch)
+    args = plan.args if by_name else _positional(parameters, plan)
+    kwargs = plan.kwargs if by_name else {}
+    return model(*map(convert, args), **{name: convert(value) for name, value in kwargs.items()}), plan.unused
+
+
+class _Conversion:
+    """NumPy to MXNet, where the model's parameters are.
+
+    Whole numbers become floats of the model's dtype, as Gluon's own data loaders make them: a net that computes with its
+    ids (`x != 0` times activations) needs them so, and a lookup takes them. Models of mx.np, which mix the two, get int32.
+    So do numbers that the float type does not hold.
+    """
+
+    def __init__(self, parts: Sequence[Any], examples: int) -> None:
+        self._examples = examples
+        self._mx = import_mxnet()
+        parameters = [p for part in parts for p in part.collect_params().values()]
+        contexts = [context for p in parameters for context in _contexts(p)]
+        self._context = contexts[0] if contexts else self._mx.current_context()
+        kinds = Counter(np.dtype(p.dtype).name for p in parameters)
+        floats = [name for name, _ in kinds.most_common() if name in ("float16", "float32", "float64")]
+        self._float = floats[0] if floats else "float32"
+        data = [array for p in parameters for array in p._data or ()]
+        self._as_numpy = self._mx.util.is_np_array() or any(isinstance(array, self._mx.np.ndarray) for array in data)
+
+    def __call__(self, value: Any) -> Any:
+        """The same structure with arrays of MXNet; a list counts as an array where its first axis is the examples."""
+        if isinstance(value, Mapping):
+            return {key: self(entry) for key, entry in value.items()}
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return tuple(map(self, value))
+        if isinstance(value, self._mx.nd.NDArray):
+            return value.as_in_context(self._context)
+        array = self._array(value)
+        return value if array is None else self._native(array)
+
+    def _array(self, value: Any) -> np.ndarray | None:
+        """The numbers in it; None where it is something else."""
+        if isinstance(value, list) and len(value) == self._examples:
+            try:
+                value = np.asarray(value)
+            except ValueError:  # ragged
+                return None
+        return value if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" else None
+
+    def _native(self, array: np.ndarray) -> Any:
+        dtype = self._float if array.dtype.kind == "f" else self._whole(array)
+        return to_native(array, self._context, dtype, self._as_numpy)
+
+    def _whole(self, array: np.ndarray) -> str:
+        largest = int(np.abs(array.astype(np.int64)).max(initial=0))
+        floating = self._float if self._float != "float16" else "float32"
+        if not self._as_numpy and largest <= 2 ** (np.finfo(floating).nmant + 1):
+            return floating
+        return "int32" if largest < 2**31 else "int64"
+
+
+def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> Any:
+    """An array of MXNet's newer kind (mx.np) or of its older one (mx.nd)."""
+    mx = import_mxnet()
+    with mx.util.np_shape(as_numpy):  # only the newer kind has the shape ()
+        made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)
+        return made.as_np_ndarray() if as_numpy else made
+
+
+class GluonArrays:
+    """How MXNet's arrays are looked at."""
+
+    kind = "an MXNet array"
+    scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # the older kind has no shape ()
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is an array of either kind."""
+        return isinstance(value, import_mxnet().nd.NDArray)
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype's name."""
+        return str(np.dtype(tensor.dtype))
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """The values in memory of their own; half precision widened. Raises what the operators before it failed with."""
+        return owned(tensor.asnumpy())
+
+
+def _contexts(parameter: Any) -> list[Any]:
+    """Where a parameter is or will be; nowhere yet where it waits for `initialize`."""
+    if parameter._data is None and not parameter._deferred_init:
+        return []
+    return list(parameter.list_ctx())
+
+
+def _parameters(block: Any) -> tuple[list[inspect.Parameter], bool]:
+    """The parameters of the method that says what the model takes, and whether they can be passed by name."""
+    gluon = import_mxnet().gluon
+    for owner in type(block).__mro__:
+        if owner in (gluon.Block, gluon.HybridBlock):
+            break
+        if "__call__" in vars(owner) and _named(parameters_of(block.__call__)):
+            return parameters_of(block.__call__), True
+    if getattr(type(block), "forward", None) is gluon.HybridBlock.forward and "forward" not in vars(block):
+        return parameters_of(block.hybrid_forward, skip=block._reg_params)[1:], False  # the first one is F
+    own = parameters_of(block.forward)
+    inside = list(block._children.values())
+    if len(inside) == 1 and not _named(own):
+        return _parameters(inside[0])[0], False  # a wrapper that passes everything on
+    return own, False
+
+
+def _named(parameters: Sequence[inspect.Parameter]) -> bool:
+    return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+def _positional(parameters: Sequence[inspect.Parameter], plan: CallPlan) -> list[Any]:
+    """Gluon passes arguments on by position only: those that are left out before the last one get their defaults."""
+    given = dict(plan.kwargs)
+    args = list(plan.args)
+    for parameter in parameters[len(args) :]:
+        if not given:
+            break
+        args.append(given.pop(parameter.name, parameter.default))
+    return args

@@ -1,0 +1,74 @@
+"""Finite differences in float64, the reference of these tests, and the same net in two precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from embgrad_gluon import GluonBackend
+from embgrad_gluon.importing import import_mxnet
+
+from embgrad import Request, TokenBatch
+
+mx = import_mxnet()
+
+ROWS, DIM = 13, 4
+
+
+def distinct_ids(examples: int = 2, positions: int = 5, seed: int = 0) -> np.ndarray:
+    """Ids of which none comes twice, so that a row of the table is one entry of the lookup."""
+    return (
+        np.random.default_rng(seed).permutation(np.arange(1, ROWS))[: examples * positions].reshape(examples, positions)
+    )
+
+
+def built(factory: Callable[[], Any], ids: np.ndarray, dtype: str) -> Any:
+    """The net of that precision; the parameters are the same in each."""
+    net = factory()
+    net.initialize(mx.init.Zero())
+    net(mx.nd.array(ids))  # tells the layers their sizes
+    net.cast(dtype)
+    randomise(net)
+    return net
+
+
+def randomise(net: Any, seed: int = 0) -> None:
+    """Values that every precision holds exactly, positive where they are variances."""
+    random = np.random.default_rng(seed)
+    for name, parameter in sorted(net._collect_params_with_prefix().items()):
+        values = np.round(random.uniform(-0.7, 0.7, parameter.shape) * 2**20) / 2**20
+        parameter.set_data(mx.nd.array(abs(values) + 0.5 if name.endswith("var") else values, dtype=parameter.dtype))
+
+
+def differences(
+    net: Any, table: Any, ids: np.ndarray, cotangent: np.ndarray, *, step: float = 1e-6, dtype: str = "float64"
+) -> np.ndarray:
+    """∂(cotangent · output)/∂e by central differences of the net's own forward pass, for distinct ids."""
+    inputs = mx.nd.array(ids, dtype=dtype)
+    before = table.data().asnumpy()
+
+    def value(rows: np.ndarray) -> float:
+        table.set_data(mx.nd.array(rows, dtype=dtype))
+        return float((net(inputs).asnumpy().astype(np.float64) * cotangent).sum())
+
+    gradient = np.zeros((*ids.shape, before.shape[1]))
+    for place in np.ndindex(*gradient.shape):
+        moved = np.zeros_like(before)
+        moved[ids[place[:-1]], place[-1]] = step
+        gradient[place] = (value(before + moved) - value(before - moved)) / (2 * step)
+    table.set_data(mx.nd.array(before, dtype=dtype))
+    return gradient
+
+
+def pulled_back(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: bool = False) -> np.ndarray:
+    """The backend's gradient at the lookup for a cotangent of the net's only output, in whatever shape it is."""
+    request = Request(("word",), lambda _: [{None: cotangent}], (None,), training)
+    gradient = GluonBackend().run(net, TokenBatch(ids, convention="ids"), request).points["word"].gradients[0]
+    assert gradient is not None
+    return gradient
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest error over the largest entry."""
+    return float(abs(found - expected).max() / max(abs(expected).max(), 1e-30))
