@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import exact_below, to_numpy, whole_numbers
-from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.arrays import to_numpy
+from embgrad.errors import BatchError, did_you_mean, listed
+from embgrad.validation import checked_ids, checked_integers, checked_mask, checked_tokens, count_or_none
 
-__all__ = ["CONVENTIONS", "TokenBatch", "as_batch", "count_or_none", "is_text"]
+__all__ = ["CONVENTIONS", "TokenBatch"]
 
 #: The keys of each known convention of dicts, as (ids, mask, types).
 CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -69,14 +70,14 @@ class TokenBatch:
         convention: str = "huggingface",
     ) -> None:
         put = object.__setattr__
-        put(self, "ids", _ids(ids))
+        put(self, "ids", checked_ids(ids))
         shape = self.ids.shape
-        put(self, "mask", None if mask is None else _mask(mask, shape))
-        put(self, "types", None if types is None else _integers(types, "types", shape))
-        put(self, "words", None if words is None else _integers(words, "words", shape, least=-1))
-        put(self, "tokens", None if tokens is None else _tokens(tokens, self.ids, self.mask))
+        put(self, "mask", None if mask is None else checked_mask(mask, shape))
+        put(self, "types", None if types is None else checked_integers(types, "types", shape))
+        put(self, "words", None if words is None else checked_integers(words, "words", shape, least=-1))
+        put(self, "tokens", None if tokens is None else checked_tokens(tokens, self.ids, self.mask))
         cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
-        put(self, "truncated", _integers(cut, "truncated", shape[:1]))
+        put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
         put(self, "extras", MappingProxyType(dict(extras or {})))
         put(self, "convention", _known_convention(convention))
 
@@ -221,181 +222,6 @@ class TokenBatch:
         return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
 
 
-def as_batch(given: Any) -> TokenBatch:
-    """A TokenBatch from a batch, a dict in a known convention, gluonnlp's triple or an array of ids.
-
-    Raises:
-        BatchError: strings (which need a tokenizer), or what is in none of these forms.
-    """
-    if isinstance(given, TokenBatch):
-        return given
-    if is_text(given):
-        raise BatchError(
-            "the batch is raw text, and a model reads token ids: pass tokenizer=..., or build the batch with "
-            "embgrad.encode(texts, tokenizer)"
-        )
-    if isinstance(given, Mapping):
-        return _from_mapping(given)
-    if isinstance(given, tuple) and len(given) == 3 and _is_triple(*given):
-        return _from_triple(*given)
-    return TokenBatch(given, convention="ids")
-
-
-def count_or_none(given: Any, name: str) -> int | None:
-    """An option that is a whole number of at least 1, NumPy's too, or None.
-
-    Raises:
-        BatchError: it is neither.
-    """
-    if given is None:
-        return None
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise BatchError(f"{name} is {given!r}: expected a whole number of at least 1, or None")
-    return int(given)
-
-
-def is_text(given: Any) -> bool:
-    """Whether this is a text, a pair, or a list of them, and not ids."""
-    if isinstance(given, np.ndarray):
-        return given.dtype.kind in "US" or (given.dtype == object and given.size > 0 and is_text(given.flat[0]))
-    if isinstance(given, (list, tuple)):
-        return bool(given) and is_text(given[0])
-    return isinstance(given, (str, bytes))
-
-
-def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
-    """Whether this is gluonnlp's triple, and not three rows of ids."""
-    return _array(ids, "ids").ndim != 1 and _array(valid_length, "valid_length").ndim == 1
-
-
-def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
-    known = {keys[0]: name for name, keys in CONVENTIONS.items()}
-    found = [key for key in known if key in given]
-    if not found:
-        near = next((hint for key in given if (hint := did_you_mean(str(key), known))), "")
-        raise BatchError(
-            f"the batch is a dict with the keys {listed(given)}, and none of them holds the token ids: expected one "
-            f"of {listed(known)}.{near} For other names pass embgrad.TokenBatch(ids=...) and call=..."
-        )
-    if len(found) > 1:
-        raise BatchError(
-            f"the batch is a dict with token ids under {listed(found)}: expected one of them; leave one out"
-        )
-    convention = known[found[0]]
-    ids, mask, types = CONVENTIONS[convention]
-    extras = {key: value for key, value in given.items() if key not in (ids, mask, types)}
-    foreign = {key: name for name, keys in CONVENTIONS.items() for key in keys[1:] if key in extras}
-    if foreign:
-        key, other = next(iter(foreign.items()))
-        raise BatchError(
-            f"the batch mixes conventions: {ids!r} goes with {mask!r} and {types!r}, but there is also {key!r}, which "
-            f"goes with {CONVENTIONS[other][0]!r}; rename it"
-        )
-    return TokenBatch(given[ids], given.get(mask), given.get(types), extras=extras, convention=convention)
-
-
-def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
-    checked = _ids(ids)
-    lengths = whole_numbers(_array(valid_length, "valid_length"))
-    if lengths is None or lengths.shape != (len(checked),) or (lengths < 0).any() or (lengths > checked.shape[1]).any():
-        raise BatchError(
-            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one an example, from 0 to "
-            f"{checked.shape[1]}, the number of positions"
-        )
-    mask = np.arange(checked.shape[1]) < lengths[:, None]
-    return TokenBatch(ids, mask, types, convention="gluonnlp")
-
-
-def _ids(given: Any) -> np.ndarray:
-    if is_text(given):
-        raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
-    array = _array(given, "ids")
-    if array.size == 0:
-        raise BatchError(
-            f"the batch is empty: ids have shape {array.shape}; expected one example and one position at least"
-        )
-    if array.ndim != 2:
-        hint = "; for one example write [ids]" if array.ndim == 1 else ""
-        raise BatchError(f"ids have shape {array.shape}: expected two axes, (example, position){hint}")
-    return _integers(array, "ids", array.shape)
-
-
-def _mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
-    array = _array(given, "mask")
-    _expect_shape(array, "mask", shape)
-    wrong = np.argwhere((array != 0) & (array != 1))
-    if wrong.size:
-        place = tuple(int(i) for i in wrong[0])
-        raise BatchError(
-            f"mask holds {array[place]} at example {place[0]}, position {place[1]}: expected 1 at real positions and 0 at "
-            "padding (for additive masks, of 0 and minus infinity, use call=...)"
-        )
-    return _read_only(array.astype(np.int64))
-
-
-def _integers(given: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
-    array = _array(given, name)
-    _expect_shape(array, name, shape)
-    whole = whole_numbers(array)
-    if whole is None:
-        raise BatchError(_not_whole(array, name))
-    wrong = np.argwhere(whole < least)
-    if wrong.size:
-        raise BatchError(
-            f"{name} holds {whole[tuple(wrong[0])]} at {_place(wrong[0])}: expected no number below {least}"
-            + ("; pad with an id of the table, and mask=0 there" if name == "ids" else "")
-        )
-    return _read_only(whole)
-
-
-def _not_whole(array: np.ndarray, name: str) -> str:
-    expected = "expected whole numbers, exactly represented"
-    if array.dtype.kind != "f":
-        return f"{name} are of dtype {array.dtype}: {expected}; convert them to integers"
-    limit = exact_below(array.dtype)
-    wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) >= limit))[0]
-    value = array[tuple(wrong)]
-    why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) >= limit else ""
-    return f"{name} holds {value} at {_place(wrong)}{why}: {expected}; pass an integer array"
-
-
-def _tokens(given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None) -> tuple[tuple[str, ...], ...]:
-    lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in given]
-    if -1 in lengths:
-        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
-    if lengths != [ids.shape[1]] * ids.shape[0]:
-        raise BatchError(
-            f"tokens are {len(given)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
-            "one token a position, padding included"
-        )
-    return tuple(tuple(str(token) for token in example) for example in given)
-
-
-def _array(given: Any, name: str) -> np.ndarray:
-    try:
-        array = np.asarray(to_numpy(given))
-        why = ""
-    except ValueError as error:
-        array, why = np.empty(0, object), f" ({error})"
-    if array.dtype != object:
-        return array
-    lengths = [len(row) for row in given if hasattr(row, "__len__")] if isinstance(given, (list, tuple)) else []
-    if len(set(lengths)) > 1:
-        raise BatchError(
-            f"{name} are not a rectangular array of numbers: the lists have the lengths {lengths[:8]}; expected every list "
-            "of the same length: pad them, with mask=0 at the padding, or use embgrad.encode"
-        )
-    raise BatchError(
-        f"{name} are not a rectangular array of numbers: got {brief(given)}{why}; expected an array of integers, or lists "
-        "of the same length"
-    )
-
-
-def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise BatchError(f"{name} has shape {array.shape}: expected {shape}, as the ids")
-
-
 def _known_convention(name: str) -> str:
     known = [*CONVENTIONS, "gluonnlp", "ids"]
     if name not in known:
@@ -411,11 +237,6 @@ def _one_an_example(value: Any, examples: int) -> bool:
         return len(value) == examples
     shape = getattr(value, "shape", ())
     return bool(shape) and int(next(iter(shape))) == examples
-
-
-def _place(index: np.ndarray) -> str:
-    names = ("example", "position")
-    return ", ".join(f"{name} {int(i)}" for name, i in zip(names, index, strict=False))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -434,11 +255,6 @@ def _cast(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
             f"{name} holds {array.max()}, which {np.dtype(dtype)} cannot hold: expected numbers up to {np.iinfo(dtype).max}"
         )
     return array.astype(dtype)
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array.flags.writeable = False
-    return array
 
 
 def _rebuild(fields: dict[str, Any]) -> TokenBatch:

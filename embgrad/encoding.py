@@ -10,8 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.arrays import to_numpy, whole_numbers
-from embgrad.batch import CONVENTIONS, TokenBatch, count_or_none
+from embgrad.batch import CONVENTIONS, TokenBatch
 from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.validation import count_or_none
 
 __all__ = ["encode"]
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from embgrad.points import Lookup
+from typing import Any
 
 __all__ = [
     "AmbiguousPointError",
@@ -61,10 +58,10 @@ class AmbiguousPointError(PointError):
     """A name fits several points.
 
     Attributes:
-        lookups: the lookups that the name fits, in the order in which they were made.
+        lookups: the lookups (`embgrad.points.Lookup`) that the name fits, in the order in which they were made.
     """
 
-    def __init__(self, message: str, lookups: Sequence[Lookup] = ()) -> None:
+    def __init__(self, message: str, lookups: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.lookups = tuple(lookups)
 

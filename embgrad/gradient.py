@@ -10,27 +10,28 @@ from typing import Any, overload
 
 import numpy as np
 
-from embgrad.arrays import owned
-from embgrad.backend import Backend, NativeObjective, Point, PointValues, Request, Run
-from embgrad.batch import TokenBatch, as_batch, count_or_none, is_text
+from embgrad.assembly import assembled, joined
+from embgrad.backend import Backend, NativeObjective, Point, Request, Run
+from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
+from embgrad.disambiguation import native_name, with_layout, word_points
 from embgrad.encoding import encode
 from embgrad.errors import (
     AmbiguousPointError,
     BatchError,
     EmbgradWarning,
-    NoGradientError,
     ObjectiveError,
     PointError,
     UnsupportedError,
     did_you_mean,
     listed,
 )
+from embgrad.forms import as_batch
 from embgrad.objective import Objective, Scalar
-from embgrad.points import WORD, layout_is_open, split_occurrence
+from embgrad.points import WORD, split_occurrence
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
-from embgrad.rowsparse import RowSparse, scatter
+from embgrad.validation import count_or_none, is_text
 from embgrad.version import __version__
 
 __all__ = ["gradients", "points"]
@@ -129,7 +130,7 @@ def gradients(
         done = []
         for start, piece in zip(starts, pieces, strict=True):
             done.append(task.cut(slice(start, start + len(piece)), len(tokens)).run(piece))
-    results = {name: _joined([one[name] for one in done]) for name in names}
+    results = {name: joined([one[name] for one in done]) for name in names}
     return results[at] if isinstance(at, str) else results
 
 
@@ -193,26 +194,13 @@ class _Task:
         run, native_names = self._run(batch, request)
         objective = respond.values if isinstance(respond, _Respond) else _native_values(run.objective)
         _warn_of_unused(run.unused, batch)
-        source = _Source(self, batch, run, objective)
-        found = {name: self._laid_out(run.points[native], batch) for name, native in native_names.items()}
-        return {name: source.result(name, values) for name, values in found.items()}
-
-    def _laid_out(self, values: PointValues, batch: TokenBatch) -> PointValues:
-        """The point with its layout, from a forward pass with one id changed where the batch's own ids leave it open."""
-        lookup = values.lookup
-        if lookup.layout is None or not layout_is_open(lookup.indices, batch.ids):
-            return values
-        layout = None
-        if lookup.rows > 1:
-            seen = self.backend.points(self.model, _with_one_other_id(batch), self.call)
-            layout = next((point.lookup.layout for point in seen if point.name == lookup.name), None)
-        if layout is None:
-            raise AmbiguousPointError(
-                f"the ids are the same read by example and by position, so that they do not tell which axis of {lookup} is the "
-                "examples, and a forward pass with another id did not either: run the examples one at a time, batch_size=1",
-                [lookup],
-            )
-        return replace(values, lookup=replace(lookup, layout=layout))
+        common = self._provenance(batch, run)
+        results = {}
+        for name, native in native_names.items():
+            values = with_layout(self.backend, self.model, batch, self.call, run.points[native])
+            provenance = {**common, "point": name, "path": values.lookup.name}
+            results[name] = assembled(name, values, batch, objective, provenance, self.pads)
+        return results
 
     def _run(self, batch: TokenBatch, request: Request) -> tuple[Run, dict[str, str]]:
         """The run, and for each name as given the name under which its point stands in the run."""
@@ -223,11 +211,30 @@ class _Task:
             except AmbiguousPointError as error:
                 if WORD not in self.names:
                     raise
-                told = _told_apart(self.backend, self.model, batch, self.call, error)
+                told = word_points(self.backend, self.model, batch, self.call, error)
         else:
-            told = _told_apart(self.backend, self.model, batch, self.call, None)
-        natives = {name: _native_name(name, told) for name in self.names}
+            told = word_points(self.backend, self.model, batch, self.call, None)
+        natives = {name: native_name(name, told) for name in self.names}
         return self.backend.run(self.model, batch, replace(request, points=tuple(natives.values()))), natives
+
+    def _provenance(self, batch: TokenBatch, run: Run) -> dict[str, Any]:
+        """What the result remembers, less the point."""
+        parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(self.model)]
+        return {
+            "embgrad": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "backend": self.backend.name,
+            "versions": dict(self.backend.versions()),
+            "model": " + ".join(parts),
+            "objective": _described(self.objective),
+            "compute_dtype": run.compute_dtype,
+            "training": self.training,
+            "pads": self.pads,
+            "split": self.split,
+            "unused": list(run.unused),
+            "truncated": batch.truncated.tolist(),
+        }
 
 
 class _Respond:
@@ -245,65 +252,6 @@ class _Respond:
         if not self._split:
             return [{name: cotangent}]
         return [{name: _only(cotangent, example)} for example in range(len(cotangent))]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where results come from: the task, the batch and the run."""
-
-    task: _Task
-    batch: TokenBatch
-    run: Run
-    objective: np.ndarray
-
-    def result(self, name: str, values: PointValues) -> EmbeddingGradients:
-        """The result at one point, arranged, checked and owned."""
-        arrange, ids, is_batch = _arrangement(name, values, self.batch)
-        pullbacks = [owned(arrange(_present(name, values, gradient))) for gradient in values.gradients]
-        activations = owned(arrange(values.activation))
-        mask = self.batch.mask if is_batch else None
-        leak = max(_leak(pullback, mask) for pullback in pullbacks)
-        for pullback in pullbacks:
-            _expect_finite(name, values, pullback)
-            if self.task.pads == "zero" and mask is not None:
-                pullback[mask == 0] = 0
-        split = self.task.split
-        gradient = np.stack([pullback[i] for i, pullback in enumerate(pullbacks)]) if split else pullbacks[0]
-        return EmbeddingGradients(
-            values=gradient,
-            activations=activations,
-            objective=np.array(self.objective, np.float64),
-            ids=ids.copy(),
-            mask=None if mask is None else mask.copy(),
-            types=_copied(self.batch.types if is_batch else None),
-            tokens=self.batch.tokens if is_batch else None,
-            words_of=_copied(self.batch.words if is_batch else None),
-            vocab=values.lookup.rows,
-            pad_leak=leak,
-            provenance=self._provenance(name, values),
-            tables=tuple(scatter(ids, one, values.lookup.rows) for one in pullbacks) if split else None,
-        )
-
-    def _provenance(self, name: str, values: PointValues) -> dict[str, Any]:
-        task = self.task
-        parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(task.model)]
-        return {
-            "embgrad": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "backend": task.backend.name,
-            "versions": dict(task.backend.versions()),
-            "model": " + ".join(parts),
-            "point": name,
-            "path": values.lookup.name,
-            "objective": _described(task.objective),
-            "compute_dtype": self.run.compute_dtype,
-            "training": task.training,
-            "pads": task.pads,
-            "split": task.split,
-            "unused": list(self.run.unused),
-            "truncated": self.batch.truncated.tolist(),
-        }
 
 
 def _names(at: Any) -> tuple[str, ...]:
@@ -348,106 +296,6 @@ def _objective(given: Any) -> Objective | NativeObjective:
     )
 
 
-def _told_apart(
-    backend: Backend, model: Any, batch: TokenBatch, call: Call | None, error: AmbiguousPointError | None
-) -> list[Point]:
-    """The points that are `word`: their indices are the batch's ids, and follow when the ids change.
-
-    Other lookups' indices can equal the ids by chance: positions 0, 1, 2, … or types of zeros. A second forward pass
-    with other ids tells them apart.
-    """
-    found = [point for point in backend.points(model, batch, call) if point.role == WORD]
-    if len(found) < 2:
-        return found
-    other = _with_other_ids(batch, min(point.lookup.rows for point in found))
-    if other is None:
-        return found
-    try:
-        again = {point.name for point in backend.points(model, other, call) if point.role == WORD}
-    except Exception as failure:
-        raise AmbiguousPointError(
-            f"'word' fits {len(found)} lookups, {', '.join(str(point.lookup) for point in found)}, and a forward pass with "
-            f"other ids, which would tell them apart, raised {type(failure).__name__}: name one of them in at=...",
-            [point.lookup for point in found],
-        ) from (error or failure)
-    return [point for point in found if point.name in again]
-
-
-def _with_other_ids(batch: TokenBatch, rows: int) -> TokenBatch | None:
-    """The batch with every id changed to another valid one, or None where there is no other."""
-    distinct = np.unique(batch.ids)
-    if len(distinct) == 1:
-        others = [row for row in range(rows) if row != distinct[0]][:1]
-        return batch.replace(ids=np.full_like(batch.ids, others[0]), tokens=None) if others else None
-    changed = np.roll(distinct, -1)[np.searchsorted(distinct, batch.ids)]
-    return batch.replace(ids=changed, tokens=None)
-
-
-def _with_one_other_id(batch: TokenBatch) -> TokenBatch:
-    """The batch with the last id of the first example changed, to one of the batch's own where there are others."""
-    ids = batch.ids.copy()
-    here = ids[0, -1]
-    others = ids[ids != here]
-    ids[0, -1] = others[0] if others.size else int(here == 0)
-    return batch.replace(ids=ids, tokens=None)
-
-
-def _native_name(name: str, words: Sequence[Point]) -> str:
-    path, occurrence = split_occurrence(name)
-    if path != WORD:
-        return name
-    several = ", ".join(f"word#{k} = {point.lookup}" for k, point in enumerate(words))
-    if occurrence is None and len(words) > 1:
-        raise AmbiguousPointError(
-            f"'word' fits {len(words)} lookups: {several}; name one of them, or give a list of names to get each",
-            [point.lookup for point in words],
-        )
-    if (occurrence or 0) >= len(words):
-        raise PointError(f"there is no point {name!r}: the ids are looked up {len(words)} time(s): {several or 'none'}")
-    return words[occurrence or 0].name
-
-
-def _arrangement(
-    name: str, values: PointValues, batch: TokenBatch
-) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, bool]:
-    """How the point's arrays become (example, position, dim), its ids, and whether these are the batch's."""
-    lookup = values.lookup
-    if lookup.layout is not None:
-        return lookup.layout.vectors, batch.ids, True
-    if lookup.indices.ndim == 2 and len(lookup.indices) == len(batch):
-        return lambda array: array, lookup.indices, False
-    raise UnsupportedError(
-        f"the point {name!r} is {lookup}: expected indices of shape (example, position) with {len(batch)} examples; a lookup "
-        "that all examples share has no gradient for each of them"
-    )
-
-
-def _present(name: str, values: PointValues, gradient: np.ndarray | None) -> np.ndarray:
-    if gradient is None:
-        raise NoGradientError(
-            f"the objective does not depend on the point {name!r} ({values.lookup}): the graph has no way from it to the "
-            "lookup; does the model detach it, turn it into integers, or use another output than the objective reads?"
-        )
-    return gradient
-
-
-def _expect_finite(name: str, values: PointValues, gradient: np.ndarray) -> None:
-    wrong = np.argwhere(~np.isfinite(gradient))
-    if wrong.size:
-        example, position, dim = (int(i) for i in wrong[0])
-        raise NoGradientError(
-            f"the gradient at {name!r} ({values.lookup.path}) is {gradient[example, position, dim]} at example {example}, "
-            f"position {position}, and in {len(wrong)} of {gradient.size} entries: expected finite numbers; the model's "
-            "backward pass overflows or divides by zero there, look at its inputs, its mask and its dtype"
-        )
-
-
-def _leak(gradient: np.ndarray, mask: np.ndarray | None) -> float:
-    if mask is None or mask.all():
-        return 0.0
-    return float(np.abs(gradient[mask == 0]).max())
-
-
 def _native_values(values: np.ndarray | None) -> np.ndarray:
     assert values is not None, "a backend returns the values of a native objective"
     array = np.asarray(values, np.float64)
@@ -488,29 +336,3 @@ def _only(cotangent: np.ndarray, example: int) -> np.ndarray:
     alone = np.zeros_like(cotangent)
     alone[example] = cotangent[example]
     return alone
-
-
-def _copied(array: np.ndarray | None) -> np.ndarray | None:
-    return None if array is None else array.copy()
-
-
-def _joined(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
-    """One result from those of the micro-batches, in order."""
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-
-    def together(name: str) -> Any:
-        parts = [getattr(piece, name) for piece in pieces]
-        return None if parts[0] is None else np.concatenate(parts)
-
-    tables: tuple[RowSparse, ...] = tuple(table for piece in pieces for table in piece.tables or ())
-    truncated = [count for piece in pieces for count in piece.provenance["truncated"]]
-    return replace(
-        first,
-        **{name: together(name) for name in ("values", "activations", "objective", "ids", "mask", "types", "words_of")},
-        tokens=None if first.tokens is None else tuple(row for piece in pieces for row in piece.tokens or ()),
-        pad_leak=max(piece.pad_leak for piece in pieces),
-        provenance={**first.provenance, "truncated": truncated, "batch_size": len(first.ids)},
-        tables=tables or None,
-    )

@@ -10,9 +10,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from embgrad.arrays import to_numpy, whole_numbers
+from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, brief
+from embgrad.rows import (
+    Rows,
+    chosen_entries,
+    entries,
+    expect_inside,
+    expect_one_an_example,
+    one_hot,
+    resolve_positions,
+    whole,
+)
 
 __all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar", "Sum"]
 
@@ -21,28 +31,6 @@ IGNORED = -100
 
 #: How far a row's sum may be from 1 for the row to be taken for probabilities, half precision included.
 PROBABILITY_TOLERANCE = 5e-3
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows of an output that count: (row, classes), with the example and position that each comes from.
-
-    Attributes:
-        values: float64, (row, classes).
-        examples: (row,).
-        positions: (row,), or None where the output has one row an example.
-        count: the number of examples in the batch.
-    """
-
-    values: np.ndarray
-    examples: np.ndarray
-    positions: np.ndarray | None
-    count: int
-
-    def place(self, row: int) -> str:
-        """Where a row is, for messages."""
-        where = f"example {self.examples[row]}"
-        return where if self.positions is None else f"{where}, position {self.positions[row]}"
 
 
 class Objective(ABC):
@@ -65,7 +53,7 @@ class Objective(ABC):
                 f"output is {output!r}: expected the name of an output, such as 'logits' or '{output}'"
             )
         self.output = output
-        self.position = None if position is None else _whole(position, "position")
+        self.position = None if position is None else whole(position, "position")
 
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         """The objective and its cotangent.
@@ -133,7 +121,7 @@ class Objective(ABC):
         value = getattr(self, name)
         if not isinstance(value, np.ndarray) or value.ndim == 0:
             return value
-        _expect_one_an_example(value, count, name)
+        expect_one_an_example(value, count, name)
         return value[examples]
 
     def _select(self, output: np.ndarray, batch: TokenBatch) -> Rows:
@@ -212,7 +200,7 @@ class Projection(Objective):
         if self.vector.shape[-1] != classes:
             raise ObjectiveError(f"vector has shape {self.vector.shape}: the output has {classes} entries in a row")
         if self.vector.ndim == 2:
-            _expect_one_an_example(self.vector, rows.count, "vector")
+            expect_one_an_example(self.vector, rows.count, "vector")
         slopes = (
             self.vector[rows.examples] if self.vector.ndim == 2 else np.broadcast_to(self.vector, rows.values.shape)
         )
@@ -228,14 +216,14 @@ class Logit(Objective):
 
     def __init__(self, index: Any, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.index = _whole(index, "index")
+        self.index = whole(index, "index")
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("index", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        chosen = _chosen(self.index, rows, "index")
-        return _entries(rows.values, chosen), _one_hot(rows.values, chosen)
+        chosen = chosen_entries(self.index, rows, "index")
+        return entries(rows.values, chosen), one_hot(rows.values, chosen)
 
 
 class Margin(Objective):
@@ -248,8 +236,8 @@ class Margin(Objective):
 
     def __init__(self, index: Any, against: Any, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.index = _whole(index, "index")
-        self.against = _whole(against, "against")
+        self.index = whole(index, "index")
+        self.against = whole(against, "against")
         alike = self.index.shape == self.against.shape or 0 in (self.index.ndim, self.against.ndim)
         if alike and (self.index == self.against).any():
             raise ObjectiveError(
@@ -261,9 +249,9 @@ class Margin(Objective):
         return ("index", "against", *super()._argument_names())
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        plus, minus = _chosen(self.index, rows, "index"), _chosen(self.against, rows, "against")
-        values = _entries(rows.values, plus) - _entries(rows.values, minus)
-        return values, _one_hot(rows.values, plus) - _one_hot(rows.values, minus)
+        plus, minus = chosen_entries(self.index, rows, "index"), chosen_entries(self.against, rows, "against")
+        values = entries(rows.values, plus) - entries(rows.values, minus)
+        return values, one_hot(rows.values, plus) - one_hot(rows.values, minus)
 
 
 class CrossEntropy(Objective):
@@ -277,7 +265,7 @@ class CrossEntropy(Objective):
 
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
-        self.labels = np.atleast_1d(_whole(labels, "labels"))
+        self.labels = np.atleast_1d(whole(labels, "labels"))
         if not isinstance(of, str) or of not in ("logits", "probabilities"):
             raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'")
         self.of = of
@@ -304,7 +292,7 @@ class CrossEntropy(Objective):
             return self._of_probabilities(rows, labels)
         _refuse_probabilities(rows.values)
         shifted = rows.values - rows.values.max(1, keepdims=True, initial=-np.inf)
-        of_label = _entries(shifted, labels)
+        of_label = entries(shifted, labels)
         slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
         totals = slopes.sum(1, keepdims=True)
         slopes /= totals
@@ -319,12 +307,12 @@ class CrossEntropy(Objective):
                 "Sum(), or give a callable with the binary cross-entropy"
             )
         if self.labels.ndim == 1:
-            return _chosen(self.labels, rows, "label")
+            return chosen_entries(self.labels, rows, "label")
         if rows.positions is None or self.position is not None:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape}: expected one label an example, as the output has one row an example"
             )
-        return _inside(self.labels[rows.examples, rows.positions], rows, "label")
+        return expect_inside(self.labels[rows.examples, rows.positions], rows, "label")
 
     def _of_probabilities(self, rows: Rows, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         wrong = np.flatnonzero(~_are_probabilities(rows.values))
@@ -333,14 +321,14 @@ class CrossEntropy(Objective):
                 f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are no probabilities: "
                 "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
             )
-        chosen = _entries(rows.values, labels)
+        chosen = entries(rows.values, labels)
         if (chosen <= 0).any():
             row = int(np.flatnonzero(chosen <= 0)[0])
             raise ObjectiveError(
                 f"the probability of the label at {rows.place(row)} is {chosen[row]}: its logarithm is infinite; take the "
                 "cross-entropy of the model's logits instead"
             )
-        return -np.log(chosen), _one_hot(rows.values, labels) * (-1 / chosen)[:, None]
+        return -np.log(chosen), one_hot(rows.values, labels) * (-1 / chosen)[:, None]
 
 
 @dataclass(frozen=True)
@@ -361,77 +349,6 @@ class Scalar:
             )
 
 
-def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
-    """The column that counts for each example, shape (example,).
-
-    Args:
-        position: a number or one an example; negative ones count back from the example's last real position.
-
-    Raises:
-        ObjectiveError: a position outside the batch or at padding, or a wrong number of them.
-    """
-    if position.ndim and position.shape != (len(batch),):
-        raise ObjectiveError(
-            f"position has shape {position.shape}: expected one number, or {len(batch)}, one an example"
-        )
-    wanted = np.broadcast_to(position, (len(batch),))
-    real = batch.real
-    last = batch.shape[1] - 1 - real[:, ::-1].argmax(1)
-    columns = np.where(wanted < 0, last + 1 + wanted, wanted)
-    for example, column in enumerate(columns):
-        inside = 0 <= column < batch.shape[1]
-        if not inside or not real[example, column]:
-            why = "is padding" if inside else f"is outside the {batch.shape[1]} positions"
-            raise ObjectiveError(
-                f"position {wanted[example]} of example {example} {why}: its real positions are "
-                f"{brief(np.flatnonzero(real[example]).tolist())}; expected one of them, or a negative number, which "
-                "counts back from the last"
-            )
-    return columns
-
-
-def _chosen(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
-    """The entry of each row that an argument of one number, or one an example, points at."""
-    if index.ndim == 0:
-        return _inside(np.broadcast_to(index, len(rows.values)), rows, name)
-    if index.ndim > 1:
-        raise ObjectiveError(
-            f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one an example"
-        )
-    _expect_one_an_example(index, rows.count, name)
-    return _inside(index[rows.examples], rows, name)
-
-
-def _inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
-    """The entries, checked."""
-    classes = rows.values.shape[1]
-    wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
-    if wrong.size:
-        row = int(wrong[0])
-        raise ObjectiveError(
-            f"{name} {chosen[row]} at {rows.place(row)} is out of range: the output has {classes} classes, expected 0 to "
-            f"{classes - 1}"
-        )
-    return chosen
-
-
-def _entries(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The chosen entry of each row alone: the others may be infinite, as masked classes are."""
-    return np.asarray(values[np.arange(len(chosen)), chosen])
-
-
-def _one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """1 at the chosen entry of each row, else 0."""
-    hot = np.zeros_like(values)
-    hot[np.arange(len(chosen)), chosen] = 1
-    return hot
-
-
-def _expect_one_an_example(argument: np.ndarray, count: int, name: str) -> None:
-    if argument.shape[0] != count:
-        raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")
-
-
 def _refuse_probabilities(values: np.ndarray) -> None:
     if len(values) and _are_probabilities(values).all():
         raise ObjectiveError(
@@ -443,14 +360,3 @@ def _refuse_probabilities(values: np.ndarray) -> None:
 def _are_probabilities(values: np.ndarray) -> np.ndarray:
     near_one = np.abs(values.sum(1) - 1) < PROBABILITY_TOLERANCE
     return np.asarray(near_one & (values >= 0).all(1))
-
-
-def _whole(given: Any, name: str) -> np.ndarray:
-    try:
-        array = to_numpy(given)
-    except ValueError:
-        array = np.empty(0, object)
-    whole = whole_numbers(array)
-    if whole is None or (whole.size == 0 and whole.ndim):
-        raise ObjectiveError(f"{name} is {brief(given)}: expected whole numbers")
-    return whole

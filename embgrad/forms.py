@@ -1,0 +1,78 @@
+"""The forms in which a batch may be given: as it is, as a dict, as gluonnlp's triple, as an array of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embgrad.arrays import whole_numbers
+from embgrad.batch import CONVENTIONS, TokenBatch
+from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.validation import as_array, checked_ids, is_text
+
+__all__ = ["as_batch"]
+
+
+def as_batch(given: Any) -> TokenBatch:
+    """A TokenBatch from a batch, a dict in a known convention, gluonnlp's triple or an array of ids.
+
+    Raises:
+        BatchError: strings (which need a tokenizer), or what is in none of these forms.
+    """
+    if isinstance(given, TokenBatch):
+        return given
+    if is_text(given):
+        raise BatchError(
+            "the batch is raw text, and a model reads token ids: pass tokenizer=..., or build the batch with "
+            "embgrad.encode(texts, tokenizer)"
+        )
+    if isinstance(given, Mapping):
+        return _from_mapping(given)
+    if isinstance(given, tuple) and len(given) == 3 and _is_triple(*given):
+        return _from_triple(*given)
+    return TokenBatch(given, convention="ids")
+
+
+def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
+    """Whether this is gluonnlp's triple, and not three rows of ids."""
+    return as_array(ids, "ids").ndim != 1 and as_array(valid_length, "valid_length").ndim == 1
+
+
+def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
+    known = {keys[0]: name for name, keys in CONVENTIONS.items()}
+    found = [key for key in known if key in given]
+    if not found:
+        near = next((hint for key in given if (hint := did_you_mean(str(key), known))), "")
+        raise BatchError(
+            f"the batch is a dict with the keys {listed(given)}, and none of them holds the token ids: expected one "
+            f"of {listed(known)}.{near} For other names pass embgrad.TokenBatch(ids=...) and call=..."
+        )
+    if len(found) > 1:
+        raise BatchError(
+            f"the batch is a dict with token ids under {listed(found)}: expected one of them; leave one out"
+        )
+    convention = known[found[0]]
+    ids, mask, types = CONVENTIONS[convention]
+    extras = {key: value for key, value in given.items() if key not in (ids, mask, types)}
+    foreign = {key: name for name, keys in CONVENTIONS.items() for key in keys[1:] if key in extras}
+    if foreign:
+        key, other = next(iter(foreign.items()))
+        raise BatchError(
+            f"the batch mixes conventions: {ids!r} goes with {mask!r} and {types!r}, but there is also {key!r}, which "
+            f"goes with {CONVENTIONS[other][0]!r}; rename it"
+        )
+    return TokenBatch(given[ids], given.get(mask), given.get(types), extras=extras, convention=convention)
+
+
+def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:
+    checked = checked_ids(ids)
+    lengths = whole_numbers(as_array(valid_length, "valid_length"))
+    if lengths is None or lengths.shape != (len(checked),) or (lengths < 0).any() or (lengths > checked.shape[1]).any():
+        raise BatchError(
+            f"valid_length is {brief(valid_length)}: expected {len(checked)} whole numbers, one an example, from 0 to "
+            f"{checked.shape[1]}, the number of positions"
+        )
+    mask = np.arange(checked.shape[1]) < lengths[:, None]
+    return TokenBatch(ids, mask, types, convention="gluonnlp")
