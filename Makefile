@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. Both work in a fresh clone and install what they need.
 PYTHON ?= python3.11
-VENV := .venv
+VENV := .demo
 TOX := .tox/runner/bin/tox
 TEXTS ?=
 
