@@ -2,7 +2,6 @@
 PYTHON ?= python3.11
 VENV := .demo
 TOX := .tox/runner/bin/tox
-TEXTS ?=
 
 .PHONY: help demo test benchmarks lint clean
 

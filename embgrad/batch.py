@@ -36,6 +36,7 @@ class TokenBatch:
         truncated: how many tokens were cut off each example, shape (example,).
         extras: other inputs by name, given to the model as they are.
         convention: the form in which `inputs` gives the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
+        mask_is_bool: the model is given the mask as bool, since a model may index with it or invert it.
 
     Attributes:
         ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
@@ -46,7 +47,7 @@ class TokenBatch:
             shape, a mask with other values than 0 and 1, a wrong number of tokens.
     """
 
-    __slots__ = ("convention", "extras", "ids", "mask", "tokens", "truncated", "types", "words")
+    __slots__ = ("convention", "extras", "ids", "mask", "mask_is_bool", "tokens", "truncated", "types", "words")
 
     ids: np.ndarray
     mask: np.ndarray | None
@@ -56,6 +57,7 @@ class TokenBatch:
     truncated: np.ndarray
     extras: Mapping[str, Any]
     convention: str
+    mask_is_bool: bool
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class TokenBatch:
         truncated: Any = None,
         extras: Mapping[str, Any] | None = None,
         convention: str = "huggingface",
+        mask_is_bool: bool = False,
     ) -> None:
         put = object.__setattr__
         put(self, "ids", checked_ids(ids))
@@ -80,6 +83,7 @@ class TokenBatch:
         put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
         put(self, "extras", MappingProxyType(dict(extras or {})))
         put(self, "convention", _known_convention(convention))
+        put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -101,7 +105,7 @@ class TokenBatch:
             all(_same(getattr(self, name), getattr(other, name)) for name in ("ids", "mask", "types", "words"))
             and _same(self.truncated, other.truncated)
             and self.tokens == other.tokens
-            and self.convention == other.convention
+            and (self.convention, self.mask_is_bool) == (other.convention, other.mask_is_bool)
             and self.extras.keys() == other.extras.keys()
             and all(_same(value, other.extras[key]) for key, value in self.extras.items())
         )
@@ -137,6 +141,12 @@ class TokenBatch:
         """Whether the mask holds a zero."""
         return self.mask is not None and not self.mask.all()
 
+    def model_mask(self) -> np.ndarray:
+        """The mask as models get it, int64, or bool where it was given so; ones where there is none."""
+        if self.mask is None:
+            return np.ones_like(self.ids)
+        return self.mask.astype(bool) if self.mask_is_bool else self.mask
+
     def lengths(self) -> np.ndarray:
         """The number of real positions of each example, int64, shape (example,).
 
@@ -168,7 +178,7 @@ class TokenBatch:
         extras = {
             key: value[examples] if _one_an_example(value, len(self)) else value for key, value in self.extras.items()
         }
-        return TokenBatch(**cut, extras=extras, convention=self.convention)
+        return TokenBatch(**cut, extras=extras, convention=self.convention, mask_is_bool=self.mask_is_bool)
 
     def micro_batches(self, size: int) -> Iterator[TokenBatch]:
         """The batch in pieces of at most `size` examples, in order."""
@@ -208,7 +218,10 @@ class TokenBatch:
         if self.convention == "gluonnlp":
             return self.to_gluonnlp()
         named = {"huggingface": self.to_huggingface, "tfhub": self.to_tfhub, "keras_hub": self.to_keras_hub}
-        return {**named[self.convention](), **self.extras}
+        inputs = named[self.convention]()
+        if self.mask_is_bool:
+            inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
+        return {**inputs, **self.extras}
 
     def _fields(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in self.__slots__}, "extras": dict(self.extras)}

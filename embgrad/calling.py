@@ -141,7 +141,7 @@ def _field(field: str, batch: TokenBatch) -> np.ndarray:
     if field == "valid_length":
         return batch.lengths()
     if field == "mask":
-        return np.ones_like(batch.ids) if batch.mask is None else batch.mask
+        return batch.model_mask()
     if field == "types":
         return np.zeros_like(batch.ids) if batch.types is None else batch.types
     return batch.ids
@@ -150,7 +150,7 @@ def _field(field: str, batch: TokenBatch) -> np.ndarray:
 def _plan_unnamed(batch: TokenBatch, takes_any: bool) -> CallPlan:
     """For `forward(*args, **kwargs)`: Hugging Face's names where it takes names, else the ids alone."""
     if takes_any:
-        return CallPlan((), {**batch.to_huggingface(), **batch.extras}, ())
+        return CallPlan((), batch.replace(convention="huggingface").inputs(), ())
     left = [field for field in ("mask", "types") if getattr(batch, field) is not None]
     return CallPlan((batch.ids,), {}, (*left, *batch.extras))
 

@@ -63,7 +63,10 @@ def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
             f"the batch mixes conventions: {ids!r} goes with {mask!r} and {types!r}, but there is also {key!r}, which "
             f"goes with {CONVENTIONS[other][0]!r}; rename it"
         )
-    return TokenBatch(given[ids], given.get(mask), given.get(types), extras=extras, convention=convention)
+    as_bool = given.get(mask) is not None and as_array(given[mask], "mask").dtype == bool
+    return TokenBatch(
+        given[ids], given.get(mask), given.get(types), extras=extras, convention=convention, mask_is_bool=as_bool
+    )
 
 
 def _from_triple(ids: Any, types: Any, valid_length: Any) -> TokenBatch:

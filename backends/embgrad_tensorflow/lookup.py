@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import op_callbacks
 
 from embgrad.points import LookupWatch
@@ -42,8 +43,8 @@ GENERATED: Final = ("gen_array_ops.py", "gen_resource_variable_ops.py", "execute
 #: Operations whose result is still the same table.
 SAME_TABLE: Final = ("Cast", "Identity")
 
-#: How the names of operations begin that write to a variable.
-WRITES: Final = ("Assign", "ResourceScatter", "ResourceApply", "Rng", "Stateful")
+#: How the names of operations begin that write to a variable; `ResourceGather`s are lookups.
+WRITES: Final = ("Assign", "Resource", "Rng", "Stateful")
 
 
 class Watcher:
@@ -57,6 +58,7 @@ class Watcher:
         kept: the rows of the lookups that may be asked for, by the lookup's number.
         graphs: the names of the compiled functions that ran, into which a callback cannot see.
         written: the resources of the variables that were written to; None stands for unknown ones.
+        recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
     """
 
     def __init__(self, watch: LookupWatch, tables: Tables, mark: Callable[[Any], None] | None = None) -> None:
@@ -64,6 +66,7 @@ class Watcher:
         self.kept: dict[int, Any] = {}
         self.graphs: list[str] = []
         self.written: list[Any] = []
+        self.recomputed = False
         self._failure: BaseException | None = None
         self._tables = tables
         self._mark = mark
@@ -93,6 +96,7 @@ class Watcher:
         if graph is not None:  # not run now: a function is being traced
             return
         name = op_type if type(op_type) is str else op_type.decode()
+        self.recomputed = self.recomputed or pywrap_tfe.TFE_Py_TapeSetIsStopped()
         handler = self._handlers.get(name)
         try:
             if handler is not None:
@@ -124,6 +128,8 @@ class Watcher:
         if self._see(name, inputs):
             self.kept[len(self.watch.lookups) - 1] = outputs[0]
             if self._mark is not None:
+                # where the model wants to be recomputed from what it was given, which is ids, there is no way to the rows
+                pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
                 self._mark(outputs[0])
 
     def _see(self, operation: str, operands: Sequence[Any]) -> bool:

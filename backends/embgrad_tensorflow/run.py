@@ -31,7 +31,8 @@ def points(model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None
     with _working(model):
         planned = _planned(model, batch, False, call)
         watcher = Watcher(LookupWatch(batch, ()), Tables(as_parts(model)))
-        _forward(model, planned, watcher, training=False)
+        with _as_found(model, call, watcher, training=False):
+            planned.call()
     return watcher.watch.points()
 
 
@@ -41,12 +42,16 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         planned = _planned(model, batch, request.training, request.call)
         tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=False)
         watcher = Watcher(LookupWatch(batch, request.points), Tables(as_parts(model)), tape.watch)
-        with tape:
-            returned = _forward(model, planned, watcher, request.training)
+        with tape, _as_found(model, request.call, watcher, request.training):
+            returned = planned.call()
         chosen = _resolve(watcher)
         answered = _answer(returned, planned, batch, request, tape)
         rows = [watcher.kept[number] for number in chosen.values()]
-        gradients = [_pull_back(tape, cotangents, rows) for cotangents in answered.sets]
+        with contextlib.ExitStack() as held:
+            if watcher.recomputed:  # the pullback runs parts of the model once more
+                again = Watcher(LookupWatch(batch, ()), Tables(as_parts(model)))
+                held.enter_context(_as_found(model, request.call, again, request.training))
+            gradients = [_pull_back(tape, cotangents, rows) for cotangents in answered.sets]
         found = {
             name: PointValues(
                 activation=owned(rows[place].numpy()),
@@ -66,13 +71,14 @@ def _working(model: Any) -> Iterator[None]:
         yield
 
 
-def _forward(model: Any, planned: Plan, watcher: Watcher, training: bool) -> Any:
-    """The model's own return value; the model is as it was, also when it raises."""
+@contextlib.contextmanager
+def _as_found(model: Any, call: Callable[..., Any] | None, watcher: Watcher, training: bool) -> Iterator[None]:
+    """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds."""
     with eagerly(), whole_tracebacks():
-        snapshot = Snapshot(as_parts(model), training)
+        snapshot = Snapshot([*as_parts(model), *([] if call is None else [call])], training)
         try:
             with in_mode(training), watcher.watching():
-                return planned.call()
+                yield
         finally:
             snapshot.restore(watcher.written)
 

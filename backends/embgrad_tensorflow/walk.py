@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+import types
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +52,9 @@ APART: Final = (
     "_self_unconditional_dependency_names",
 )
 
+#: Libraries whose functions and plain objects hold no modules of the user's.
+LIBRARIES: Final = frozenset({"embgrad", "keras", "keras_hub", "numpy", "tensorflow", "tf_keras", "transformers"})
+
 #: The attribute under which each Keras's Embedding layer holds its table.
 EMBEDDING_TABLES: Final = ("embeddings", "_embeddings")
 
@@ -75,6 +82,7 @@ def walk(parts: Sequence[Any]) -> Iterator[Node]:
     """The modules and variables of a model, nearest first, each once, under the shortest path that leads there.
 
     Layers of functional and sequential models go by their names. With several parts, a path begins with the part's number.
+    What only a plain object holds, or a function by its closure or its globals, is found too: it runs with the model.
     """
     numbered = len(parts) > 1
     open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
@@ -87,6 +95,8 @@ def walk(parts: Sequence[Any]) -> Iterator[Node]:
             continue
         seen[id(node.value)] = node.value
         kind = kinds[type(node.value)] or ("module" if node.owner is None else None)
+        if kind == "function" and not _is_the_users(node.value):
+            continue
         if kind in ("module", "variable"):
             yield Node(node.path, node.value, kind, node.owner, node.owner_path)
         if kind == "variable":
@@ -96,7 +106,8 @@ def walk(parts: Sequence[Any]) -> Iterator[Node]:
             if kinds[type(child)] is None or name in APART:
                 continue
             path = f"{node.path}.{name}" if node.path else name
-            target = late if name in BOOKKEEPING else open_
+            apart = name in BOOKKEEPING or kinds[type(child)] in ("function", "object")
+            target = late if apart else open_
             target.append(Node(path, child, "", *holder))
 
 
@@ -109,18 +120,32 @@ class _Kinds(dict[type, "str | None"]):
 
 
 def kind_of(cls: type) -> str | None:
-    """Whether objects of a class are a "variable", a "module", a "list" or a "dict"; None for anything else."""
+    """Whether objects of a class are a "variable", a "module", a "list", a "dict", a "function" or of the user's own class.
+
+    The last are an "object"; None is for anything else.
+    """
     names = {base.__qualname__ for base in cls.__mro__}
     keras = {base.__qualname__ for base in cls.__mro__ if base.__module__.partition(".")[0] == "keras"}
     if issubclass(cls, tf.Variable) or "Variable" in keras:
         return "variable"
-    if issubclass(cls, (list, tuple)) or "ListWrapper" in names:
+    if issubclass(cls, (list, tuple, set, frozenset, deque)) or "ListWrapper" in names:
         return "list"
     if issubclass(cls, Mapping) or "_DictWrapper" in names:
         return "dict"
     if issubclass(cls, tf.Module) or "AutoTrackable" in names or "SeedGenerator" in keras:
         return "module"
-    return None
+    if issubclass(cls, (types.FunctionType, types.MethodType, functools.partial)) or "PolymorphicFunction" in names:
+        return "function"
+    root = cls.__module__.partition(".")[0]
+    return None if root in LIBRARIES or root in sys.stdlib_module_names and root != "__main__" else "object"
+
+
+def _is_the_users(function: Any) -> bool:
+    """Whether a function is not a library's; one made by `tf.function` is the user's."""
+    if not isinstance(function, types.FunctionType):
+        return True
+    root = (function.__module__ or "").partition(".")[0]
+    return root not in LIBRARIES and root not in sys.stdlib_module_names - {"__main__"}
 
 
 def is_keras(part: Any) -> bool:
@@ -140,7 +165,30 @@ def _children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
         return ((str(number), entry) for number, entry in enumerate(value))
     if kind == "dict":
         return ((str(key), entry) for key, entry in list(value.items()))
+    if kind == "function":
+        return _held_by(value)
     return _attributes(value)
+
+
+def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function reaches by itself: the object that it is bound to, its closure, the globals that it names."""
+    function = getattr(function, "python_function", function)  # of a `tf.function`
+    bound = getattr(function, "__wrapped__", function)  # TensorFlow wraps its bound methods
+    if isinstance(bound, types.MethodType):
+        yield "self", getattr(bound.__self__, "target", bound.__self__)
+        function = bound.__func__
+    if isinstance(function, functools.partial):
+        yield "func", function.func
+        yield from ((str(number), entry) for number, entry in enumerate(function.args))
+        yield from function.keywords.items()
+    if not isinstance(function, types.FunctionType):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != types.CellType():  # an empty one is not set yet
+            entry = cell.cell_contents
+            yield name, entry() if isinstance(entry, weakref.ref) else entry
+    names = function.__code__.co_names
+    yield from ((name, function.__globals__[name]) for name in names if name in function.__globals__)
 
 
 def _attributes(module: Any) -> Iterator[tuple[str, Any]]:

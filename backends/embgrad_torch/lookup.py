@@ -138,6 +138,13 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def _rows(self, read: _Read, compute: Callable[[], Any]) -> Any:
         """The rows that go on in place of those that the lookup computes; None where nobody asks for it."""
+        if _is_transformed(read.table) or _is_transformed(read.indices):
+            if read.indexing:
+                return None
+            raise UnsupportedError(
+                "the model looks up rows inside torch.vmap or another transform of torch.func, where indices and rows have no "
+                "values to be read: expected a lookup outside of it; call the model without the transform by call=..."
+            )
         indices = _as_numpy(read)
         path = self._paths.get(id(read.table)) or self._paths.get(_place(read.table)) or UNNAMED_TABLE
         if read.indexing and path == UNNAMED_TABLE and layout_of(indices, self._ids) is None:
@@ -236,6 +243,10 @@ def _indexing(table: Any, index: Any) -> _Read | None:
     if not isinstance(table, torch.Tensor) or table.dim() != 2 or not table.is_floating_point():
         return None
     return _Read(table, index, indexing=True)
+
+
+def _is_transformed(tensor: Any) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def _as_numpy(read: _Read) -> np.ndarray:

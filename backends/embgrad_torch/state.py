@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,9 @@ __all__ = ["as_found", "random_as_found"]
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
 LARGEST_COPIED = 1 << 20
+
+#: The containers in a module's attributes that a forward pass may fill: the user's own, and those of hooks and buffers.
+CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict)
 
 
 @contextlib.contextmanager
@@ -35,8 +39,10 @@ def as_found(parts: Sequence[Any], device: Any, *, training: bool) -> Iterator[N
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
         stack.enter_context(_uncompiled())
+        stack.enter_context(_attributes(modules))
+        stack.enter_context(_parameters(parts))
         stack.enter_context(_ordinary_tensors(modules))
-        stack.enter_context(_buffers(modules, training))
+        stack.enter_context(_contents(modules, training))
         stack.enter_context(_mode(parts, modules, training))
         recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)
         if recurrent and device.type == "cuda" and not training:
@@ -93,28 +99,87 @@ def _train(part: Any) -> None:
 
 
 @contextlib.contextmanager
-def _buffers(modules: Sequence[Any], training: bool) -> Iterator[None]:
-    """Buffers written to, replaced or hung on a graph (running averages, caches) come back as they were."""
-    owners = [(module, dict(module._buffers), dict(vars(module))) for module in modules if module._buffers]
-    buffers = list({id(b): b for _, found, _ in owners for b in found.values() if b is not None}.values())
-    copied = [(b, b.detach().clone()) for b in buffers if training or b.numel() <= LARGEST_COPIED]
-    large = [(b, b._version) for b in buffers if not training and b.numel() > LARGEST_COPIED]
-    attached = [b for b in buffers if b.grad_fn is None]
+def _attributes(modules: Sequence[Any]) -> Iterator[None]:
+    """What modules keep from call to call (a hidden state, a cache, a list of maps, a replaced buffer) is what it was."""
+    found = [(vars(module), dict(vars(module))) for module in modules]
+    held = {id(value): value for _, before in found for value in before.values() if type(value) in CONTAINERS}
+    contents = [(container, container.copy()) for container in held.values()]
     try:
         yield
     finally:
-        for buffer in attached:
-            if buffer.grad_fn is not None:
-                buffer.detach_()
-        for buffer, before in copied:
-            if not torch.equal(buffer, before):
-                buffer.data.copy_(before)
-        for module, found, attributes in owners:
-            if any(module._buffers.get(name) is not buffer for name, buffer in found.items()):
-                _put_back(module, found, attributes)
+        for own, before in (*found, *contents):
+            _put_back(own, before)
+
+
+def _put_back(own: Any, before: Any) -> None:
+    """A container's entries, in their order; what is the same is left alone, as other threads may be reading it."""
+    if isinstance(own, list):
+        own[:] = before
+    elif isinstance(own, set):
+        own.intersection_update(before)
+        own.update(before)
+    elif list(own) != list(before):
+        own.clear()
+        own.update(before)
+    else:
+        own.update({name: value for name, value in before.items() if own[name] is not value})
+
+
+@contextlib.contextmanager
+def _parameters(parts: Sequence[Any]) -> Iterator[None]:
+    """Parameters that the model freezes, or gives other memory, have their own again."""
+    unique = {id(parameter): parameter for part in parts for parameter in part.parameters()}
+    found = [
+        (parameter, parameter.data, parameter.requires_grad)
+        for parameter in unique.values()
+        if type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
+    ]
+    try:
+        yield
+    finally:
+        for parameter, data, trainable in found:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+            if parameter.requires_grad is not trainable:
+                parameter.requires_grad_(trainable)
+
+
+@contextlib.contextmanager
+def _contents(modules: Sequence[Any], training: bool) -> Iterator[None]:
+    """Buffers, and tensors in plain attributes, written to or hung on a graph (running averages, caches) are what they were."""
+    buffers = list({id(b): b for module in modules for b in module._buffers.values() if b is not None}.values())
+    plain = list({id(tensor): tensor for module in modules for tensor in _plain_tensors(module)}.values())
+    copied = [(b, b.detach().clone()) for b in buffers if training or b.numel() <= LARGEST_COPIED] + [
+        (tensor, tensor.detach().clone()) for tensor in plain
+    ]
+    large = [(b, b._version) for b in buffers if not training and b.numel() > LARGEST_COPIED]
+    attached = [tensor for tensor in (*buffers, *plain) if tensor.grad_fn is None]
+    try:
+        yield
+    finally:
+        for tensor in attached:
+            if tensor.grad_fn is not None:
+                tensor.detach_()
+        for tensor, before in copied:
+            if not torch.equal(tensor, before):
+                tensor.data.copy_(before)
         for buffer, version in large:
             if buffer._version != version:
                 _tell_of(buffer)
+
+
+def _plain_tensors(module: Any) -> Iterator[Any]:
+    """The tensors in a module's plain attributes, such as a hidden state, by themselves or as a pair."""
+    for value in vars(module).values():
+        for one in value if type(value) in (tuple, list) else (value,):
+            if type(one) is torch.Tensor and _is_copied(one):
+                yield one
+
+
+def _is_copied(tensor: Any) -> bool:
+    """Whether it has contents that can be put back; a view cannot be cut off a graph by itself."""
+    in_memory = tensor.layout is torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
+    return in_memory and tensor.numel() <= LARGEST_COPIED and not (tensor._is_view() or tensor.is_inference())
 
 
 def _tell_of(buffer: Any) -> None:
@@ -124,14 +189,6 @@ def _tell_of(buffer: Any) -> None:
         EmbgradWarning,
         stacklevel=2,
     )
-
-
-def _put_back(module: Any, buffers: dict[str, Any], attributes: dict[str, Any]) -> None:
-    """Buffers that were replaced, and the plain attributes beside them, which go with them (a length, a count)."""
-    vars(module).clear()
-    vars(module).update(attributes)
-    module._buffers.clear()
-    module._buffers.update(buffers)
 
 
 @contextlib.contextmanager
