@@ -68,7 +68,7 @@ def _arrangement(
         return lambda array: array, lookup.indices, False
     raise UnsupportedError(
         f"the point {name!r} is {lookup}: expected indices of shape (example, position) with {len(batch)} examples; a lookup "
-        "that all examples share has no gradient for each of them"
+        "that all examples share, or whose examples and positions are one axis, does not say which gradient is whose"
     )
 
 

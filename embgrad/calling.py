@@ -79,7 +79,8 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
     by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if not by_name:
-        return _plan_unnamed(batch, takes_any)
+        takes_first = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        return _plan_unnamed(batch, takes_any, takes_first)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
     values: dict[str, Any] = {ids: batch.ids}
     values |= {name: value for name, value in batch.extras.items() if name in by_name or takes_any}
@@ -147,8 +148,10 @@ def _field(field: str, batch: TokenBatch) -> np.ndarray:
     return batch.ids
 
 
-def _plan_unnamed(batch: TokenBatch, takes_any: bool) -> CallPlan:
-    """For `forward(*args, **kwargs)`: Hugging Face's names where it takes names, else the ids alone."""
+def _plan_unnamed(batch: TokenBatch, takes_any: bool, takes_first: bool) -> CallPlan:
+    """For `forward(*args, **kwargs)`: Hugging Face's names where it takes names, else the ids alone, as when given alone."""
+    if takes_any and takes_first and batch.convention == "ids":
+        return CallPlan((batch.ids,), {}, ())
     if takes_any:
         return CallPlan((), batch.replace(convention="huggingface").inputs(), ())
     left = [field for field in ("mask", "types") if getattr(batch, field) is not None]

@@ -10,10 +10,10 @@ import numpy as np
 
 from embgrad.backend import Backend, PointValues
 from embgrad.batch import TokenBatch
-from embgrad.errors import AmbiguousPointError, PointError
+from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError
 from embgrad.points import WORD, Point, layout_is_open, split_occurrence
 
-__all__ = ["native_name", "with_layout", "word_points"]
+__all__ = ["expect_ids_followed", "native_name", "with_layout", "word_points"]
 
 Call = Callable[[Any, Any], Any]
 
@@ -63,6 +63,39 @@ def with_layout(backend: Backend, model: Any, batch: TokenBatch, call: Call | No
             [lookup],
         )
     return replace(values, lookup=replace(lookup, layout=layout))
+
+
+def expect_ids_followed(
+    backend: Backend, model: Any, batch: TokenBatch, call: Call | None, values: PointValues
+) -> None:
+    """Refuse a lookup whose indices are the batch's ids by chance alone, where the ids are such as models make themselves.
+
+    So with positions 0, 1, 2, … or types of zeros, in a model whose lookup of the ids themselves cannot be seen.
+
+    Raises:
+        PointNotReachedError: the lookup does not follow when the ids change.
+    """
+    lookup = values.lookup
+    if lookup.layout is None or not _could_be_made(batch.ids):
+        return
+    other = _with_other_ids(batch, lookup.rows)
+    if other is None:
+        return
+    try:
+        again = {point.name: point.role for point in backend.points(model, other, call)}
+    except Exception:  # other ids may be none that this model takes: then nothing is known against the lookup
+        return
+    if again.get(lookup.name, WORD) != WORD:
+        raise PointNotReachedError(
+            f"the model made no lookup of the batch's ids: the indices of {lookup} equal them by chance, and stayed what they "
+            "were when the ids changed; expected the model to look up the ids that it is given, or name the table with at=..."
+        )
+
+
+def _could_be_made(ids: np.ndarray) -> bool:
+    """Whether the ids are small and go on by steps of 0 or 1, as positions and types do."""
+    steps = np.diff(ids, axis=1)
+    return bool(ids.max() < ids.shape[1] + 8 and ((steps == 0) | (steps == 1)).all())
 
 
 def _with_other_ids(batch: TokenBatch, rows: int) -> TokenBatch | None:

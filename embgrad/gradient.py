@@ -14,7 +14,7 @@ from embgrad.assembly import assembled, joined
 from embgrad.backend import Backend, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.disambiguation import native_name, with_layout, word_points
+from embgrad.disambiguation import expect_ids_followed, native_name, with_layout, word_points
 from embgrad.encoding import encode
 from embgrad.errors import (
     AmbiguousPointError,
@@ -197,6 +197,8 @@ class _Task:
         common = self._provenance(batch, run)
         results = {}
         for name, native in native_names.items():
+            if native == WORD:  # else it has been told apart, or named
+                expect_ids_followed(self.backend, self.model, batch, self.call, run.points[native])
             values = with_layout(self.backend, self.model, batch, self.call, run.points[native])
             provenance = {**common, "point": name, "path": values.lookup.name}
             results[name] = assembled(name, values, batch, objective, provenance, self.pads)

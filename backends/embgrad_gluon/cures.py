@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import numpy as np
 
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
@@ -61,22 +64,34 @@ class Cures:
         }
 
     def _rnn(self, operation: Operation, proceed: Proceed) -> Any:
-        """The native fused GRU and vanilla RNN compute their input's gradient wrongly unless a parameter's is asked for.
+        """The native fused layers compute some gradients wrongly unless others are asked for along with them.
 
-        A zero is added to the parameters and its gradient is asked for: it is the sum of theirs. The native kernel also
-        drops out in evaluation mode.
+        That of a GRU's and a vanilla RNN's input and state needs a parameter's, and that of the state of several layers the
+        input's. So zeros are added to both, and their gradients are asked for. The native kernel also drops out in
+        evaluation mode.
         """
-        mx = import_mxnet()
-        if not mx.autograd.is_training():
+        training, mode = import_mxnet().autograd.is_training(), operation.attributes.get("mode")
+        if not training:
             operation.attributes["p"] = 0.0
-        if operation.attributes.get("mode") != "lstm":
-            parameters = operation.inputs[1].as_nd_ndarray()
-            with mx.autograd.pause():
-                zero = mx.nd.zeros((1,), ctx=parameters.ctx, dtype=parameters.dtype)
-                zero.attach_grad()
-            self.also.append(zero)
-            operation.inputs[1] = mx.nd.broadcast_add(parameters, zero)
+        elif mode == "gru" and _drops_between_layers(operation) and _is_native(operation.inputs[0]):
+            raise UnsupportedError(
+                "the model runs a GRU of several layers with dropout between them in training mode, and MXNet's gradient of "
+                "that is wrong: leave training=True out, or use a GRU without dropout, one for each layer with Dropout between"
+            )
+        operation.inputs[0] = self._with_zero(operation.inputs[0])
+        if mode != "lstm":
+            operation.inputs[1] = self._with_zero(operation.inputs[1])
         return proceed()
+
+    def _with_zero(self, given: Any) -> Any:
+        """The array plus a zero whose gradient, the sum of the array's, is asked for."""
+        mx = import_mxnet()
+        array = given.as_nd_ndarray()
+        with mx.autograd.pause():
+            zero = mx.nd.zeros((1,) * array.ndim, ctx=array.ctx, dtype=array.dtype)
+            zero.attach_grad()
+        self.also.append(zero)
+        return mx.nd.broadcast_add(array, zero)
 
     def _batch_norm(self, operation: Operation, proceed: Proceed) -> Any:
         """Batch norm goes by the mode of the pullback, not by that in which it ran; and moves its averages in it."""
@@ -93,6 +108,17 @@ class Cures:
         with mx.autograd.pause():
             operation.inputs[3:5] = [average.copy() for average in operation.inputs[3:5]]
         return proceed()
+
+
+def _drops_between_layers(operation: Operation) -> bool:
+    return float(operation.attributes.get("p", 0)) > 0 and int(operation.attributes.get("num_layers", 1)) > 1
+
+
+def _is_native(array: Any) -> bool:
+    """Whether MXNet's own kernel runs a recurrent layer: oneDNN has none but float32, and can be switched off."""
+    switches = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
+    off = any(os.environ.get(switch, "1") == "0" for switch in switches)
+    return array.context.device_type == "cpu" and (off or array.dtype != np.float32)
 
 
 def _pooling(operation: Operation, proceed: Proceed) -> Any:

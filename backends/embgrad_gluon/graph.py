@@ -13,6 +13,17 @@ from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["reached"]
 
+#: Whose random numbers MXNet draws by `mx.nd.random`.
+DISTRIBUTIONS: Final = (
+    "exponential",
+    "gamma",
+    "generalized_negative_binomial",
+    "negative_binomial",
+    "normal",
+    "poisson",
+    "uniform",
+)
+
 #: Operators for which MXNet has no gradient and puts zeros, by their names without the affixes of their kinds.
 NO_GRADIENT: Final = frozenset(
     (
@@ -21,7 +32,10 @@ NO_GRADIENT: Final = frozenset(
         *("greater_equal", "histogram", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "less", "less_equal"),
         *("lesser", "lesser_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "nonzero", "not_equal"),
         *("one_hot", "ones_like", "rint", "round", "sample_multinomial", "shape_array", "sign", "size_array", "trunc"),
-        *("unique", "zeros_like"),
+        *("full_like", "unique", "zeros_like"),
+        # Random numbers: MXNet has no gradient with respect to their distribution's parameters.
+        *(f"sample_{name}" for name in DISTRIBUTIONS),
+        *(f"random_{name}_like" for name in DISTRIBUTIONS),
     )
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.arrays import whole_numbers
 from embgrad.batch import TokenBatch
-from embgrad.errors import BatchError
+from embgrad.errors import BatchError, UnsupportedError
 from embgrad.points import UNNAMED_TABLE, LookupWatch, layout_of
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
@@ -43,6 +43,7 @@ class Lookups:
         self._tables = _Tables(parts)
         self._ids = batch.ids
         self._stopped = False
+        self._before: dict[int, Any] = {}
 
     def handlers(self) -> dict[str, Handler]:
         """By the operators' names."""
@@ -56,6 +57,19 @@ class Lookups:
     def stop(self) -> None:
         """What is looked up from here on is not the model's."""
         self._stopped = True
+
+    def expect_unwritten(self, number: int) -> None:
+        """Refuse a lookup into whose output the model wrote: MXNet's graph knows nothing of what is written outside of it.
+
+        Raises:
+            UnsupportedError: its values are no longer what they were.
+        """
+        before, after = self._before[number].asnumpy(), self.kept[number][1].asnumpy()
+        if not np.array_equal(before, after, equal_nan=True):
+            raise UnsupportedError(
+                f"the model writes into the output of the lookup {self.watch.lookups[number]} while it is not recorded, so "
+                "that MXNet's gradient takes no notice of it: expected a new array, such as rows * mask or where(...)"
+            )
 
     def _embedding(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         indices, table = operation.inputs[:2]
@@ -103,6 +117,7 @@ class Lookups:
         if leaf:
             with mx.autograd.pause():
                 rows.attach_grad()
+                self._before[number] = rows.copy()
             self.kept[number] = (rows, rows)
             return rows
         with mx.autograd.pause():
@@ -110,6 +125,8 @@ class Lookups:
             zeros = zeros.as_np_ndarray() if isinstance(rows, mx.np.ndarray) else zeros
             zeros.attach_grad()
         gone_on = rows + zeros
+        with mx.autograd.pause():
+            self._before[number] = gone_on.copy()
         self.kept[number] = (zeros, gone_on)
         return gone_on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from embgrad.arrays import owned
 from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
+from embgrad.errors import UnsupportedError
 from embgrad_gluon.bert import output_names
 from embgrad_gluon.cures import Cures
 from embgrad_gluon.graph import reached
@@ -40,6 +42,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     with as_found(parts, training=request.training):
         trace = _forward(model, parts, batch, request)
         chosen = trace.lookups.watch.resolve(HINT)
+        for number in chosen.values():
+            trace.lookups.expect_unwritten(number)
         answered = _answer(trace, batch, request, positional=output_names(model))
         kept = [trace.lookups.kept[number] for number in chosen.values()]
         pulled = _pull_back(answered.sets, [leaf for leaf, _ in kept], trace.also, request.training)
@@ -82,7 +86,15 @@ def _forward(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Reque
         imperatively(),
         watching({**lookups.handlers(), **cures.handlers()}),
     ):
-        returned, unused = call_model(model, parts, batch, request.call)
+        try:
+            returned, unused = call_model(model, parts, batch, request.call)
+        except import_mxnet().MXNetError as error:
+            if "already in a computational graph" not in str(error):
+                raise
+            raise UnsupportedError(
+                "the model writes into an array that it has computed from the lookup or from parameters (x += ..., x[i] = ...), "
+                "which MXNet cannot do while it records: expected a new array, such as x + ..., concat or where(...)"
+            ) from error
         lookups.stop()
         if isinstance(request.respond, NativeObjective):
             value = request.respond.function(returned)
@@ -102,7 +114,6 @@ def _pull_back(
     sets: Sequence[Cotangents], leaves: Sequence[Any], also: Sequence[Any], training: bool
 ) -> list[list[np.ndarray | None]]:
     """For each set of cotangents the gradients at the leaves, None where no way leads there."""
-    mx = import_mxnet()
     variables = [*leaves, *also]
     outputs = {id(output): output for cotangents in sets for output, _ in cotangents}
     ways = {key: reached(output, variables) for key, output in outputs.items()}
@@ -113,20 +124,31 @@ def _pull_back(
         if not heads:
             pulled.append([None] * len(leaves))
             continue
-        numbers = iter(
-            mx.autograd.grad(
-                [output for output, _ in heads],
-                [variable for variable, there in zip(variables, way, strict=True) if there],
-                head_grads=[
-                    to_native(cotangent, output.ctx, output.dtype, isinstance(output, mx.np.ndarray))
-                    for output, cotangent in heads
-                ],
-                retain_graph=True,  # or the user's own graphs lose the parameters that they share with this one
-                train_mode=training,
-            )
-        )
+        wanted = [variable for variable, there in zip(variables, way, strict=True) if there]
+        numbers = iter(_gradients(heads, wanted, training))
         pulled.append([owned(next(numbers).asnumpy()) if there else None for there in way[: len(leaves)]])
     return pulled
+
+
+def _gradients(heads: Cotangents, variables: Sequence[Any], training: bool) -> list[Any]:
+    mx = import_mxnet()
+    cotangents = [
+        to_native(cotangent, output.ctx, output.dtype, isinstance(output, mx.np.ndarray)) for output, cotangent in heads
+    ]
+    try:
+        # The graph is kept, or the user's own graphs lose the parameters that they share with this one.
+        found = mx.autograd.grad(
+            [output for output, _ in heads], variables, head_grads=cotangents, retain_graph=True, train_mode=training
+        )
+    except mx.MXNetError as error:
+        operator = re.search(r"Operator (\S+) is non-differentiable", str(error))
+        if operator is None:
+            raise
+        raise UnsupportedError(
+            f"between the lookup and the objective is the operator {operator[1]!r}, for which MXNet has no gradient: expected "
+            "operators that have one; write it in terms of others"
+        ) from error
+    return list(found)
 
 
 def _wait_for(returned: Any) -> None:

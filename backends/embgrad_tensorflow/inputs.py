@@ -53,7 +53,7 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Callable[[Any, Any
 
     Raises:
         BatchError: the model needs an input that the batch does not have, or a dtype that cannot hold the ids.
-        UnsupportedError: several parts without `call`.
+        UnsupportedError: several parts, or an object that cannot be called, without `call`.
     """
     if call is not None:
         inputs = tf.nest.map_structure(_native, batch.inputs())
@@ -63,6 +63,11 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Callable[[Any, Any
     if declared is not None:
         return _plan_declared(part, declared, batch, training)
     target = getattr(part, "call", None) if is_keras(part) else None
+    if not callable(part):
+        raise UnsupportedError(
+            f"the model is a {type(part).__qualname__}, which cannot be called: expected a model with a __call__; for another "
+            "method pass call=lambda model, inputs: model.method(inputs)"
+        )
     target = target or getattr(part, "python_function", None) or part.__call__
     return _plan_signature(part, target, batch, training)
 
@@ -113,6 +118,11 @@ def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -
     if is_keras(part):  # takes it in any case, and hands it down
         mode.setdefault("training", training)
     parameters = parameters_of(target, skip=MODES)
+    if is_keras(part) and [p.kind for p in parameters] == [
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.VAR_KEYWORD,
+    ]:
+        return _plan_first(part, batch, mode)
     planned = plan_call(parameters, batch, masks=KERAS_MASKS if is_keras(part) else ())
     dtypes = _dtypes(part, target)
     args = [_argument(p.name, value, dtypes) for p, value in zip(parameters, planned.args, strict=False)]
@@ -120,29 +130,52 @@ def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -
     return Plan(lambda: part(*args, **kwargs, **mode), planned.unused)
 
 
+def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
+    """For a Keras `call(*args, **kwargs)`: Keras wants a first argument, which then is the batch as it was given."""
+    inputs = tf.nest.map_structure(_native, batch.inputs())
+    left = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
+    return Plan(lambda: part(inputs, **mode), tuple(left))
+
+
 def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) -> Plan:
     leaves = _leaves(declared)
     filled, unused = plan_mapping(list(leaves), batch)
     tensors = {name: _as_dtype(name, filled[name], dtype) for name, dtype in leaves.items()}
     inputs = _like(declared, tensors)
-    names = tuple(getattr(part, "output_names", None) or ())
+    names = _told_apart(getattr(part, "output_names", None) or ())
     return Plan(lambda: part(inputs, training=training), unused, names)
 
 
-def _leaves(declared: Any) -> dict[str, Any]:
+def _told_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """In Keras 3 all outputs of one layer have its name, such as an LSTM's states: the second one goes by `name#1`."""
+    before = [list(names[:number]).count(name) for number, name in enumerate(names)]
+    return tuple(f"{name}#{count}" if count else name for name, count in zip(names, before, strict=True))
+
+
+def _leaves(declared: Any, key: str | None = None) -> dict[str, Any]:
     """The declared inputs' dtypes by name: a dict's keys, else the tensors' own names."""
     if isinstance(declared, Mapping):
-        return {str(key): getattr(leaf, "dtype", None) for key, leaf in declared.items()}
-    tensors = declared if isinstance(declared, (list, tuple)) else [declared]
-    return {tensor.name: tensor.dtype for tensor in tensors}
+        return {name: dtype for inner, leaf in declared.items() for name, dtype in _leaves(leaf, str(inner)).items()}
+    if _is_list(declared):
+        return {name: dtype for leaf in declared for name, dtype in _leaves(leaf).items()}
+    return {key or declared.name: getattr(declared, "dtype", None)}
 
 
-def _like(declared: Any, tensors: Mapping[str, Any]) -> Any:
+def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> Any:
     if isinstance(declared, Mapping):
-        return {key: tensors[str(key)] for key in declared}
-    if isinstance(declared, (list, tuple)):
-        return [tensors[tensor.name] for tensor in declared]
-    return tensors[declared.name]
+        return {inner: _like(leaf, tensors, str(inner)) for inner, leaf in declared.items()}
+    if _is_list(declared):
+        return [_like(leaf, tensors) for leaf in declared]
+    return tensors[key or declared.name]
+
+
+def _is_list(declared: Any) -> bool:
+    """Whether it is several inputs, and not the shape of one."""
+    return isinstance(declared, (list, tuple)) and all(hasattr(one, "dtype") or _is_nest(one) for one in declared)
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple))
 
 
 def _dtypes(part: Any, target: Any) -> dict[str, Any]:

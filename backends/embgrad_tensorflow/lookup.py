@@ -84,7 +84,7 @@ class Watcher:
         except BaseException as error:
             self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
             for operation, operands in _failed_lookups(error):
-                self._see(operation, operands)  # raises BatchError: the lookup failed since an index is outside
+                self._see(operation, operands, failed=True)  # raises BatchError: an index is outside
             raise
         finally:
             op_callbacks.remove_op_callback(self._called)
@@ -132,13 +132,15 @@ class Watcher:
                 pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
                 self._mark(outputs[0])
 
-    def _see(self, operation: str, operands: Sequence[Any]) -> bool:
-        """Take the lookup down if it is one in the rows of a matrix; True where it may be asked for."""
+    def _see(self, operation: str, operands: Sequence[Any], failed: bool = False) -> bool:
+        """Take the lookup down if it is one in the rows of a matrix, or one that failed; True where it may be asked for."""
         shape, dtype = _table(operands[0])
-        indices = _indices(operation, operands)
-        if indices is None or shape is None or not dtype.is_floating:
+        if not shape or not (failed or (len(shape) == 2 and dtype.is_floating)):
             return False
-        return self.watch.see(self._tables.path(self._handle(operands[0])), indices, *shape)
+        indices = _indices(operation, operands, len(shape))
+        if indices is None:
+            return False
+        return self.watch.see(self._tables.path(self._handle(operands[0])), indices, shape[0], shape[-1])
 
     def _handle(self, operand: Any) -> Any:
         """The variable that an operand is, or was read from; None where it was computed."""
@@ -151,8 +153,8 @@ class Watcher:
         self._reads[id(tensor)] = (weakref.ref(tensor), handle)
 
 
-def _table(source: Any) -> tuple[tuple[int, int] | None, Any]:
-    """The rows and the row's length of what is looked up in, and its dtype; None where it is no matrix."""
+def _table(source: Any) -> tuple[tuple[int, ...] | None, Any]:
+    """The shape of what is looked up in, rows first, and its dtype; None where that is not known."""
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     if dtype == tf.resource:
         data = getattr(source, "_handle_data", None)
@@ -160,14 +162,14 @@ def _table(source: Any) -> tuple[tuple[int, int] | None, Any]:
             return None, tf.resource
         shape = tf.TensorShape(data.shape_and_type[0].shape)
         dtype = tf.as_dtype(data.shape_and_type[0].dtype)
-    if shape is None or len(shape) != 2 or None in tuple(shape):
+    if shape is None or None in tuple(shape):
         return None, dtype
-    return (int(shape[0]), int(shape[1])), tf.as_dtype(dtype)
+    return tuple(map(int, shape)), tf.as_dtype(dtype)
 
 
-def _indices(operation: str, operands: Sequence[Any]) -> np.ndarray | None:
-    """The rows that are looked up; None where the lookup is along another axis."""
-    if operation == "GatherV2" and int(operands[2]) not in (0, -2):
+def _indices(operation: str, operands: Sequence[Any], axes: int) -> np.ndarray | None:
+    """The rows that are looked up in a table of so many axes; None where the lookup is along another axis."""
+    if operation == "GatherV2" and int(operands[2]) not in (0, -axes):
         return None
     indices = np.asarray(operands[1])
     if operation.endswith("Nd"):

@@ -97,7 +97,7 @@ def _is_compiled(part: Any) -> bool:
     bases = [(base.__module__, base.__qualname__) for base in type(part).__mro__]
     return any(
         module.startswith(("tensorflow.python.saved_model", "tensorflow_hub"))
-        or name in ("ConcreteFunction", "TFSMLayer")
+        or name in ("ConcreteFunction", "RevivedLayer", "TFSMLayer")
         for module, name in bases
     )
 

@@ -137,7 +137,7 @@ def kind_of(cls: type) -> str | None:
     if issubclass(cls, (types.FunctionType, types.MethodType, functools.partial)) or "PolymorphicFunction" in names:
         return "function"
     root = cls.__module__.partition(".")[0]
-    return None if root in LIBRARIES or root in sys.stdlib_module_names and root != "__main__" else "object"
+    return None if root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__") else "object"
 
 
 def _is_the_users(function: Any) -> bool:

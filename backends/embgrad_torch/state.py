@@ -20,7 +20,7 @@ __all__ = ["as_found", "random_as_found"]
 LARGEST_COPIED = 1 << 20
 
 #: The containers in a module's attributes that a forward pass may fill: the user's own, and those of hooks and buffers.
-CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict)
+CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
 @contextlib.contextmanager
@@ -40,7 +40,7 @@ def as_found(parts: Sequence[Any], device: Any, *, training: bool) -> Iterator[N
         stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
         stack.enter_context(_uncompiled())
         stack.enter_context(_attributes(modules))
-        stack.enter_context(_parameters(parts))
+        stack.enter_context(_parameters(parts, modules, training))
         stack.enter_context(_ordinary_tensors(modules))
         stack.enter_context(_contents(modules, training))
         stack.enter_context(_mode(parts, modules, training))
@@ -103,45 +103,65 @@ def _attributes(modules: Sequence[Any]) -> Iterator[None]:
     """What modules keep from call to call (a hidden state, a cache, a list of maps, a replaced buffer) is what it was."""
     found = [(vars(module), dict(vars(module))) for module in modules]
     held = {id(value): value for _, before in found for value in before.values() if type(value) in CONTAINERS}
-    contents = [(container, container.copy()) for container in held.values()]
+    contents = [(container, container.copy()) for container in held.values() if container]
+    empty = [container for container in held.values() if not container]  # most are, such as those of hooks
     try:
         yield
     finally:
+        for container in empty:
+            if container:
+                container.clear()
         for own, before in (*found, *contents):
             _put_back(own, before)
 
 
 def _put_back(own: Any, before: Any) -> None:
     """A container's entries, in their order; what is the same is left alone, as other threads may be reading it."""
-    if isinstance(own, list):
-        own[:] = before
+    if isinstance(own, (list, collections.deque)):
+        if len(own) != len(before) or any(a is not b for a, b in zip(own, before, strict=True)):
+            own.clear()
+            own.extend(before)
     elif isinstance(own, set):
         own.intersection_update(before)
         own.update(before)
-    elif list(own) != list(before):
+    elif own.keys() != before.keys():
         own.clear()
         own.update(before)
     else:
-        own.update({name: value for name, value in before.items() if own[name] is not value})
+        for name, value in before.items():
+            if own[name] is not value:
+                own[name] = value
 
 
 @contextlib.contextmanager
-def _parameters(parts: Sequence[Any]) -> Iterator[None]:
-    """Parameters that the model freezes, or gives other memory, have their own again."""
+def _parameters(parts: Sequence[Any], modules: Sequence[Any], training: bool) -> Iterator[None]:
+    """Parameters that the model freezes, or gives other memory or another `grad`, have their own again.
+
+    A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too.
+    """
+    rewritten = training and any(
+        "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in modules
+    )
     unique = {id(parameter): parameter for part in parts for parameter in part.parameters()}
     found = [
-        (parameter, parameter.data, parameter.requires_grad)
+        (parameter, parameter.data, parameter.requires_grad, parameter.grad)
         for parameter in unique.values()
         if type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
     ]
+    copied = [(data, data.clone()) for _, data, _, _ in found if rewritten and not data.is_inference()]
     try:
         yield
     finally:
-        for parameter, data, trainable in found:
+        for parameter, data, trainable, gradient in found:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
             if parameter.requires_grad is not trainable:
                 parameter.requires_grad_(trainable)
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        for data, before in copied:
+            if not torch.equal(data, before):
+                data.copy_(before)
 
 
 @contextlib.contextmanager

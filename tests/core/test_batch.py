@@ -492,7 +492,7 @@ def test_an_id_that_int32_cannot_hold_is_refused(method: str) -> None:
 
 @given(
     npst.arrays(np.int64, (3, 4), elements=st.integers(0, 99)),
-    st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    st.lists(st.integers(1, 4), min_size=3, max_size=3),
     npst.arrays(np.int64, (3, 4), elements=st.integers(0, 1)),
 )
 def test_every_convention_both_ways(ids: np.ndarray, lengths: list[int], types: np.ndarray) -> None:
@@ -544,7 +544,8 @@ def test_gluonnlps_triple_without_types() -> None:
             ["mixes conventions", "'padding_mask'", "'token_ids'", "rename it"],
         ),
         ({"input_ids": None}, ["ids are not a rectangular array", "got None"]),
-        ((IDS, TYPES, [3, 4]), ["valid_length is [3, 4]", "2 whole numbers", "from 0 to 3"]),
+        ((IDS, TYPES, [0, 1]), ["valid_length is [0, 1]", "if these are labels, pass them to the objective"]),
+        ((IDS, TYPES, [3, 4]), ["valid_length is [3, 4]", "2 whole numbers", "from 1 to 3"]),
         ((IDS, TYPES, [3]), ["valid_length is [3]"]),
         ((IDS, TYPES, [-1, 2]), ["valid_length is [-1, 2]"]),
         ((IDS, TYPES, [1.5, 2]), ["valid_length is [1.5, 2]"]),

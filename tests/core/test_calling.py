@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import embgrad
 from embgrad.calling import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.forms import as_batch
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])
@@ -135,6 +137,28 @@ def test_extras_go_under_their_own_names() -> None:
     expect_plan(planned(siamese, BARE.replace(extras={"hypothesis": EXTRA})), [IDS, EXTRA], {})
     expect_plan(planned(anything, BARE.replace(extras={"labels": EXTRA})), [], {"input_ids": IDS, "labels": EXTRA})
     expect_plan(planned(any_positional, BARE.replace(extras={"labels": EXTRA})), [IDS], {}, ("labels",))
+
+
+def test_bare_ids_go_first_where_no_parameter_has_a_name() -> None:
+    bare = embgrad.TokenBatch(IDS, convention="ids")
+    expect_plan(planned(anything, bare), [IDS], {}, ())  # a decorator may hide any names
+
+
+def test_a_mask_that_was_given_as_bool_reaches_the_model_as_bool() -> None:
+    """A model may index with it or invert it, and ~1 is -2."""
+    given = {"input_ids": IDS, "attention_mask": np.asarray(MASK) == 1}
+    batch = as_batch(given)
+    assert batch.mask is not None
+    assert batch.mask.dtype == np.int64
+    for one in (batch, batch[:2], batch.replace(tokens=None), pickle.loads(pickle.dumps(batch))):
+        assert one.inputs()["attention_mask"].dtype == bool
+        assert planned(huggingface, one).args[1].dtype == bool
+        assert planned(anything, one).kwargs["attention_mask"].dtype == bool
+        assert plan_mapping(["input_ids", "attention_mask"], one)[0]["attention_mask"].dtype == bool
+    whole = as_batch({**given, "attention_mask": MASK})
+    assert whole != batch
+    assert whole.inputs()["attention_mask"].dtype == np.int64
+    assert embgrad.TokenBatch(IDS, np.asarray(MASK) == 1).inputs()["attention_mask"].dtype == np.int64
 
 
 def test_a_mask_goes_to_one_parameter_alone() -> None:

@@ -242,6 +242,18 @@ def test_positions_that_equal_the_ids_are_told_apart() -> None:
         gradients(positional, ids, embgrad.Sum(), at="word#1")
 
 
+def test_positions_that_equal_the_ids_are_not_taken_for_a_lookup_that_cannot_be_seen() -> None:
+    def one_hot(model: Any, input_ids: np.ndarray) -> Tensor:
+        positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
+        return (Tensor(np.eye(VOCAB)[input_ids]) @ model["E"] + positions).tanh().mean(1) @ model["W"]
+
+    with pytest.raises(
+        embgrad.PointNotReachedError,
+        match=r"made no lookup of the batch's ids: the indices of P#0 .* equal them by chance",
+    ):
+        gradients(one_hot, np.arange(3)[None], embgrad.Sum())
+
+
 def test_a_model_that_fails_with_other_ids_says_that_it_cannot_be_told() -> None:
     def particular(model: Any, input_ids: np.ndarray) -> Tensor:
         if input_ids.tolist() != [[0, 1, 2]]:

@@ -123,6 +123,39 @@ def test_an_objective_that_does_not_depend_on_the_lookup() -> None:
         embgrad.gradients(net, distinct_ids(), embgrad.Sum())
 
 
+def test_an_operator_without_a_gradient() -> None:
+    net = model(lambda net, x: nd.khatri_rao(net.words(x)[0], net.words(x)[1]))
+    with pytest.raises(embgrad.UnsupportedError, match="operator 'khatri_rao', for which MXNet has no"):
+        embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out.sum()), at="words#0")
+
+
+def test_a_model_that_writes_into_what_it_looked_up() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        rows = net.words(x)
+        with mx.autograd.pause():
+            rows[:, 0] = 0
+        return rows.sum(axis=1)
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"writes into the output of the lookup words#0 .* while it is not rec"
+    ):
+        embgrad.gradients(model(forward), distinct_ids(), embgrad.Sum())
+
+
+def test_a_model_that_writes_into_what_is_recorded() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        rows = net.words(x) * 1
+        rows += 1
+        return rows.sum(axis=1)
+
+    net = model(forward)
+    assert net(mx.nd.array(distinct_ids())).shape[0] == 2
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"writes into an array that it has computed .* while it records"
+    ):
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
+
+
 def test_an_unknown_output() -> None:
     net = built(bag, distinct_ids(), "float32")
     with pytest.raises(embgrad.OutputError, match=r"no output 'pooled': there are 'output' \(role 'logits'\)"):

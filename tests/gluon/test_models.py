@@ -521,10 +521,13 @@ def test_a_zero_gradient_is_a_result_and_no_way_is_none() -> None:
                 "truncated": lambda: F.take(F.ones((2, 3)), F.mean(rows, axis=(1, 2)), axis=1),
                 "condition": lambda: F.where(F.mean(rows, axis=1), F.ones((2, DIM)), F.zeros((2, DIM))),
                 "cast": lambda: F.mean(F.cast(F.cast(rows, "int32"), "float32"), axis=1),
+                "drawn": lambda: F.random.normal(F.mean(rows, axis=1), F.exp(F.mean(rows, axis=1))),
+                "drawn alike": lambda: F.random.uniform_like(F.mean(rows, axis=1)),
                 "unrelated": lambda: F.ones((2, 3)),
             }[self.cut]()
 
-    for cut in ("zero", "stopped", "compared", "chosen", "looked up", "truncated", "condition", "cast", "unrelated"):
+    cuts = ("stopped", "compared", "chosen", "looked up", "truncated", "condition", "cast", "drawn", "drawn alike")
+    for cut in ("zero", *cuts, "unrelated"):
         net = built(lambda cut=cut: Dead(cut), distinct_ids(), "float32")
         if cut == "zero":
             assert not embgrad.gradients(net, distinct_ids(), embgrad.Sum()).values.any()

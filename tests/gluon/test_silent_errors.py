@@ -70,6 +70,38 @@ def test_native_recurrent_layers_without_a_gradient_of_parameters(kind: str, fre
     assert worst_error(make, "float64", freeze=freeze) < 1e-6
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
+def test_the_state_of_native_recurrent_layers_whose_input_needs_no_gradient(kind: str) -> None:
+    """MXNet's own kernels give a state of several layers a wrong gradient unless the input's is asked for too."""
+
+    class Decoder(Net):
+        """What was read is the state from which a text that does not depend on it is decoded."""
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = self.embedding(x)
+            state = F.swapaxes(F.slice_axis(rows, axis=1, begin=0, end=2), 0, 1)
+            read = F.swapaxes(F.ones_like(rows), 0, 1)
+            return self.layer(read, [state, F.tanh(state)] if kind == "lstm" else [state])[0]
+
+    layers = {"lstm": rnn.LSTM, "gru": rnn.GRU, "tanh": lambda *args: rnn.RNN(*args, activation="tanh")}
+    for dtype, tolerance in (("float64", 1e-6), ("float32", 1e-4)):
+        assert worst_error(lambda: Decoder(layers[kind](DIM, 2)), dtype) < tolerance
+
+
+def test_dropout_inside_a_native_gru_in_training_mode_is_refused() -> None:
+    """MXNet's gradient of its own GRU takes no notice of what was dropped between the layers; oneDNN drops nothing."""
+
+    def make() -> Any:
+        return Net(rnn.GRU(3, num_layers=2, dropout=0.5, layout="NTC"))
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"GRU of several layers with dropout.*: leave training=True out"
+    ):
+        worst_error(make, "float64", training=True)
+    net = built(make, distinct_ids(3, 4), "float32")
+    assert embgrad.gradients(net, distinct_ids(3, 4), embgrad.Sum(output="logits"), training=True).values.any()
+
+
 def test_native_recurrent_layers_in_single_precision() -> None:
     """The same kernels run in float32 where oneDNN's are switched off."""
     code = """

@@ -230,3 +230,20 @@ def test_a_graph_beside_the_lookup_is_a_warning() -> None:
     with pytest.warns(embgrad.EmbgradWarning, match=r"ran 1 compiled graph\(s\).*no gradient in the result"):
         result = embgrad.gradients(model, IDS, embgrad.Sum())
     np.testing.assert_array_equal(result.values, np.full((2, 4, 2), 2.0))
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 2, 2)])
+def test_ids_outside_a_table_that_is_no_matrix(shape: tuple[int, ...]) -> None:
+    other = tf.Variable(tf.ones(shape))
+    model = Net(lambda rows, ids: tf.reduce_sum(tf.gather(other, ids)) + tf.reduce_sum(tf.gather(rows, ids), 1))
+    with pytest.raises(embgrad.BatchError, match=r"id 50 at example 0, position 1 is outside the table.*12 rows"):
+        embgrad.gradients(model, [[1, 50]], embgrad.Sum())
+
+
+def test_a_model_that_cannot_be_called() -> None:
+    class Encoder(tf.Module):
+        def encode(self, ids: Any) -> Any:
+            return ids
+
+    with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*pass call="):
+        embgrad.gradients(Encoder(), IDS, embgrad.Sum())

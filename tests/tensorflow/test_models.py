@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras2
 
 import embgrad
 from tests.tensorflow.helpers import KERAS, assert_slopes, policy, slope_along
@@ -345,7 +346,7 @@ def test_a_bare_tf_function() -> None:
     function = tf.function(lambda ids: tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), 1))
     result = embgrad.gradients(function, IDS, embgrad.Projection(VECTOR))
     assert_slopes(result, rows, total(function))
-    assert result.provenance["path"] == "lookup#0"
+    assert result.provenance["path"] == "rows#0"
 
 
 def test_a_computed_table() -> None:
@@ -422,3 +423,40 @@ def test_split(keras: Any) -> None:
     whole = embgrad.gradients(model, IDS, objective, training=True)
     np.testing.assert_allclose(split.table().to_dense(), whole.table().to_dense(), atol=1e-9)
     assert np.abs(split.values - whole.values).max() > 1e-3  # in training mode the examples meet
+
+
+def test_outputs_of_one_layer_are_told_apart(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32")
+    table = keras.layers.Embedding(12, 4)
+    model = keras.Model(ids, keras.layers.LSTM(2, return_state=True, name="lstm")(table(ids)))
+    with pytest.raises(embgrad.OutputError, match="3 outputs"):
+        embgrad.gradients(model, IDS, embgrad.Projection(VECTOR))
+    result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR, output="lstm"))
+    assert_slopes(result, table.embeddings, lambda: tf.reduce_sum(model(tf.constant(IDS, tf.int32))[0] * VECTOR))
+
+
+def test_declared_inputs_in_a_nest(keras: Any) -> None:
+    ids = keras.layers.Input((None,), dtype="int32", name="input_ids")
+    mask = keras.layers.Input((None,), dtype="float64", name="attention_mask")
+    table = keras.layers.Embedding(12, 2)
+    rows = keras.layers.Dot(1)([table(ids), keras.layers.Reshape((-1, 1))(mask)])
+    model = keras.Model([{"input_ids": ids, "attention_mask": mask}], keras.layers.Reshape((2,))(rows))
+    result = embgrad.gradients(model, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Projection(VECTOR))
+    np.testing.assert_array_equal(result.values, MASK[..., None] * VECTOR)
+
+
+class _AnyArguments(keras2.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras2.layers.Embedding(12, 2)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return tf.reduce_sum(
+            self.table(args[0]["input_ids"]) * tf.cast(args[0]["attention_mask"], "float32")[..., None], 1
+        )
+
+
+def test_a_keras_call_of_any_arguments() -> None:
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    result = embgrad.gradients(_AnyArguments(), batch, embgrad.Projection(VECTOR))
+    np.testing.assert_allclose(result.values, MASK[..., None] * VECTOR, rtol=1e-6)

@@ -252,3 +252,51 @@ def test_several_sets_of_cotangents_are_several_pullbacks(keras: Any) -> None:
     model, _ = masked_lstm(keras)
     split = embgrad.gradients(model, IDS, OBJECTIVE, split=True)
     np.testing.assert_allclose(split.values, embgrad.gradients(model, IDS, OBJECTIVE).values, atol=1e-15)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_block_that_is_computed_again_in_the_pullback(keras: Any, training: bool) -> None:
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(12, 2)
+            self.norm = keras.layers.BatchNormalization()
+            self.again = True
+
+        def call(self, x: Any) -> Any:
+            rows = self.table(x)
+            block = tf.recompute_grad(lambda value: self.norm(value)) if self.again else self.norm
+            return tf.reduce_sum(tf.tanh(block(rows)), 1)
+
+    model = Net()
+    model(tf.constant(IDS, tf.int32))
+    result = embgrad.gradients(model, IDS, OBJECTIVE, training=training)
+    np.testing.assert_array_equal(np.asarray(tf.convert_to_tensor(model.norm.moving_mean)), np.zeros(2))
+    model.again = False
+    reference = embgrad.gradients(model, IDS, OBJECTIVE, training=training)
+    np.testing.assert_allclose(result.values, reference.values, rtol=1e-9)
+
+
+def test_a_block_that_is_computed_again_leaves_no_trace(keras: Any) -> None:
+    norm = keras.layers.BatchNormalization()
+    norm.build((None, None, 2))
+    table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
+
+    def forward(ids: Any) -> Any:
+        return tf.reduce_sum(tf.recompute_grad(lambda rows: norm(rows, training=True))(tf.gather(table, ids)) ** 3, 1)
+
+    embgrad.gradients(tf.function(forward), IDS, OBJECTIVE)
+    np.testing.assert_array_equal(np.asarray(tf.convert_to_tensor(norm.moving_mean)), np.zeros(2))
+
+
+def test_a_lookup_inside_a_block_that_is_computed_again() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
+
+        def __call__(self, ids: Any) -> Any:
+            return tf.recompute_grad(lambda x: tf.reduce_sum(tf.tanh(tf.gather(self.rows, x)), 1))(ids)
+
+    model = Net()
+    assert_slopes(embgrad.gradients(model, IDS, OBJECTIVE), model.rows, total(model))

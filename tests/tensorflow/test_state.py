@@ -401,3 +401,57 @@ def test_evaluation_mode_of_layers_that_train_by_default(keras: Any) -> None:
     for training, factor in ((False, 1), (True, 2)):
         result = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), training=training)
         np.testing.assert_array_equal(result.values, np.full((3, 4, 2), factor))
+
+
+class Holder:
+    """No module of any framework's."""
+
+
+@pytest.mark.parametrize("held", ["closure", "object", "method", "call"])
+def test_state_that_only_plain_python_holds(keras: Any, held: str) -> None:
+    table, norm = keras.layers.Embedding(12, 2), keras.layers.BatchNormalization()
+    table.build(None)
+    norm.build((None, 2))
+
+    def forward(ids: Any) -> Any:
+        return norm(tf.reduce_sum(table(ids), 1), training=True)
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = Holder()
+            self.parts.table, self.parts.norm = table, norm
+
+        def __call__(self, ids: Any) -> Any:
+            return self.parts.norm(tf.reduce_sum(self.parts.table(ids), 1), training=True)
+
+        @tf.function
+        def method(self, ids: Any) -> Any:
+            return self(ids)
+
+    net = Net()
+    models = {"closure": tf.function(forward), "object": net, "method": net.method, "call": table}
+    call = (lambda _, ids: forward(ids)) if held == "call" else None
+    before = norm.get_weights()
+    result = embgrad.gradients(models[held], IDS, OBJECTIVE, call=call, training=True)
+    for now, then in zip(norm.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    paths = {"closure": "table#0", "object": "parts.table#0", "method": "self.parts.table#0"}
+    if held in paths:
+        assert result.provenance["path"] == paths[held]
+
+
+def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.memory = tf.Variable(tf.ones((12, 2))), tf.Variable(tf.zeros((3, 2)))
+
+        def __call__(self, ids: Any) -> Any:
+            rows = tf.gather(self.rows, ids)
+            self.memory[1].assign(rows[0, 0])
+            return tf.reduce_sum(rows, 1)
+
+    model = Net()
+    embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))

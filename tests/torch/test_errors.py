@@ -143,6 +143,16 @@ def test_bags_that_cannot_be_taken_apart() -> None:
         embgrad.gradients(Bagged(), IDS, embgrad.Logit(0))
 
 
+def test_a_lookup_inside_a_transform() -> None:
+    def mapped(model: Any, ids: Any) -> Any:
+        return torch.vmap(lambda row: model(row[None])[0])(ids)
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"looks up rows inside torch\.vmap .*: expected a lookup outside"
+    ):
+        embgrad.gradients(Net(), IDS, embgrad.Sum(), call=mapped)
+
+
 def test_a_table_of_integers() -> None:
     with pytest.raises(embgrad.UnsupportedError, match=r"'rows' holds torch.int8: expected floating point"):
         embgrad.gradients(Quantised(), IDS, embgrad.Logit(0))

@@ -404,3 +404,17 @@ def test_a_model_that_the_user_calls(kind: str) -> None:
         assert sorted(seen) == ["input_mask", "input_type_ids", "input_word_ids"]
     expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
+
+
+class Indexed(Net):
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        rows = self.inner(self.table(input_ids)).tanh()
+        return self.head(torch.stack([one[real].mean(0) for one, real in zip(rows, attention_mask, strict=True)]))
+
+
+def test_a_mask_of_booleans_stays_one() -> None:
+    model, mask = Indexed().double(), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]) == 1
+    result = embgrad.gradients(model, {"input_ids": tensor(), "attention_mask": mask}, embgrad.Sum())
+    expected = finite_differences(lambda: model(tensor(), mask).sum(), model.table.weight)
+    np.testing.assert_allclose(result.values, expected, atol=1e-8)
+    assert result.pad_leak == 0

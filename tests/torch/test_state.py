@@ -392,3 +392,92 @@ def test_two_threads_on_models_that_share_a_module() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, 3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(torch.tanh(self.embedding(ids)).sum(1))
+
+
+class Keeping(Small):
+    """As research code keeps things: in plain attributes, in lists, in the weights' memory, in the weights' flags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = torch.zeros(2, 3)
+        self.seen = torch.zeros(1)
+        self.maps: list[torch.Tensor] = []
+        self.scale = nn.Parameter(torch.ones(3))
+        self.frozen = nn.Parameter(torch.ones(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.embedding(ids)
+        self.hidden = torch.tanh(self.hidden + rows.mean(1))
+        self.seen += rows.sum().detach()
+        self.maps.append(rows)
+        self.last = rows
+        self.scale.data = self.scale.data * 2
+        self.frozen.requires_grad_(False)
+        return self.hidden * self.scale
+
+
+def test_what_a_model_keeps_from_call_to_call_is_what_it_was() -> None:
+    model = Keeping()
+    hidden, seen, maps, memory = model.hidden, model.seen, model.maps, model.scale.data_ptr()
+    first = embgrad.gradients(model, IDS, embgrad.Sum())
+    second = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_array_equal(first.values, second.values)
+    assert model.hidden is hidden
+    assert not hidden.any()
+    assert model.seen is seen
+    assert not seen.any()
+    assert model.maps is maps
+    assert maps == []
+    assert not hasattr(model, "last")
+    assert model.scale.data_ptr() == memory
+    assert (model.scale == 1).all()
+    assert model.frozen.requires_grad
+
+
+class Merged(Small):
+    """An adapter that is merged into the weights in evaluation mode, as LoRA's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = torch.full_like(self.embedding.weight, 1 / 3)
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Merged:
+        if self.merged is mode:
+            self.embedding.weight.data += -self.change if mode else self.change
+            self.merged = not mode
+        return super().train(mode)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.embedding(ids)
+        return torch.tanh(rows if self.merged else rows + self.change[ids]).sum(1)
+
+
+def test_an_adapter_that_training_takes_out_of_the_weights_is_back_in_them() -> None:
+    model = Merged().eval()
+    before = model.embedding.weight.detach().clone()
+    embgrad.gradients(model, IDS, embgrad.Sum(), at="embedding#0", training=True)
+    assert model.merged
+    assert not model.training
+    assert torch.equal(model.embedding.weight, before)
+
+
+def test_an_objective_that_goes_backward_itself_leaves_no_grad() -> None:
+    model = Small()
+
+    def objective(outputs: torch.Tensor) -> torch.Tensor:
+        outputs.sum().backward(retain_graph=True)
+        return outputs.sum(1)
+
+    embgrad.gradients(model, IDS, objective)
+    assert all(parameter.grad is None for parameter in model.parameters())
