@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -281,21 +281,19 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
 }
 
 
-def table_paths(parts: Sequence[Any]) -> dict[Any, str]:
-    """The attribute paths of a model's matrices, by identity and by their place in memory.
+def table_paths(modules: Iterable[tuple[str, Any]]) -> dict[Any, str]:
+    """The attribute paths of the matrices of modules with these paths, by identity and by their place in memory.
 
     A table called `weight` has its module's path. One that several modules share has that of an embedding, or
     of the first.
     """
     paths: dict[Any, str] = {}
     found = []
-    for number, part in enumerate(parts):
-        prefix = f"{number}." if len(parts) > 1 else ""
-        for path, module in part.named_modules():
-            embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
-            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None and tensor.dim() == 2:
-                    found.append((not embedding, _spelled(prefix + path, name), tensor))
+    for path, module in modules:
+        embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and tensor.dim() == 2:
+                found.append((not embedding, _spelled(path, name), tensor))
     for _, path, tensor in sorted(found, key=operator.itemgetter(0)):
         paths.setdefault(id(tensor), path)
         paths.setdefault(_place(tensor), path)

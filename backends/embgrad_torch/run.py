@@ -17,6 +17,7 @@ from embgrad_torch import inputs
 from embgrad_torch.lookup import LookupMode, table_paths
 from embgrad_torch.pullback import pull_back
 from embgrad_torch.state import as_found, random_as_found
+from embgrad_torch.walk import walk
 
 __all__ = ["points", "run"]
 
@@ -26,6 +27,7 @@ class _Pass:
     """What a forward pass needs to know, with the model in the state for it."""
 
     mode: LookupMode
+    modules: Sequence[tuple[str, Any]]
     device: Any
     training: bool
 
@@ -43,7 +45,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     with _prepared(model, batch, request.points, training=request.training) as one:
         returned, unused = _forward(model, batch, request.call, one)
         lookups = one.mode.watch.lookups
-        chosen = one.mode.watch.resolve(_unseen(parts))
+        chosen = one.mode.watch.resolve(_unseen(one.modules))
         marks = [one.mode.kept[number].mark for number in chosen.values()]
         activations = [inputs.to_numpy(mark) for mark in marks]
         answered = _answer(returned, batch, request)
@@ -58,11 +60,11 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 @contextlib.contextmanager
 def _prepared(model: Any, batch: TokenBatch, names: Sequence[str], *, training: bool) -> Iterator[_Pass]:
     parts = as_parts(model)
-    device = inputs.device_of(parts)
-    with as_found(parts, device, training=training):
-        mode = LookupMode(batch, names, table_paths(parts))
+    device, walked = inputs.device_of(parts), walk(parts)
+    with as_found(parts, [module for _, module in walked], device, training=training):
+        mode = LookupMode(batch, names, table_paths(walked))
         with mode.tables_as_found():
-            yield _Pass(mode, device, training)
+            yield _Pass(mode, walked, device, training)
 
 
 def _forward(
@@ -80,15 +82,10 @@ def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
     return answer(returned, request, inputs.TorchTensors())
 
 
-def _unseen(parts: Sequence[Any]) -> str:
+def _unseen(modules: Sequence[tuple[str, Any]]) -> str:
     """What cannot be watched in this model, for the message where a lookup was not found."""
     script = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
-    found = [
-        path or type(module).__name__
-        for part in parts
-        for path, module in part.named_modules()
-        if isinstance(module, script)
-    ]
+    found = [path or type(module).__name__ for path, module in modules if isinstance(module, script)]
     if not found:
         return ""
     return (

@@ -24,15 +24,20 @@ CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, colle
 
 
 @contextlib.contextmanager
-def as_found(parts: Sequence[Any], device: Any, *, training: bool) -> Iterator[None]:
+def as_found(parts: Sequence[Any], modules: Sequence[Any], device: Any, *, training: bool) -> Iterator[None]:
     """The state for one forward and backward pass, and afterwards, also after an error, the state that was.
 
     Holds the locks of all modules: a module may belong to several models.
 
+    Args:
+        parts: the model's parts.
+        modules: all modules in them, each once.
+        device: where the model runs.
+        training: the mode.
+
     Raises:
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
     """
-    modules = list({id(module): module for part in parts for module in part.modules()}.values())
     _expect_weights(modules)
     with contextlib.ExitStack() as stack:
         stack.enter_context(model_lock(modules))
@@ -40,7 +45,7 @@ def as_found(parts: Sequence[Any], device: Any, *, training: bool) -> Iterator[N
         stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
         stack.enter_context(_uncompiled())
         stack.enter_context(_attributes(modules))
-        stack.enter_context(_parameters(parts, modules, training))
+        stack.enter_context(_parameters(modules, training))
         stack.enter_context(_ordinary_tensors(modules))
         stack.enter_context(_contents(modules, training))
         stack.enter_context(_mode(parts, modules, training))
@@ -134,7 +139,7 @@ def _put_back(own: Any, before: Any) -> None:
 
 
 @contextlib.contextmanager
-def _parameters(parts: Sequence[Any], modules: Sequence[Any], training: bool) -> Iterator[None]:
+def _parameters(modules: Sequence[Any], training: bool) -> Iterator[None]:
     """Parameters that the model freezes, or gives other memory or another `grad`, have their own again.
 
     A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too.
@@ -142,7 +147,7 @@ def _parameters(parts: Sequence[Any], modules: Sequence[Any], training: bool) ->
     rewritten = training and any(
         "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in modules
     )
-    unique = {id(parameter): parameter for part in parts for parameter in part.parameters()}
+    unique = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
     found = [
         (parameter, parameter.data, parameter.requires_grad, parameter.grad)
         for parameter in unique.values()
@@ -191,9 +196,12 @@ def _contents(modules: Sequence[Any], training: bool) -> Iterator[None]:
 def _plain_tensors(module: Any) -> Iterator[Any]:
     """The tensors in a module's plain attributes, such as a hidden state, by themselves or as a pair."""
     for value in vars(module).values():
-        for one in value if type(value) in (tuple, list) else (value,):
-            if type(one) is torch.Tensor and _is_copied(one):
-                yield one
+        kind = type(value)
+        if kind is torch.Tensor:
+            if _is_copied(value):
+                yield value
+        elif kind is tuple or kind is list:
+            yield from (one for one in value if type(one) is torch.Tensor and _is_copied(one))
 
 
 def _is_copied(tensor: Any) -> bool:
