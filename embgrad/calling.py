@@ -93,7 +93,8 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
         if field != "ids" and (told or by_name[name].default is inspect.Parameter.empty):
             values[name] = _field(field, batch)
     _expect_complete(by_name, values)
-    known = {*fields, *(["mask"] if "valid_length" in fields else [])}
+    has_lengths = any(name in values for name in NAMES["valid_length"])
+    known = {*fields, *(["mask"] if has_lengths else [])}
     unused = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in known]
     return _bind(parameters, values, [*unused, *(name for name in batch.extras if name not in values)])
 

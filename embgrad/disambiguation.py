@@ -13,7 +13,7 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError
 from embgrad.points import WORD, Point, layout_is_open, split_occurrence
 
-__all__ = ["expect_ids_followed", "native_name", "with_layout", "word_points"]
+__all__ = ["could_be_made", "expect_ids_followed", "native_name", "with_layout", "word_points"]
 
 Call = Callable[[Any, Any], Any]
 
@@ -76,7 +76,7 @@ def expect_ids_followed(
         PointNotReachedError: the lookup does not follow when the ids change.
     """
     lookup = values.lookup
-    if lookup.layout is None or not _could_be_made(batch.ids):
+    if lookup.layout is None or not could_be_made(batch.ids):
         return
     other = _with_other_ids(batch, lookup.rows)
     if other is None:
@@ -92,7 +92,7 @@ def expect_ids_followed(
         )
 
 
-def _could_be_made(ids: np.ndarray) -> bool:
+def could_be_made(ids: np.ndarray) -> bool:
     """Whether the ids are small and go on by steps of 0 or 1, as positions and types do."""
     steps = np.diff(ids, axis=1)
     return bool(ids.max() < ids.shape[1] + 8 and ((steps == 0) | (steps == 1)).all())

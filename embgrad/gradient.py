@@ -14,7 +14,7 @@ from embgrad.assembly import assembled, joined
 from embgrad.backend import Backend, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.disambiguation import expect_ids_followed, native_name, with_layout, word_points
+from embgrad.disambiguation import could_be_made, expect_ids_followed, native_name, with_layout, word_points
 from embgrad.encoding import encode
 from embgrad.errors import (
     AmbiguousPointError,
@@ -207,7 +207,9 @@ class _Task:
     def _run(self, batch: TokenBatch, request: Request) -> tuple[Run, dict[str, str]]:
         """The run, and for each name as given the name under which its point stands in the run."""
         numbered = any(split_occurrence(name)[0] == WORD and name != WORD for name in self.names)
-        if not numbered:
+        # A forward pass in training mode draws random numbers: it is made once, so what it may not tell is told before.
+        drawing = self.training and WORD in self.names and could_be_made(batch.ids)
+        if not (numbered or drawing):
             try:
                 return self.backend.run(self.model, batch, request), {name: name for name in self.names}
             except AmbiguousPointError as error:

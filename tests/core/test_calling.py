@@ -168,6 +168,14 @@ def test_a_mask_goes_to_one_parameter_alone() -> None:
     expect_plan(planned(reversed_twin, FULL.replace(types=None)), [IDS], {"attention_mask": MASK}, ())
 
 
+def test_lengths_of_the_users_own_say_what_the_mask_says() -> None:
+    def recurrent(text, lengths):  # type: ignore[no-untyped-def]
+        ...
+
+    batch = FULL.replace(types=None, extras={"lengths": [2, 3]})
+    expect_plan(planned(recurrent, batch), [IDS, [2, 3]], {})
+
+
 def test_left_padding_reaches_a_model_that_takes_lengths_and_a_mask() -> None:
     left = FULL.replace(types=None, mask=np.asarray(FULL.mask)[:, ::-1])
     expect_plan(planned(both, left), [IDS, np.asarray(MASK)[:, ::-1]], {}, ())

@@ -254,6 +254,19 @@ def test_positions_that_equal_the_ids_are_not_taken_for_a_lookup_that_cannot_be_
         gradients(one_hot, np.arange(3)[None], embgrad.Sum())
 
 
+def test_telling_lookups_apart_draws_no_random_numbers() -> None:
+    def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
+        positions = lookup(model["P"], np.arange(input_ids.shape[1])[None])
+        return model.dropout(lookup(model["E"], input_ids) + positions, 0.5).tanh().mean(1) @ model["W"]
+
+    ids = np.arange(3)[None]  # as the positions are
+    built, own = model(dropping), model(dropping)
+    result = embgrad.gradients(built, ids, embgrad.Sum(), training=True)
+    own.training = True
+    np.testing.assert_allclose(result.objective, own(ids).value.sum(1), rtol=1e-12)
+    assert built.random.bit_generator.state == own.random.bit_generator.state
+
+
 def test_a_model_that_fails_with_other_ids_says_that_it_cannot_be_told() -> None:
     def particular(model: Any, input_ids: np.ndarray) -> Tensor:
         if input_ids.tolist() != [[0, 1, 2]]:
