@@ -58,6 +58,7 @@ class Watcher:
         kept: the rows of the lookups that may be asked for, by the lookup's number.
         graphs: the names of the compiled functions that ran, into which a callback cannot see.
         written: the resources of the variables that were written to; None stands for unknown ones.
+        tables: what names the tables.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
     """
 
@@ -68,7 +69,7 @@ class Watcher:
         self.written: list[Any] = []
         self.recomputed = False
         self._failure: BaseException | None = None
-        self._tables = tables
+        self.tables = tables
         self._mark = mark
         self._reads: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
@@ -140,7 +141,7 @@ class Watcher:
         indices = _indices(operation, operands, len(shape))
         if indices is None:
             return False
-        return self.watch.see(self._tables.path(self._handle(operands[0])), indices, shape[0], shape[-1])
+        return self.watch.see(self.tables.path(self._handle(operands[0])), indices, shape[0], shape[-1])
 
     def _handle(self, operand: Any) -> Any:
         """The variable that an operand is, or was read from; None where it was computed."""

@@ -76,6 +76,8 @@ def _as_found(model: Any, call: Callable[..., Any] | None, watcher: Watcher, tra
     """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds."""
     with eagerly(), whole_tracebacks():
         snapshot = Snapshot([*as_parts(model), *([] if call is None else [call])], training)
+        if call is None:
+            watcher.tables.learn(snapshot.nodes)
         try:
             with in_mode(training), watcher.watching():
                 yield

@@ -43,14 +43,18 @@ def expect_eager() -> None:
 
 
 class Snapshot:
-    """A model's variables and attributes, to be put back after a forward pass."""
+    """A model's variables and attributes, to be put back after a forward pass.
+
+    Attributes:
+        nodes: what the model is made of.
+    """
 
     def __init__(self, parts: Sequence[Any], training: bool) -> None:
-        nodes = list(walk(parts))
+        self.nodes = list(walk(parts))
         self._variables: dict[int, tuple[Any, Any]] = {}
         self._left_out: dict[int, tuple[Any, str]] = {}
         self._undo: list[Undo] = []
-        for node in nodes:
+        for node in self.nodes:
             if node.kind == "variable":
                 self._take_variable(node, training)
             else:

@@ -7,9 +7,10 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -150,8 +151,18 @@ def _is_the_users(function: Any) -> bool:
 
 def is_keras(part: Any) -> bool:
     """Whether it is a layer or model of Keras 2 or 3."""
-    bases = ((base.__module__.partition(".")[0], base.__qualname__) for base in type(part).__mro__)
-    return any(root in ("keras", "tf_keras") and name == "Layer" for root, name in bases)
+    return "Layer" in _keras_bases(type(part))
+
+
+_known_bases: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
+
+
+def _keras_bases(cls: type) -> frozenset[str]:
+    """The names of Keras's own classes among the bases of a class, found out once."""
+    if cls not in _known_bases:
+        roots = ((base.__module__.partition(".")[0], base.__qualname__) for base in cls.__mro__)
+        _known_bases[cls] = frozenset(name for root, name in roots if root in ("keras", "tf_keras"))
+    return _known_bases[cls]
 
 
 def handle_of(variable: Any) -> Any:
@@ -195,11 +206,12 @@ def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
     if _is_graph_of_layers(module):
         yield from ((layer.name, layer) for layer in module.layers)
     attributes = list(getattr(module, "__dict__", {}).items())
-    yield from sorted(attributes, key=lambda item: item[0].startswith("_"))  # a stable sort: public ones first
+    yield from (item for item in attributes if not item[0].startswith("_"))
+    yield from (item for item in attributes if item[0].startswith("_"))
 
 
 def _is_graph_of_layers(module: Any) -> bool:
-    return is_keras(module) and any(base.__qualname__ in ("Functional", "Sequential") for base in type(module).__mro__)
+    return not {"Functional", "Sequential"}.isdisjoint(_keras_bases(type(module)))
 
 
 class Tables:
@@ -214,10 +226,14 @@ class Tables:
         if handle is None:
             return UNNAMED_TABLE
         if id(handle) not in self._paths:  # the first lookup, or a layer that was built just now
-            found = ((handle_of(node.value), node) for node in walk(self._parts) if node.kind == "variable")
-            self._paths = {id(known): (known, _table_path(node)) for known, node in found if known is not None}
+            self.learn(walk(self._parts))
             self._paths.setdefault(id(handle), (handle, UNNAMED_TABLE))
         return self._paths[id(handle)][1]
+
+    def learn(self, nodes: Iterable[Node]) -> None:
+        """Take the paths of these nodes of the parts, for a walk that has been made already."""
+        found = ((handle_of(node.value), node) for node in nodes if node.kind == "variable")
+        self._paths = {id(known): (known, _table_path(node)) for known, node in found if known is not None}
 
 
 def _table_path(node: Node) -> str:
