@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.backend import NativeObjective, Request
+from embgrad.backend import NativeObjective, PointValues, Request
 from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.outputs import choose_output, name_outputs
+from embgrad.points import Lookup
 
-__all__ = ["Answer", "Cotangents", "Tensors", "answer", "native_answer"]
+__all__ = ["Answer", "Cotangents", "Tensors", "answer", "native_answer", "values_at"]
 
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
 Cotangents = Sequence[tuple[Any, np.ndarray]]
@@ -104,6 +105,26 @@ def native_answer(value: Any, objective: NativeObjective, batch: TokenBatch, ten
         )
     numbers = tensors.to_numpy(value)
     return Answer(([(value, np.ones(shape))],), numbers.reshape(()) if objective.scalar else numbers)
+
+
+def values_at(
+    chosen: Mapping[str, int],
+    lookups: Sequence[Lookup],
+    activations: Sequence[np.ndarray],
+    pulled: Sequence[Sequence[np.ndarray | None]],
+) -> dict[str, PointValues]:
+    """What was read at each point.
+
+    Args:
+        chosen: for each name the number of its lookup.
+        lookups: those of the forward pass.
+        activations: one for each name, in order.
+        pulled: for each set of cotangents the gradients, one for each name, in order.
+    """
+    return {
+        name: PointValues(activations[place], tuple(gradients[place] for gradients in pulled), lookups[number])
+        for place, (name, number) in enumerate(chosen.items())
+    }
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:

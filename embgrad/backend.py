@@ -11,7 +11,10 @@ import numpy as np
 from embgrad.batch import TokenBatch
 from embgrad.points import Lookup, Point
 
-__all__ = ["Backend", "NativeObjective", "Point", "PointValues", "Request", "Respond", "Run"]
+__all__ = ["Backend", "Call", "NativeObjective", "Point", "PointValues", "Request", "Respond", "Run"]
+
+#: Calls the model in the user's own way: `call(model, inputs) -> outputs`.
+Call = Callable[[Any, Any], Any]
 
 #: Outputs by the names under which they were asked for → one or several sets of cotangents, by the same names.
 #: A cotangent has its output's shape and is float64; the backend casts it to the output's dtype.
@@ -51,7 +54,7 @@ class Request:
     outputs: tuple[str | None, ...] = ()
     training: bool = False
     several: bool = False
-    call: Callable[[Any, Any], Any] | None = None
+    call: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Backend(Protocol):
         """The versions of the framework and of the libraries that take part, for the provenance."""
         ...
 
-    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """The points that a forward pass on the batch reaches, in the order in which it reaches them."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -93,10 +93,8 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
         if field != "ids" and (told or by_name[name].default is inspect.Parameter.empty):
             values[name] = _field(field, batch)
     _expect_complete(by_name, values)
-    has_lengths = any(name in values for name in NAMES["valid_length"])
-    known = {*fields, *(["mask"] if has_lengths else [])}
-    unused = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in known]
-    return _bind(parameters, values, [*unused, *(name for name in batch.extras if name not in values)])
+    lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []  # the user's own, too
+    return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
 
 
 def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -131,12 +129,14 @@ def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any
     missing = [name for name in names if name not in filled]
     if missing:
         raise BatchError(_missing_message(missing))
-    used = {known.get(name) for name in names}
-    unused = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in used]
-    if "mask" in unused and "valid_length" in used:
-        unused.remove("mask")
-    unused += [name for name in batch.extras if name not in names]
-    return filled, tuple(unused)
+    return filled, _left_out(batch, {known[name] for name in names if name in known}, filled)
+
+
+def _left_out(batch: TokenBatch, told: Collection[str], given: Collection[str]) -> tuple[str, ...]:
+    """What of the batch a call leaves out: fields that no argument tells, and extras that are none. Lengths tell a mask."""
+    told = {*told, "mask"} if "valid_length" in told else told
+    fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in told]
+    return (*fields, *(name for name in batch.extras if name not in given))
 
 
 def _field(field: str, batch: TokenBatch) -> np.ndarray:
@@ -177,7 +177,7 @@ def _missing_message(missing: Sequence[str]) -> str:
     )
 
 
-def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unused: Sequence[str]) -> CallPlan:
+def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unused: tuple[str, ...]) -> CallPlan:
     """Positional where that leaves no gap, else by name."""
     args = []
     left = dict(values)
@@ -185,4 +185,4 @@ def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unuse
         if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or p.name not in left:
             break
         args.append(left.pop(p.name))
-    return CallPlan(tuple(args), left, tuple(unused))
+    return CallPlan(tuple(args), left, unused)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Backend, PointValues
+from embgrad.backend import Backend, Call, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError
 from embgrad.points import WORD, Point, layout_is_open, split_occurrence
 
 __all__ = ["could_be_made", "expect_ids_followed", "native_name", "with_layout", "word_points"]
-
-Call = Callable[[Any, Any], Any]
 
 
 def word_points(

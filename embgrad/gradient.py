@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
 
 from embgrad.assembly import assembled, joined
-from embgrad.backend import Backend, NativeObjective, Point, Request, Run
+from embgrad.backend import Backend, Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.disambiguation import could_be_made, expect_ids_followed, native_name, with_layout, word_points
@@ -35,8 +35,6 @@ from embgrad.validation import count_or_none, is_text
 from embgrad.version import __version__
 
 __all__ = ["gradients", "points"]
-
-Call = Callable[[Any, Any], Any]
 
 
 @overload

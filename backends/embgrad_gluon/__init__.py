@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from embgrad.backend import Point, Request, Run
+from embgrad.backend import Call, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
 from embgrad_gluon import bert, run
@@ -34,7 +34,7 @@ class GluonBackend:
         import_mxnet()
         return {name: str(sys.modules[name].__version__) for name in ("mxnet", "gluonnlp") if name in sys.modules}
 
-    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """The lookups that a forward pass makes, in order."""
         return run.points(model, batch, call)
 

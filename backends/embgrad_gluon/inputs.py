@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from embgrad.arrays import owned
+from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import CallPlan, parameters_of, plan_call
 from embgrad.errors import UnsupportedError
@@ -18,9 +19,7 @@ from embgrad_gluon.importing import import_mxnet
 __all__ = ["GluonArrays", "call_model", "to_native"]
 
 
-def call_model(
-    model: Any, parts: Sequence[Any], batch: TokenBatch, call: Callable[[Any, Any], Any] | None
-) -> tuple[Any, tuple[str, ...]]:
+def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it could not take.
 
     Raises:

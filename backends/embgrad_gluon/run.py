@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from embgrad.answering import Answer, Cotangents, answer, native_answer
+from embgrad.answering import Answer, Cotangents, answer, native_answer, values_at
 from embgrad.arrays import owned
-from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
+from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
@@ -27,7 +27,7 @@ from embgrad_gluon.state import as_found
 __all__ = ["points", "run"]
 
 
-def points(model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None) -> list[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     """The lookups of a forward pass, in order."""
     parts = as_parts(model)
     lookups = Lookups(parts, batch, ())
@@ -47,14 +47,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         answered = _answer(trace, batch, request, positional=output_names(model))
         kept = [trace.lookups.kept[number] for number in chosen.values()]
         pulled = _pull_back(answered.sets, [leaf for leaf, _ in kept], trace.also, request.training)
-        found = {
-            name: PointValues(
-                activation=owned(kept[place][1].asnumpy()),
-                gradients=tuple(gradients[place] for gradients in pulled),
-                lookup=trace.lookups.watch.lookups[number],
-            )
-            for place, (name, number) in enumerate(chosen.items())
-        }
+        activations = [owned(gone_on.asnumpy()) for _, gone_on in kept]
+        found = values_at(chosen, trace.lookups.watch.lookups, activations, pulled)
         return Run(found, GluonArrays().dtype(kept[0][1]), trace.unused, answered.objective)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from embgrad.backend import Point, Request, Run
+from embgrad.backend import Call, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
 
@@ -40,7 +40,7 @@ class TensorFlowBackend:
         loaded = {name: sys.modules[name] for name in LIBRARIES if name in sys.modules}
         return {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
 
-    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """The lookups that a forward pass on the batch makes, in order."""
         from embgrad_tensorflow.run import points
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.arrays import owned, whole_numbers
+from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call, plan_mapping
 from embgrad.errors import BatchError, UnsupportedError
@@ -44,7 +45,7 @@ class Plan:
     outputs: tuple[str, ...] = ()
 
 
-def plan(model: Any, batch: TokenBatch, training: bool, call: Callable[[Any, Any], Any] | None) -> Plan:
+def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
     """How to call the model on the batch.
 
     A functional or sequential model gets its declared inputs, in the structure in which it declares them. A model that

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embgrad.answering import Answer, Cotangents, answer, native_answer
+from embgrad.answering import Answer, Cotangents, answer, native_answer, values_at
 from embgrad.arrays import owned
-from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
+from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
@@ -26,7 +26,7 @@ from embgrad_tensorflow.walk import Tables
 __all__ = ["points", "run"]
 
 
-def points(model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None) -> list[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     """The lookups that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _planned(model, batch, False, call)
@@ -52,14 +52,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
                 again = Watcher(LookupWatch(batch, ()), Tables(as_parts(model)))
                 held.enter_context(_as_found(model, request.call, again, request.training))
             gradients = [_pull_back(tape, cotangents, rows) for cotangents in answered.sets]
-        found = {
-            name: PointValues(
-                activation=owned(rows[place].numpy()),
-                gradients=tuple(one[place] for one in gradients),
-                lookup=watcher.watch.lookups[number],
-            )
-            for place, (name, number) in enumerate(chosen.items())
-        }
+        activations = [owned(one.numpy()) for one in rows]
+        found = values_at(chosen, watcher.watch.lookups, activations, gradients)
         return Run(found, rows[0].dtype.name, planned.unused, answered.objective)
 
 
@@ -85,7 +79,7 @@ def _as_found(model: Any, call: Callable[..., Any] | None, watcher: Watcher, tra
             snapshot.restore(watcher.written)
 
 
-def _planned(model: Any, batch: TokenBatch, training: bool, call: Callable[[Any, Any], Any] | None) -> Plan:
+def _planned(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
     for part in as_parts(model):
         if _is_compiled(part):
             raise UnsupportedError(

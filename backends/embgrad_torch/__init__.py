@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from embgrad.backend import Point, Request, Run
+from embgrad.backend import Call, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
 
@@ -32,7 +32,7 @@ class TorchBackend:
         """PyTorch's version, and that of transformers where it is in use."""
         return {name: str(sys.modules[name].__version__) for name in ("torch", "transformers") if name in sys.modules}
 
-    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """The lookups that a forward pass on the batch makes, in order."""
         from embgrad_torch.run import points
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
 from embgrad.errors import UnsupportedError
@@ -17,9 +18,7 @@ from embgrad.errors import UnsupportedError
 __all__ = ["TorchTensors", "device_of", "plan", "to_numpy", "to_tensors"]
 
 
-def plan(
-    model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None, device: Any
-) -> tuple[Callable[[], Any], tuple[str, ...]]:
+def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
     """The call of the model, ready to be made, and what of the batch it leaves out.
 
     Raises:

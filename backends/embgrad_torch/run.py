@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from embgrad.answering import Answer, answer, native_answer
-from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
+from embgrad.answering import Answer, answer, native_answer, values_at
+from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad_torch import inputs
@@ -32,7 +32,7 @@ class _Pass:
     training: bool
 
 
-def points(model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None) -> list[Point]:
+def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     """The lookups that a forward pass makes, in order."""
     with _prepared(model, batch, (), training=False) as one, torch.no_grad():
         _forward(model, batch, call, one)
@@ -50,10 +50,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         activations = [inputs.to_numpy(mark) for mark in marks]
         answered = _answer(returned, batch, request)
         pulled = pull_back(answered.sets, marks, one.mode, parts)
-    found = {
-        name: PointValues(activation, tuple(gradients[place] for gradients in pulled), lookups[number])
-        for place, ((name, number), activation) in enumerate(zip(chosen.items(), activations, strict=True))
-    }
+    found = values_at(chosen, lookups, activations, pulled)
     return Run(found, str(marks[0].dtype).removeprefix("torch."), unused, answered.objective)
 
 
@@ -67,9 +64,7 @@ def _prepared(model: Any, batch: TokenBatch, names: Sequence[str], *, training: 
             yield _Pass(mode, walked, device, training)
 
 
-def _forward(
-    model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None, one: _Pass
-) -> tuple[Any, tuple[str, ...]]:
+def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it was not given."""
     make, unused = inputs.plan(model, batch, call, one.device)
     with random_as_found(one.device, training=one.training), one.mode:

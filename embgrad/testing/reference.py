@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.answering import Answer, answer, native_answer
-from embgrad.backend import NativeObjective, Point, PointValues, Request, Run
+from embgrad.answering import Answer, answer, native_answer, values_at
+from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call
 from embgrad.errors import UnsupportedError
@@ -234,7 +234,7 @@ class ReferenceBackend:
         """NumPy's version."""
         return {"numpy": np.__version__}
 
-    def points(self, model: Any, batch: TokenBatch, call: Callable[[Any, Any], Any] | None = None) -> Sequence[Point]:
+    def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """The lookups that a forward pass makes, in order."""
         with _running(model, training=False):
             _, observer, _ = _forward(model, batch, (), call)
@@ -248,15 +248,9 @@ class ReferenceBackend:
             answered = _answer(returned, batch, request)
         leaves = [observer.kept[number] for number in chosen.values()]
         pulled = [pull_back(cotangents, leaves) for cotangents in answered.sets]
-        points = {
-            name: PointValues(
-                activation=observer.kept[number].value.copy(),
-                gradients=tuple(None if (g := gradients[place]) is None else g.copy() for gradients in pulled),
-                lookup=observer.watch.lookups[number],
-            )
-            for place, (name, number) in enumerate(chosen.items())
-        }
-        return Run(points, str(leaves[0].value.dtype), unused, answered.objective)
+        owned = [[None if gradient is None else gradient.copy() for gradient in gradients] for gradients in pulled]
+        found = values_at(chosen, observer.watch.lookups, [leaf.value.copy() for leaf in leaves], owned)
+        return Run(found, str(leaves[0].value.dtype), unused, answered.objective)
 
 
 @contextlib.contextmanager
@@ -275,7 +269,7 @@ def _running(model: Any, training: bool) -> Iterator[None]:
 
 
 def _forward(
-    model: Any, batch: TokenBatch, names: Sequence[str], call: Callable[[Any, Any], Any] | None
+    model: Any, batch: TokenBatch, names: Sequence[str], call: Call | None
 ) -> tuple[Any, _Observer, tuple[str, ...]]:
     parts = as_parts(model)
     observer = _Observer(parts, LookupWatch(batch, names))
