@@ -1,7 +1,19 @@
 """The gradient of an objective with respect to a text model's embeddings, as NumPy, from one call, in any framework."""
 
-from embgrad.backend import Backend, NativeObjective, Point, PointValues, Request, Run
+from embgrad.backend import (
+    Backend,
+    Listener,
+    NativeObjective,
+    ParameterValues,
+    Point,
+    PointValues,
+    Request,
+    Run,
+    TableRest,
+)
 from embgrad.batch import TokenBatch
+from embgrad.capture import Tap, capture
+from embgrad.certificate import Certificate, Slope
 from embgrad.checkpoint import load_bert
 from embgrad.compare import Comparison, Figures, compare
 from embgrad.encoding import encode
@@ -9,6 +21,7 @@ from embgrad.errors import (
     AmbiguousPointError,
     BackendError,
     BatchError,
+    CertificationError,
     EmbgradError,
     EmbgradWarning,
     FileFormatError,
@@ -21,7 +34,10 @@ from embgrad.errors import (
     UnsupportedError,
 )
 from embgrad.gradient import gradients, points
+from embgrad.ledger import TableGradients, table_gradients
 from embgrad.objective import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
+from embgrad.padding import PaddingReport, padding_report
+from embgrad.parameters import ParameterGradients, parameter_gradients
 from embgrad.registry import list_backends, refresh_backends
 from embgrad.result import EmbeddingGradients, Word, load
 from embgrad.rowsparse import RowSparse
@@ -32,6 +48,8 @@ __all__ = [
     "Backend",
     "BackendError",
     "BatchError",
+    "Certificate",
+    "CertificationError",
     "Comparison",
     "CrossEntropy",
     "EmbeddingGradients",
@@ -39,6 +57,7 @@ __all__ = [
     "EmbgradWarning",
     "Figures",
     "FileFormatError",
+    "Listener",
     "Logit",
     "Margin",
     "NativeObjective",
@@ -46,6 +65,9 @@ __all__ = [
     "Objective",
     "ObjectiveError",
     "OutputError",
+    "PaddingReport",
+    "ParameterGradients",
+    "ParameterValues",
     "Point",
     "PointError",
     "PointNotReachedError",
@@ -55,18 +77,26 @@ __all__ = [
     "RowSparse",
     "Run",
     "Scalar",
+    "Slope",
     "Sum",
+    "TableGradients",
+    "TableRest",
+    "Tap",
     "TokenBatch",
     "UnknownPointError",
     "UnsupportedError",
     "Word",
     "__version__",
+    "capture",
     "compare",
     "encode",
     "gradients",
     "list_backends",
     "load",
     "load_bert",
+    "padding_report",
+    "parameter_gradients",
     "points",
     "refresh_backends",
+    "table_gradients",
 ]

@@ -8,11 +8,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.backend import NativeObjective, PointValues, Request
+from embgrad.backend import NativeObjective, PointValues, Request, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.outputs import choose_output, name_outputs
 from embgrad.points import Lookup
+from embgrad.watching import PointWatch
 
 __all__ = ["Answer", "Cotangents", "Tensors", "answer", "native_answer", "values_at"]
 
@@ -87,8 +88,10 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
     return Answer(tuple([(named[natives[wanted]], one) for wanted, one in cotangents.items()] for cotangents in sets))
 
 
-def native_answer(value: Any, objective: NativeObjective, batch: TokenBatch, tensors: Tensors) -> Answer:
-    """The cotangent of what the user's own objective gave: ones.
+def native_answer(
+    value: Any, objective: NativeObjective, batch: TokenBatch, tensors: Tensors, *, several: bool = False
+) -> Answer:
+    """The cotangent of what the user's own objective gave: ones; with `several` one set for each example.
 
     Raises:
         ObjectiveError: it is not one floating-point number an example, or for the batch.
@@ -104,27 +107,40 @@ def native_answer(value: Any, objective: NativeObjective, batch: TokenBatch, ten
             f"the objective function gave a tensor of shape {shape} and dtype {dtype}: {expected}{_hint(objective, shape)}"
         )
     numbers = tensors.to_numpy(value)
-    return Answer(([(value, np.ones(shape))],), numbers.reshape(()) if objective.scalar else numbers)
+    cotangents = np.eye(len(batch)) if several else [np.ones(shape)]
+    sets = tuple([(value, one)] for one in cotangents)
+    return Answer(sets, numbers.reshape(()) if objective.scalar else numbers)
 
 
 def values_at(
-    chosen: Mapping[str, int],
-    lookups: Sequence[Lookup],
-    activations: Sequence[np.ndarray],
-    pulled: Sequence[Sequence[np.ndarray | None]],
+    chosen: Mapping[str, str],
+    watch: PointWatch,
+    activations: Mapping[str, np.ndarray],
+    pulled: Sequence[Mapping[str, np.ndarray | None]],
+    before: Sequence[Mapping[str, np.ndarray | None]] = (),
+    rests: Mapping[str, TableRest] | None = None,
 ) -> dict[str, PointValues]:
     """What was read at each point.
 
     Args:
-        chosen: for each name the number of its lookup.
-        lookups: those of the forward pass.
-        activations: one for each name, in order.
-        pulled: for each set of cotangents the gradients, one for each name, in order.
+        chosen: for each name the key of its point.
+        watch: what took the forward pass down.
+        activations: by key the values that went on.
+        pulled: for each set of cotangents the gradients by key.
+        before: likewise, at the points whose gradients were edited, what these were before.
+        rests: by key what else reaches a table.
     """
-    return {
-        name: PointValues(activations[place], tuple(gradients[place] for gradients in pulled), lookups[number])
-        for place, (name, number) in enumerate(chosen.items())
-    }
+    values = {}
+    for name, key in chosen.items():
+        found = watch.found(key)
+        values[name] = PointValues(
+            activations[key],
+            tuple(gradients[key] for gradients in pulled),
+            found if isinstance(found, Lookup) else None,
+            tuple(gradients[key] for gradients in before if key in gradients),
+            (rests or {}).get(key),
+        )
+    return values
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:

@@ -2,93 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from embgrad.arrangement import Arrangement
 from embgrad.arrays import owned
 from embgrad.backend import PointValues
 from embgrad.batch import TokenBatch
-from embgrad.errors import NoGradientError, UnsupportedError
+from embgrad.certificate import worst
+from embgrad.errors import NoGradientError, UnsupportedError, listed
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse, scatter
 
 __all__ = ["assembled", "joined"]
 
+#: What a result holds for each position.
+PER_POSITION: Final = ("ids", "mask", "types", "words_of")
+
 
 def assembled(
     name: str,
     values: PointValues,
+    place: Arrangement,
     batch: TokenBatch,
     objective: np.ndarray,
     provenance: Mapping[str, Any],
     pads: str,
+    *,
+    split: bool,
+    overridden: Sequence[str] = (),
+    of_table: bool = True,
 ) -> EmbeddingGradients:
-    """The result at one point. Several pullbacks are one an example, in order.
+    """The result at one point.
+
+    Args:
+        name: the point's name as given.
+        values: what the backend read there; several pullbacks are one an example, in order.
+        place: how the point's tensor is arranged.
+        batch: what was run.
+        objective: the values of L.
+        provenance: what is remembered.
+        pads: "keep" or "zero".
+        split: whether each example's own pullback is asked for.
+        overridden: the other points that were overridden, through which nothing comes.
+        of_table: whether a lookup's value is its table's; not where it was overridden.
 
     Raises:
         NoGradientError: the objective does not depend on the point, or the gradient is not finite.
-        UnsupportedError: the lookup has no index for each example and position.
+        UnsupportedError: `pads` is "zero", and the point has no positions.
     """
-    arrange, ids, is_batch = _arrangement(name, values, batch)
-    pullbacks = [owned(arrange(_present(name, values, gradient))) for gradient in values.gradients]
-    mask = batch.mask if is_batch else None
-    leak = max(_leak(pullback, mask) for pullback in pullbacks)
-    for pullback in pullbacks:
+    gone_on = _pullbacks(name, values, values.gradients, place, split, overridden)
+    came = _pullbacks(name, values, values.before, place, split, overridden) if values.before else None
+    mask = batch.mask if place.is_batch else None
+    leak = max(_leak(pullback, mask) for pullback in gone_on)
+    for pullback in (*gone_on, *(came or ())):
         _expect_finite(name, values, pullback)
         if pads == "zero" and mask is not None:
             pullback[mask == 0] = 0
-    split = bool(provenance["split"])
+    if pads == "zero" and mask is None and batch.padded:
+        raise UnsupportedError(
+            f"pads='zero' sets the gradient at padding to zero, and the point {name!r} has the shape {place.shape}: expected "
+            f"(example, position, …), {batch.shape} first; leave pads out"
+        )
+    rows = values.lookup.rows if values.lookup is not None and of_table else None
+    same = place.is_batch or values.lookup is None
     return EmbeddingGradients(
-        values=np.stack([pullback[i] for i, pullback in enumerate(pullbacks)]) if split else pullbacks[0],
-        activations=owned(arrange(values.activation)),
+        values=_by_example(gone_on, split),
+        activations=owned(place.seen(values.activation)),
         objective=np.array(objective, np.float64),
-        ids=ids.copy(),
-        mask=None if mask is None else mask.copy(),
-        types=_copied(batch.types if is_batch else None),
-        tokens=batch.tokens if is_batch else None,
-        words_of=_copied(batch.words if is_batch else None),
-        vocab=values.lookup.rows,
+        ids=np.array(place.ids),
+        mask=_copied(batch.mask if same else None),
+        types=_copied(batch.types if same else None),
+        tokens=batch.tokens if same else None,
+        words_of=_copied(batch.words if same else None),
+        vocab=rows,
         pad_leak=leak,
         provenance=provenance,
-        tables=tuple(scatter(ids, one, values.lookup.rows) for one in pullbacks) if split else None,
+        tables=tuple(scatter(place.ids, one, rows) for one in gone_on) if split and rows is not None else None,
+        before=None if came is None else _by_example(came, split),
     )
 
 
-def _arrangement(
-    name: str, values: PointValues, batch: TokenBatch
-) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, bool]:
-    """How the point's arrays become (example, position, dim), its ids, and whether these are the batch's."""
-    lookup = values.lookup
-    if lookup.layout is not None:
-        return lookup.layout.vectors, batch.ids, True
-    if lookup.indices.ndim == 2 and len(lookup.indices) == len(batch):
-        return lambda array: array, lookup.indices, False
-    raise UnsupportedError(
-        f"the point {name!r} is {lookup}: expected indices of shape (example, position) with {len(batch)} examples; a lookup "
-        "that all examples share, or whose examples and positions are one axis, does not say which gradient is whose"
-    )
+def _pullbacks(
+    name: str,
+    values: PointValues,
+    gradients: Sequence[np.ndarray | None],
+    place: Arrangement,
+    split: bool,
+    overridden: Sequence[str],
+) -> list[np.ndarray]:
+    """The gradient as it is seen: one for each example where each has its own pullback, else their sum."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        raise _no_way(name, values, overridden)
+    zeros = np.zeros_like(present[0])
+    seen = [np.array(place.seen(zeros if one is None else one), order="C") for one in gradients]
+    if place.shared and len(seen) > 1:  # each example's pullback gives what the shared tensor gets from it alone
+        own = np.zeros_like(seen[0])
+        for example, one in enumerate(seen):
+            own[example] = one[example]
+            if split:
+                one[np.arange(len(one)) != example] = 0
+        seen = seen if split else [own]
+    elif not split and len(seen) > 1:
+        seen = [np.sum(seen, axis=0, dtype=np.float64).astype(seen[0].dtype)]
+    return [owned(one) for one in seen]
 
 
-def _present(name: str, values: PointValues, gradient: np.ndarray | None) -> np.ndarray:
-    if gradient is None:
-        raise NoGradientError(
-            f"the objective does not depend on the point {name!r} ({values.lookup}): the graph has no way from it to the "
-            "lookup; does the model detach it, turn it into integers, or use another output than the objective reads?"
+def _by_example(pullbacks: Sequence[np.ndarray], split: bool) -> np.ndarray:
+    return np.stack([one[i] for i, one in enumerate(pullbacks)]) if split and len(pullbacks) > 1 else pullbacks[0]
+
+
+def _no_way(name: str, values: PointValues, overridden: Sequence[str]) -> NoGradientError:
+    where = f"the point {name!r}" + (f" ({values.lookup})" if values.lookup is not None else "")
+    if overridden:
+        return NoGradientError(
+            f"the objective does not depend on {where}, or only through {listed(overridden)}, whose value was overridden, so "
+            "that the gradient ends there: expected a point behind it; use add=... for a change that the gradient passes"
         )
-    return gradient
+    return NoGradientError(
+        f"the objective does not depend on {where}: the graph has no way from it to the point; does the model detach it, turn "
+        "it into integers, or use another output than the objective reads?"
+    )
 
 
 def _expect_finite(name: str, values: PointValues, gradient: np.ndarray) -> None:
     wrong = np.argwhere(~np.isfinite(gradient))
     if wrong.size:
-        example, position, dim = (int(i) for i in wrong[0])
+        axes = ("example", "position")
+        where = ", ".join(f"{axis} {int(i)}" for axis, i in zip(axes, wrong[0], strict=False))
+        path = f" ({values.lookup.path})" if values.lookup is not None else ""
         raise NoGradientError(
-            f"the gradient at {name!r} ({values.lookup.path}) is {gradient[example, position, dim]} at example {example}, "
-            f"position {position}, and in {len(wrong)} of {gradient.size} entries: expected finite numbers; the model's "
-            "backward pass overflows or divides by zero there, look at its inputs, its mask and its dtype"
+            f"the gradient at {name!r}{path} is {gradient[tuple(wrong[0])]} at {where}, and in {len(wrong)} of {gradient.size} "
+            "entries: expected finite numbers; the model's backward pass overflows or divides by zero there, look at its "
+            "inputs, its mask and its dtype"
         )
 
 
@@ -107,6 +157,12 @@ def joined(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
     first = pieces[0]
     if len(pieces) == 1:
         return first
+    for piece in pieces[1:]:
+        if piece.values.shape[1:] != first.values.shape[1:] or len(piece.values) != len(piece.objective):
+            raise UnsupportedError(
+                f"the point {first.provenance['point']!r} has the shapes {first.values.shape} and {piece.values.shape} in two "
+                "micro-batches: expected examples on its first axis; leave batch_size out"
+            )
 
     def together(name: str) -> Any:
         parts = [getattr(piece, name) for piece in pieces]
@@ -116,9 +172,10 @@ def joined(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
     truncated = [count for piece in pieces for count in piece.provenance["truncated"]]
     return replace(
         first,
-        **{name: together(name) for name in ("values", "activations", "objective", "ids", "mask", "types", "words_of")},
+        **{name: together(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
         tokens=None if first.tokens is None else tuple(row for piece in pieces for row in piece.tokens or ()),
         pad_leak=max(piece.pad_leak for piece in pieces),
         provenance={**first.provenance, "truncated": truncated, "batch_size": len(first.ids)},
         tables=tables or None,
+        certificate=None if first.certificate is None else worst([piece.certificate for piece in pieces]),
     )

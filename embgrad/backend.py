@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.points import Lookup, Point
+from embgrad.watching import PointWatch
 
-__all__ = ["Backend", "Call", "NativeObjective", "Point", "PointValues", "Request", "Respond", "Run"]
+__all__ = [
+    "Backend",
+    "Call",
+    "Change",
+    "Listener",
+    "NativeObjective",
+    "ParameterValues",
+    "Point",
+    "PointValues",
+    "Request",
+    "Respond",
+    "Run",
+    "TableRest",
+]
 
 #: Calls the model in the user's own way: `call(model, inputs) -> outputs`.
 Call = Callable[[Any, Any], Any]
@@ -19,6 +34,10 @@ Call = Callable[[Any, Any], Any]
 #: Outputs by the names under which they were asked for → one or several sets of cotangents, by the same names.
 #: A cotangent has its output's shape and is float64; the backend casts it to the output's dtype.
 Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
+
+
+#: A tensor's values, in memory of the function's own, → others of the same shape.
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -38,15 +57,25 @@ class NativeObjective:
 class Request:
     """What is asked of a forward and backward pass, in names and NumPy.
 
+    Points go by "word", the only lookup of the batch's ids, or by their keys, see `Point.key`. At one point `override`
+    comes first, then `add`.
+
     Attributes:
-        points: the names of the points to read: "word", a table's path, either with `#occurrence`.
+        points: the points to read.
         respond: the objective: either a callback between forward and backward, on outputs in NumPy, or the
             user's own on native outputs.
         outputs: the names of the outputs that `respond` reads, roles or native; None is the default output.
             Only these cross to NumPy. Empty with a native objective.
         training: run as in training; else in evaluation mode.
-        several: `respond` gives several sets of cotangents, so that the graph must outlive the first pullback.
+        several: there are several sets of cotangents, so that the graph must outlive the first pullback: those that
+            `respond` gives, or of a native objective one an example.
         call: calls the model in place of the backend's own way: `call(model, inputs) -> outputs`.
+        override: by key what takes the place of the value: a function of the value, of which it gets a copy, that gives an
+            array of the same shape. The gradient ends there; the point's own is that at the new value.
+        add: by key what is added to the value, likewise. The gradient goes on.
+        edit: by key what takes the place of the gradient on its way up: a function of it, of which it gets a copy.
+        parameters: give the gradient of every trainable parameter; `points` is then empty.
+        tables: give for each lookup asked for what reaches its table by other ways than the lookups asked for.
     """
 
     points: tuple[str, ...]
@@ -55,6 +84,44 @@ class Request:
     training: bool = False
     several: bool = False
     call: Call | None = None
+    override: Mapping[str, Change] = field(default_factory=dict)
+    add: Mapping[str, Change] = field(default_factory=dict)
+    edit: Mapping[str, Change] = field(default_factory=dict)
+    parameters: bool = False
+    tables: bool = False
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """All points that the forward pass must come by: those to read, and those at which something is changed."""
+        return tuple(dict.fromkeys((*self.points, *self.override, *self.add, *self.edit)))
+
+
+@dataclass(frozen=True)
+class ParameterValues:
+    """What was read at a parameter.
+
+    Attributes:
+        shape: the parameter's.
+        gradient: its gradient, of that shape; None where the graph has no way to it.
+        dtype: the parameter's dtype, such as "float32".
+    """
+
+    shape: tuple[int, ...]
+    gradient: np.ndarray | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TableRest:
+    """What reaches a table by other ways than the lookups asked for, such as by a head that shares it.
+
+    Attributes:
+        gradient: (rows, dim); None where there is no other way.
+        names: the parameters that share the table's memory, the table itself first, as `parameters` names them.
+    """
+
+    gradient: np.ndarray | None
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,15 +129,19 @@ class PointValues:
     """What was read at one point, in the framework's own axes.
 
     Attributes:
-        activation: the value that went on, indices' shape + (dim,).
-        gradients: its gradient, one for each set of cotangents; None where the graph has no way from the
-            objective to the point.
-        lookup: the lookup that was made there.
+        activation: the value that went on.
+        gradients: its gradient, one for each set of cotangents, as it went on up; None where the graph has no way from
+            the objective to the point.
+        lookup: the lookup that was made there; None at a module.
+        before: where the gradient was edited, what it was before, one for each set of cotangents; else empty.
+        rest: with `tables` at a lookup what else reaches its table.
     """
 
     activation: np.ndarray
     gradients: tuple[np.ndarray | None, ...]
-    lookup: Lookup
+    lookup: Lookup | None
+    before: tuple[np.ndarray | None, ...] = ()
+    rest: TableRest | None = None
 
 
 @dataclass(frozen=True)
@@ -79,15 +150,54 @@ class Run:
 
     Attributes:
         points: by the names under which they were asked for.
-        compute_dtype: the dtype in which the model computed the first point, such as "float32" or "bfloat16".
+        compute_dtype: the dtype in which the model computed the first point, or else the first output that was read, such
+            as "float32" or "bfloat16".
         unused: what the batch held and the model could not take: of "mask", "types" and the extras' names.
         objective: the values of a native objective, shape (example,) or (); else None.
+        parameters: with `Request.parameters` by name, in the model's order; else None.
     """
 
     points: Mapping[str, PointValues]
     compute_dtype: str
     unused: tuple[str, ...] = ()
     objective: np.ndarray | None = None
+    parameters: Mapping[str, ParameterValues] | None = None
+
+
+class Listener(Protocol):
+    """What hears of the user's own forward and backward passes, see `Backend.capture`."""
+
+    def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PointWatch:
+        """A forward pass of the model begins.
+
+        Args:
+            arguments: those arguments of the call that are integer tensors, in NumPy, by the names of the parameters.
+            discover: makes the same forward pass once before it, without a trace, and gives the points that it reached;
+                the batch stands for the ids.
+
+        Returns:
+            What takes the forward pass down.
+        """
+        ...
+
+    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray]) -> Any:
+        """It ended.
+
+        Args:
+            watch: what took it down.
+            values: by key the values at the points that were kept.
+
+        Returns:
+            What stands for the pass. The backend keeps it no longer than the pass's graph lives.
+
+        Raises:
+            PointError: a point that is listened to was not reached, or is ambiguous.
+        """
+        ...
+
+    def step(self, gradients: Sequence[tuple[Any, str, np.ndarray]]) -> None:
+        """A backward pass ended that reached points: what stands for the forward pass, the key, the gradient of each."""
+        ...
 
 
 @runtime_checkable
@@ -117,12 +227,26 @@ class Backend(Protocol):
         ...
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The points that a forward pass on the batch reaches, in the order in which it reaches them."""
+        """The points that a forward pass on the batch reaches, see `PointWatch.points`. In evaluation mode.
+
+        It takes the same way as the forward pass of `run`, also where that depends on whether gradients are taken.
+        """
         ...
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """One forward pass, and a pullback for each set of cotangents; leaves the model as it was, also on errors.
 
         Returned arrays are the caller's own, never a view of the framework's memory.
+        """
+        ...
+
+    def paths(self, model: Any) -> Collection[str]:
+        """The attribute paths of the model's modules and tables, and other names under which they can be named."""
+        ...
+
+    def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
+        """While it is open, the user's own passes through the model in this thread are told to the listener.
+
+        They compute what they would have computed, bit for bit. A backend without the ability "capture" need not have it.
         """
         ...

@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.errors import FileFormatError, UnsupportedError, did_you_mean, listed
 
-__all__ = ["WeightTarget", "bert_names", "load_bert"]
+__all__ = ["WeightTarget", "bert_names", "canonical_names", "load_bert"]
 
 #: Buffers that older checkpoints hold beside the weights: positions 0, 1, 2, …, and types of zeros.
 BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -39,12 +39,14 @@ class WeightTarget:
         source: the weight's name in the checkpoint, Hugging Face's spelling without a leading "bert.".
         shape: the shape that the native parameter has.
         put: takes the value into the native parameter, in that shape.
+        native: the parameter's name as `parameter_gradients` has it.
         transposed: the native parameter is the transpose of the checkpoint's weight.
     """
 
     source: str
     shape: tuple[int, ...]
     put: Callable[[np.ndarray], None]
+    native: str
     transposed: bool = False
 
 
@@ -87,6 +89,21 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
         value = weights[target.source]
         target.put(value.T if target.transposed else value)
     return model
+
+
+def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
+    """For each of a BERT's parameters, by its native name, the weight of a checkpoint that belongs there.
+
+    Raises:
+        UnsupportedError: the model is no BERT as `load_bert` makes it.
+    """
+    targets = backend.bert_targets(model) if "load_bert" in backend.supports else None
+    if targets is None:
+        raise UnsupportedError(
+            f"names='canonical' knows the parameters of a BERT as embgrad.load_bert makes it, and the model is "
+            f"{type(model).__module__}.{type(model).__qualname__}: leave it out for the framework's own names"
+        )
+    return {target.native: target for target in targets}
 
 
 def _config(folder: Path) -> dict[str, Any]:

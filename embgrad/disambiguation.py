@@ -1,4 +1,4 @@
-"""Tells lookups apart where the batch's ids do not: by a forward pass with other ids."""
+"""Tells points apart where the batch does not: by a forward pass on another one."""
 
 from __future__ import annotations
 
@@ -8,64 +8,89 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Backend, Call, PointValues
+from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
-from embgrad.errors import AmbiguousPointError, PointError, PointNotReachedError
-from embgrad.points import WORD, Point, layout_is_open, split_occurrence
+from embgrad.errors import AmbiguousPointError, PointNotReachedError
+from embgrad.points import WORD, Lookup, Point, layout_is_open
 
-__all__ = ["could_be_made", "expect_ids_followed", "native_name", "with_layout", "word_points"]
+__all__ = ["could_be_made", "example_axis", "expect_ids_followed", "told_apart", "with_layout"]
 
 
-def word_points(
-    backend: Backend, model: Any, batch: TokenBatch, call: Call | None, error: AmbiguousPointError | None
+def told_apart(
+    backend: Backend, model: Any, batch: TokenBatch, call: Call | None, points: Sequence[Point]
 ) -> list[Point]:
-    """The points that are `word`: their indices are the batch's ids, and follow when the ids change.
+    """The points, with the roles that stay when the ids change where several lookups' indices are the ids.
 
     Other lookups' indices can equal the ids by chance: positions 0, 1, 2, … or types of zeros. A second forward pass
     with other ids tells them apart.
+
+    Raises:
+        AmbiguousPointError: that forward pass failed.
     """
-    found = [point for point in backend.points(model, batch, call) if point.role == WORD]
-    if len(found) < 2:
-        return found
-    other = _with_other_ids(batch, min(point.lookup.rows for point in found))
+    lookups = [point.lookup for point in points if point.lookup is not None and WORD in point.roles]
+    other = _with_other_ids(batch, min(lookup.rows for lookup in lookups)) if len(lookups) > 1 else None
     if other is None:
-        return found
+        return list(points)
     try:
-        again = {point.name for point in backend.points(model, other, call) if point.role == WORD}
+        again = {point.key: point.roles for point in backend.points(model, other, call)}
     except Exception as failure:
         raise AmbiguousPointError(
-            f"'word' fits {len(found)} lookups, {', '.join(str(point.lookup) for point in found)}, and a forward pass with "
-            f"other ids, which would tell them apart, raised {type(failure).__name__}: name one of them in at=...",
-            [point.lookup for point in found],
-        ) from (error or failure)
-    return [point for point in found if point.name in again]
+            f"'word' fits {len(lookups)} lookups, {', '.join(map(str, lookups))}, and a forward pass with other ids, which would "
+            f"tell them apart, raised {type(failure).__name__}: name one of them in at=...",
+            lookups,
+        ) from failure
+
+    def stays(point: Point) -> Point:
+        words = {WORD} & set(point.roles) & set(again.get(point.key, ()))
+        others = [role for role in again.get(point.key, point.roles) if role != WORD]
+        return replace(point, roles=(*words, *others))
+
+    return [stays(point) for point in points]
 
 
-def with_layout(backend: Backend, model: Any, batch: TokenBatch, call: Call | None, values: PointValues) -> PointValues:
-    """The point with its layout, from a forward pass with one id changed where the batch's own ids leave it open.
+def with_layout(backend: Backend, model: Any, batch: TokenBatch, call: Call | None, lookup: Lookup) -> Lookup:
+    """The lookup with its layout, from a forward pass with one id changed where the batch's own ids leave it open.
 
     Raises:
         AmbiguousPointError: that forward pass did not show it either.
     """
-    lookup = values.lookup
     if lookup.layout is None or not layout_is_open(lookup.indices, batch.ids):
-        return values
+        return lookup
     layout = None
     if lookup.rows > 1:
-        seen = backend.points(model, _with_one_other_id(batch), call)
-        layout = next((point.lookup.layout for point in seen if point.name == lookup.name), None)
+        seen = (point.lookup for point in backend.points(model, _with_one_other_id(batch), call))
+        layout = next((one.layout for one in seen if one is not None and one.key == lookup.key), None)
     if layout is None:
         raise AmbiguousPointError(
             f"the ids are the same read by example and by position, so that they do not tell which axis of {lookup} is the "
             "examples, and a forward pass with another id did not either: run the examples one at a time, batch_size=1",
             [lookup],
         )
-    return replace(values, lookup=replace(lookup, layout=layout))
+    return replace(lookup, layout=layout)
 
 
-def expect_ids_followed(
-    backend: Backend, model: Any, batch: TokenBatch, call: Call | None, values: PointValues
-) -> None:
+def example_axis(backend: Backend, model: Any, batch: TokenBatch, call: Call | None, point: Point) -> int | None:
+    """Which of the first two axes of a module's tensor is the examples, where there are as many of them as positions.
+
+    A forward pass with one example less shows it. None where the axes' lengths tell by themselves.
+
+    Raises:
+        AmbiguousPointError: that forward pass did not show it either.
+    """
+    examples, positions = batch.shape
+    if examples != positions or examples == 1 or point.shape[:2] != batch.shape:
+        return None
+    fewer = next((one for one in backend.points(model, batch[:-1], call) if one.key == point.key), None)
+    shorter = () if fewer is None else fewer.shape[:2]
+    if shorter not in ((examples - 1, positions), (positions, examples - 1)):
+        raise AmbiguousPointError(
+            f"the batch has as many examples as positions, so that it does not tell which axis of {point} is the examples, and "
+            "a forward pass with one example less did not either: run it with another batch_size"
+        )
+    return 0 if shorter[0] == examples - 1 else 1
+
+
+def expect_ids_followed(backend: Backend, model: Any, batch: TokenBatch, call: Call | None, lookup: Lookup) -> None:
     """Refuse a lookup whose indices are the batch's ids by chance alone, where the ids are such as models make themselves.
 
     So with positions 0, 1, 2, … or types of zeros, in a model whose lookup of the ids themselves cannot be seen.
@@ -73,17 +98,16 @@ def expect_ids_followed(
     Raises:
         PointNotReachedError: the lookup does not follow when the ids change.
     """
-    lookup = values.lookup
     if lookup.layout is None or not could_be_made(batch.ids):
         return
     other = _with_other_ids(batch, lookup.rows)
     if other is None:
         return
     try:
-        again = {point.name: point.role for point in backend.points(model, other, call)}
+        again = {point.key: point.roles for point in backend.points(model, other, call)}
     except Exception:  # other ids may be none that this model takes: then nothing is known against the lookup
         return
-    if again.get(lookup.name, WORD) != WORD:
+    if WORD not in again.get(lookup.key, (WORD,)):
         raise PointNotReachedError(
             f"the model made no lookup of the batch's ids: the indices of {lookup} equal them by chance, and stayed what they "
             "were when the ids changed; expected the model to look up the ids that it is given, or name the table with at=..."
@@ -113,24 +137,3 @@ def _with_one_other_id(batch: TokenBatch) -> TokenBatch:
     others = ids[ids != here]
     ids[0, -1] = others[0] if others.size else int(here == 0)
     return batch.replace(ids=ids, tokens=None)
-
-
-def native_name(name: str, words: Sequence[Point]) -> str:
-    """The native name of the point that a name means, given the points that are `word`.
-
-    Raises:
-        AmbiguousPointError: the name is `word`, and there are several.
-        PointError: there are not so many.
-    """
-    path, occurrence = split_occurrence(name)
-    if path != WORD:
-        return name
-    several = ", ".join(f"word#{k} = {point.lookup}" for k, point in enumerate(words))
-    if occurrence is None and len(words) > 1:
-        raise AmbiguousPointError(
-            f"'word' fits {len(words)} lookups: {several}; name one of them, or give a list of names to get each",
-            [point.lookup for point in words],
-        )
-    if (occurrence or 0) >= len(words):
-        raise PointError(f"there is no point {name!r}: the ids are looked up {len(words)} time(s): {several or 'none'}")
-    return words[occurrence or 0].name

@@ -12,6 +12,7 @@ import numpy as np
 from embgrad.arrays import to_numpy, whole_numbers
 from embgrad.batch import CONVENTIONS, TokenBatch
 from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.preprocessing import is_preprocessor, preprocessed
 from embgrad.validation import count_or_none
 
 __all__ = ["encode"]
@@ -31,6 +32,7 @@ class Encoded:
         tokens: the tokens' texts; None where the tokenizer does not say.
         words: the number of each token's word, -1 for none; None where the tokenizer does not say.
         truncated: how many tokens were cut off.
+        convention: the convention in which the tokenizer answered; None where it was none.
     """
 
     ids: Sequence[int]
@@ -38,6 +40,7 @@ class Encoded:
     tokens: Sequence[str] | None = None
     words: Sequence[int] | None = None
     truncated: int = 0
+    convention: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def encode(
         texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
         tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, an object with `tokenize` and
             `convert_tokens_to_ids` (which gets BERT's special tokens put around its pieces), or a callable that takes a
-            text, or two for a pair, and returns its ids, or a dict of them in a known convention.
+            text, or two for a pair, and returns its ids, or a dict of them in a known convention, in which the batch then is;
+            or a TF Hub preprocessing model, by `hub.load` or as a `hub.KerasLayer`.
         max_length: the most tokens of an example, special tokens included; what is cut off is counted in the batch's
             `truncated`. None cuts off nothing. A plain callable cuts for itself.
         padding_side: "right" or "left"; None for the tokenizer's own side, or else right.
@@ -254,25 +258,28 @@ def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: 
         raise BatchError(
             "max_length cannot be kept with a callable: expected a tokenizer object; cut the ids in the callable itself"
         )
-    return [_one_with_callable(tokenizer, example, number) for number, example in enumerate(examples)]
+    answers = preprocessed(tokenizer, examples) if is_preprocessor(tokenizer) else (tokenizer(*one) for one in examples)
+    return [_of_answer(given, number) for number, given in enumerate(answers)]
 
 
-def _one_with_callable(tokenizer: Any, example: tuple[str, ...], number: int) -> Encoded:
-    given = tokenizer(*example)
+def _of_answer(given: Any, number: int) -> Encoded:
     if not isinstance(given, Mapping):
         return Encoded(_ids_of(given, number))
-    keys = next((keys for keys in CONVENTIONS.values() if keys[0] in given), None)
-    if keys is None:
+    convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in given), None)
+    if convention is None:
         known = [keys[0] for keys in CONVENTIONS.values()]
         raise BatchError(
             f"the tokenizer returned a dict with the keys {listed(given)}: expected the ids under one of {listed(known)}"
         )
+    keys = CONVENTIONS[convention]
     ids = _ids_of(given[keys[0]], number)
     types = _as_long(_ids_of(given[keys[2]], number), ids, keys[2], number) if keys[2] in given else None
     mask = _as_long(_ids_of(given[keys[1]], number), ids, keys[1], number) if keys[1] in given else [1] * len(ids)
     real = np.flatnonzero(mask).tolist()
     return Encoded(
-        [ids[position] for position in real], None if types is None else [types[position] for position in real]
+        [ids[position] for position in real],
+        None if types is None else [types[position] for position in real],
+        convention=convention,
     )
 
 
@@ -335,4 +342,5 @@ def _padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
         tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
         words=filled(words, -1) if len(words) == len(encoded) else None,
         truncated=[one.truncated for one in encoded],
+        convention=next((one.convention for one in encoded if one.convention is not None), "huggingface"),
     )

@@ -10,6 +10,7 @@ __all__ = [
     "AmbiguousPointError",
     "BackendError",
     "BatchError",
+    "CertificationError",
     "EmbgradError",
     "EmbgradWarning",
     "FileFormatError",
@@ -80,6 +81,18 @@ class ObjectiveError(EmbgradError, ValueError):
 
 class NoGradientError(EmbgradError, RuntimeError):
     """The objective has no gradient with respect to that point, or it is not finite."""
+
+
+class CertificationError(EmbgradError, ArithmeticError):
+    """A gradient did not pass the tests that `check=True` makes.
+
+    Attributes:
+        certificate: the figures (`embgrad.Certificate`).
+    """
+
+    def __init__(self, message: str, certificate: Any = None) -> None:
+        super().__init__(message)
+        self.certificate = certificate
 
 
 class FileFormatError(EmbgradError, ValueError):

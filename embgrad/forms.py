@@ -9,10 +9,23 @@ import numpy as np
 
 from embgrad.arrays import whole_numbers
 from embgrad.batch import CONVENTIONS, TokenBatch
+from embgrad.encoding import encode
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.validation import as_array, checked_ids, is_text
 
-__all__ = ["as_batch"]
+__all__ = ["as_batch", "batch_of"]
+
+
+def batch_of(given: Any, tokenizer: Any) -> TokenBatch:
+    """The batch in any form in which it may be given, texts with a tokenizer."""
+    if tokenizer is None:
+        return as_batch(given)
+    if not is_text(given):
+        raise BatchError(
+            f"tokenizer is given and the batch is {type(given).__name__}, not text: expected a text or a list of texts; leave "
+            "the tokenizer out for ids"
+        )
+    return encode(given, tokenizer)
 
 
 def as_batch(given: Any) -> TokenBatch:

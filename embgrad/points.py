@@ -1,39 +1,59 @@
-"""Which lookup a name means: lookups are told apart by the indices that they look up, never by their names."""
+"""What can be named in `at`: lookups in tables, and the inputs and outputs of modules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from embgrad.batch import TokenBatch
-from embgrad.errors import (
-    AmbiguousPointError,
-    BatchError,
-    PointNotReachedError,
-    UnknownPointError,
-    did_you_mean,
-    listed,
-)
-
 __all__ = [
+    "INPUT",
+    "OUTPUT",
     "UNNAMED_TABLE",
     "WORD",
     "Layout",
     "Lookup",
-    "LookupWatch",
+    "ModuleCall",
+    "Name",
     "Point",
     "layout_is_open",
     "layout_of",
-    "split_occurrence",
+    "split_name",
 ]
 
 #: The role of the lookup whose indices are the batch's ids.
-WORD = "word"
+WORD: Final = "word"
 
 #: The path of a table that is no parameter of the model, such as one computed in the forward pass.
-UNNAMED_TABLE = "lookup"
+UNNAMED_TABLE: Final = "lookup"
+
+#: The sides of a module: what it was given, and what it gave.
+INPUT: Final = "input"
+OUTPUT: Final = "output"
+
+
+class Name(NamedTuple):
+    """A point's name in its parts: `path`, `path#occurrence`, `path:input#occurrence`.
+
+    Attributes:
+        path: an attribute path, or a role.
+        side: "input" or "output" of a module; None where the name does not say.
+        occurrence: how many lookups or calls of the same path came before; None where the name does not say.
+    """
+
+    path: str
+    side: str | None
+    occurrence: int | None
+
+
+def split_name(name: str) -> Name:
+    """`"table#1"` as ("table", None, 1), and `"layer:input"` as ("layer", "input", None)."""
+    path, mark, number = name.rpartition("#")
+    counted = bool(mark) and number.isascii() and number.isdigit()
+    rest, occurrence = (path, int(number)) if counted else (name, None)
+    path, mark, side = rest.rpartition(":")
+    return Name(path, side, occurrence) if mark and side in (INPUT, OUTPUT) else Name(rest, None, occurrence)
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,9 @@ class Lookup:
         rows: the number of the table's rows.
         dim: the length of a row.
         layout: how the indices are the batch's ids; None where they are not.
+        padding: the row that the model declares to be padding (`padding_idx`, `mask_zero`); None where it declares none.
+        parent: the number of the module's call in which it was made; None for none.
+        token: stands for the tensor that came out; None where that was not told.
     """
 
     path: str
@@ -110,14 +133,55 @@ class Lookup:
     rows: int
     dim: int
     layout: Layout | None
+    padding: int | None = None
+    parent: int | None = None
+    token: int | None = None
 
     @property
-    def name(self) -> str:
-        """The name that means this lookup and no other: its path with its occurrence."""
+    def key(self) -> str:
+        """The name that means this lookup and nothing else: its path with its occurrence."""
         return f"{self.path}#{self.occurrence}"
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what was looked up."""
+        return (*self.indices.shape, self.dim)
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.rows} rows × {self.dim}, indices of shape {self.indices.shape})"
+        return f"{self.key} ({self.rows} rows × {self.dim}, indices of shape {self.indices.shape})"
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module, as it was seen in a forward pass.
+
+    Attributes:
+        path: the module's attribute path in the model.
+        occurrence: how many calls of the same module came before it.
+        kind: what modules of one sort have in common, such as their class's name.
+        parent: the number of the call in which it was made; None for the outermost.
+        also: further names of the module.
+        source: stands for the first floating tensor that it was given; None for none.
+        source_shape: that tensor's shape.
+        token: stands for the first floating tensor in what it gave; None for none.
+        token_shape: that tensor's shape.
+        ended: how many calls ended before it; -1 where it has not ended.
+    """
+
+    path: str
+    occurrence: int
+    kind: str
+    parent: int | None
+    also: tuple[str, ...] = ()
+    source: int | None = None
+    source_shape: tuple[int, ...] = ()
+    token: int | None = None
+    token_shape: tuple[int, ...] = ()
+    ended: int = -1
+
+    def key(self, side: str) -> str:
+        """The name that means this side of this call and nothing else."""
+        return f"{self.path}:{side}#{self.occurrence}"
 
 
 @dataclass(frozen=True)
@@ -126,134 +190,31 @@ class Point:
 
     Attributes:
         name: its native name, with the occurrence.
-        role: its role, such as "word"; None where it has none.
-        lookup: the lookup that is made there.
+        roles: its roles, such as "word" or "layer.0", "layer.-1"; often none.
+        shape: the shape of its tensor, in the model's own axes.
+        lookup: the lookup that is made there; None at a module.
+        key: the name that means this point and no other.
+        also: further paths that lead there.
+        listed: whether `embgrad.points` tells of it: inputs of modules are named in `at`, but hardly ever asked for.
     """
 
     name: str
-    role: str | None
-    lookup: Lookup = field(repr=False)
+    roles: tuple[str, ...]
+    shape: tuple[int, ...]
+    lookup: Lookup | None = field(default=None, repr=False)
+    key: str = field(default="", repr=False)
+    also: tuple[str, ...] = field(default=(), repr=False)
+    listed: bool = field(default=True, repr=False)
 
+    @property
+    def path(self) -> str:
+        """The attribute path of the table's owner, or of the module."""
+        return split_name(self.key).path
 
-def split_occurrence(name: str) -> tuple[str, int | None]:
-    """`"table#1"` as ("table", 1), and `"table"` as ("table", None)."""
-    path, mark, number = name.rpartition("#")
-    return (path, int(number)) if mark and number.isascii() and number.isdigit() else (name, None)
+    @property
+    def side(self) -> str | None:
+        """The side of the module; None at a lookup."""
+        return split_name(self.key).side
 
-
-class LookupWatch:
-    """Takes down the lookups of one forward pass, checks their indices, and says which of them are asked for.
-
-    A backend calls `see` at each lookup, before the lookup is made where it can, and `resolve` after the
-    forward pass. One watch serves one forward pass.
-    """
-
-    def __init__(self, batch: TokenBatch, names: Sequence[str]) -> None:
-        self.lookups: list[Lookup] = []
-        self._ids = batch.ids
-        self._names = tuple(names)
-        self._paths = {split_occurrence(name)[0] for name in names}
-
-    def see(self, path: str, indices: np.ndarray, rows: int, dim: int) -> bool:
-        """Take down a lookup; True where its output may be asked for, so that the backend keeps hold of it.
-
-        Raises:
-            BatchError: an index outside the table.
-        """
-        whole = np.asarray(indices)
-        _check_inside(path, whole, rows, self._ids)
-        lookup = Lookup(
-            path=path,
-            occurrence=sum(seen.path == path for seen in self.lookups),
-            indices=whole.astype(np.int64),
-            rows=int(rows),
-            dim=int(dim),
-            layout=layout_of(whole, self._ids),
-        )
-        self.lookups.append(lookup)
-        return path in self._paths or (WORD in self._paths and lookup.layout is not None)
-
-    def points(self) -> list[Point]:
-        """The lookups seen so far as points, in the order in which they were made."""
-        return [Point(one.name, WORD if one.layout is not None else None, one) for one in self.lookups]
-
-    def resolve(self, hint: str = "") -> dict[str, int]:
-        """For each name asked for the number of its lookup in `lookups`.
-
-        Args:
-            hint: what the backend knows of why a lookup may not have been seen, for the message.
-
-        Raises:
-            PointNotReachedError: no lookup's indices are the batch's ids.
-            UnknownPointError: no lookup was made in a table of that name.
-            AmbiguousPointError: the name fits several lookups.
-        """
-        return {name: self._one(name, hint) for name in self._names}
-
-    def _one(self, name: str, hint: str) -> int:
-        path, occurrence = split_occurrence(name)
-        fitting = self._fitting(path)
-        if not fitting:
-            raise self._missing(name, path, hint)
-        if occurrence is not None:
-            if occurrence >= len(fitting):
-                raise UnknownPointError(
-                    f"there is no point {name!r}: {path!r} was reached {len(fitting)} time(s) in the forward pass; expected "
-                    f"a number from 0 to {len(fitting) - 1}"
-                )
-            return fitting[occurrence]
-        if len(fitting) > 1 and path != WORD:
-            fitting = [i for i in fitting if self.lookups[i].layout is not None] or fitting
-        if len(fitting) > 1:
-            raise AmbiguousPointError(
-                f"{name!r} fits {len(fitting)} lookups: {self._several(path)}; name one of them, or give a list of names "
-                "to get each",
-                [self.lookups[i] for i in fitting],
-            )
-        return fitting[0]
-
-    def _fitting(self, path: str) -> list[int]:
-        if path == WORD:
-            words = [i for i, lookup in enumerate(self.lookups) if lookup.layout is not None]
-            if words or not any(lookup.path == WORD for lookup in self.lookups):
-                return words
-        return [i for i, lookup in enumerate(self.lookups) if lookup.path == path]
-
-    def _several(self, path: str) -> str:
-        numbered = (f"{path}#{k} = {self.lookups[i]}" for k, i in enumerate(self._fitting(path)))
-        return ", ".join(numbered) if path == WORD else ", ".join(str(self.lookups[i]) for i in self._fitting(path))
-
-    def _missing(self, name: str, path: str, hint: str) -> PointNotReachedError | UnknownPointError:
-        seen = "; ".join(str(lookup) for lookup in self.lookups) or "none"
-        hint = f" {hint}" if hint else ""
-        if path == WORD:
-            return PointNotReachedError(
-                f"the model made no lookup whose indices are the batch's ids, of shape {self._ids.shape}; lookups seen: "
-                f"{seen}. Expected the model to look up the ids that it is given: if it changes them first, give it the "
-                f"changed ones, or name the table with at=...{hint}"
-            )
-        known = [WORD, *dict.fromkeys(lookup.path for lookup in self.lookups)]
-        return UnknownPointError(
-            f"there is no point {name!r}: expected {WORD!r} or a table that is looked up, one of {listed(known[1:])}."
-            f"{did_you_mean(path, known)}{hint}"
-        )
-
-
-def _check_inside(path: str, indices: np.ndarray, rows: int, ids: np.ndarray) -> None:
-    if not indices.size or (indices.min() >= 0 and indices.max() < rows):
-        return
-    layout = layout_of(indices, ids)
-    arranged = indices if layout is None else layout.indices(indices)
-    wrong = np.argwhere(~((arranged >= 0) & (arranged < rows)))  # so that NaN is wrong too
-    first = tuple(int(i) for i in wrong[0])
-    expected = f"table {path!r} has {rows} rows: expected 0 to {rows - 1}"
-    more = f" ({len(wrong)} such in all)" if len(wrong) > 1 else ""
-    if layout is not None:
-        raise BatchError(
-            f"id {arranged[first]} at example {first[0]}, position {first[1]} is outside the table{more}: {expected}; use "
-            "the tokenizer that belongs to this model"
-        )
-    raise BatchError(
-        f"the model looks up index {arranged[first]} (at {first} of indices of shape {indices.shape}), which is outside "
-        f"the table{more}: {expected}; is the batch longer than the model's positions, or a type beyond its types?"
-    )
+    def __str__(self) -> str:
+        return str(self.lookup) if self.lookup is not None else f"{self.name} (shape {self.shape})"

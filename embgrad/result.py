@@ -11,8 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.errors import EmbgradError, FileFormatError, did_you_mean
+from embgrad.certificate import Certificate
+from embgrad.errors import EmbgradError, FileFormatError, PointError, did_you_mean
 from embgrad.files import read_tensors, write_tensors
+from embgrad.points import split_name
 from embgrad.rowsparse import RowSparse, scatter
 
 __all__ = ["EmbeddingGradients", "Word", "load"]
@@ -37,70 +39,104 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingGradients:
-    """The gradient of an objective with respect to the output of a table lookup.
+    """The gradient of an objective at a point of the forward pass: the output of a table lookup, or a hidden state.
 
     Attributes:
         values: ∂ΣL/∂e, C-contiguous, shape (example, position, dim); float32, or float64 where the model computes in
-            it. The sum of the examples' objectives, never a mean.
-        activations: the lookup's output e, same shape and dtype.
-        objective: L of each example, float64, shape (example,); () where the reduction was the user's.
-        ids: the rows looked up, int64, (example, position).
+            it. The sum of the examples' objectives, never a mean. A point that is named by its path keeps its own axes,
+            examples first where that can be told. Where the gradient was edited, what goes on.
+        activations: the value e there, same shape and dtype.
+        objective: L of each example, float64, shape (example,); () where the reduction was the user's; None where the loss
+            was the user's own, see `capture`.
+        ids: the rows looked up, int64, (example, position); at a hidden state the batch's ids.
         mask: 1 at real positions, int64, (example, position); None where none was given.
         types: segment numbers, likewise.
         tokens: the tokens' texts, one tuple an example; None where they are not known.
         words_of: for each position the number of its word, -1 for none; None where the tokenizer did not say.
-        vocab: the number of the table's rows.
+        vocab: the number of the table's rows; None where there is no table: at a hidden state, or where the value was
+            overridden.
         pad_leak: the largest magnitude that the model computed at a masked position.
         provenance: library, backend and framework versions, model class, point, objective, dtype and more, as JSON can
             hold them.
         tables: with `split=True` the table gradient of each example's own pullback; else None.
+        before: where the gradient was edited, what came, same shape as `values`; else None.
+        certificate: with `check=True` the figures of the tests that the result has passed; else None.
     """
 
     values: np.ndarray
     activations: np.ndarray
-    objective: np.ndarray
+    objective: Any
     ids: np.ndarray
     mask: np.ndarray | None
     types: np.ndarray | None
     tokens: tuple[tuple[str, ...], ...] | None
     words_of: np.ndarray | None
-    vocab: int
+    vocab: int | None
     pad_leak: float
     provenance: Mapping[str, Any]
     tables: tuple[RowSparse, ...] | None = None
+    before: np.ndarray | None = None
+    certificate: Certificate | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(examples, positions, dim)."""
-        examples, positions, dim = self.values.shape
-        return examples, positions, dim
+    def shape(self) -> tuple[int, ...]:
+        """The values' shape, (examples, positions, dim) but for points that keep axes of their own."""
+        return tuple(self.values.shape)
 
     def __repr__(self) -> str:
         source = self.provenance
         padding = "no mask" if self.mask is None else f"{int((self.mask == 0).sum())} padded, leak {self.pad_leak:.2g}"
         objective = source.get("objective", {}).get("class", "?")
+        if self.objective is not None:
+            objective += f" = {_figures(self.objective)}"
         return (
             f"EmbeddingGradients({' × '.join(map(str, self.shape))} {self.values.dtype}, at {source.get('point')!r} = "
-            f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective} = "
-            f"{_figures(self.objective)}, norm {np.linalg.norm(self.values):.4g}, {padding})"
+            f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective}, "
+            f"norm {np.linalg.norm(self.values):.4g}, {padding})"
         )
 
     def table(self) -> RowSparse:
-        """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions."""
+        """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions.
+
+        Raises:
+            PointError: the point is no lookup, or its value was overridden, so that it does not come from a table.
+        """
+        vocab = self._table_rows()
         if self.tables is None:
-            return scatter(self.ids, self.values, self.vocab)
+            return scatter(self.ids, self.values, vocab)
         rows = np.concatenate([table.rows for table in self.tables])
-        return scatter(rows, np.concatenate([table.values for table in self.tables]), self.vocab)
+        return scatter(rows, np.concatenate([table.values for table in self.tables]), vocab)
 
     def per_example(self) -> list[RowSparse]:
         """The gradient of each example's L with respect to the table, (vocab, dim) each, without their memory.
 
         From one backward pass: what an example's L sends to the table goes through the example's own positions. Where
         examples meet (batch norm in training mode, in-batch negatives) ask for the gradients with `split=True`.
+
+        Raises:
+            PointError: the point is no lookup, or its value was overridden, or its indices have no example axis.
         """
+        vocab = self._table_rows()
         if self.tables is not None:
             return list(self.tables)
-        return [scatter(ids, values, self.vocab) for ids, values in zip(self.ids, self.values, strict=True)]
+        shared = self.objective is not None and self.objective.ndim == 1 and len(self.values) != len(self.objective)
+        if self.values.ndim != 3 or shared:
+            raise PointError(
+                f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
+                "dim); ask for it by its role, at='position' say, which gives each example its own"
+            )
+        return [scatter(ids, values, vocab) for ids, values in zip(self.ids, self.values, strict=True)]
+
+    def _table_rows(self) -> int:
+        if self.vocab is None:
+            name = self.provenance.get("point")
+            overridden = self.provenance.get("override") and split_name(str(self.provenance.get("path"))).side is None
+            why = "was overridden" if overridden else "is no lookup"
+            raise PointError(
+                f"the point {name!r} {why}, so that there is no table whose gradient this is: expected a lookup, such as "
+                "at='word'"
+            )
+        return self.vocab
 
     def saliency(self, kind: str = "norm") -> np.ndarray:
         """One number a position, (example, position), of the values' dtype.
@@ -127,6 +163,11 @@ class EmbeddingGradients:
         Raises:
             EmbgradError: the tokens are not known.
         """
+        if self.values.ndim != 3 or self.values.shape[:2] != self.ids.shape:
+            raise EmbgradError(
+                f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
+                "dim), which alone has words"
+            )
         if self.tokens is None:
             raise EmbgradError(
                 "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
@@ -156,8 +197,14 @@ class EmbeddingGradients:
 
         The file appears whole or not at all.
         """
-        arrays = {"values": self.values, "activations": self.activations, "objective": self.objective, "ids": self.ids}
-        optional = {"mask": self.mask, "types": self.types, "words": self.words_of}
+        arrays = {"values": self.values, "activations": self.activations, "ids": self.ids}
+        optional = {
+            "objective": self.objective,
+            "mask": self.mask,
+            "types": self.types,
+            "words": self.words_of,
+            "before": self.before,
+        }
         arrays.update({name: value for name, value in optional.items() if value is not None})
         for number, table in enumerate(self.tables or ()):
             arrays.update({f"table.{number}.rows": table.rows, f"table.{number}.values": table.values})
@@ -167,6 +214,7 @@ class EmbeddingGradients:
             "vocab": self.vocab,
             "pad_leak": self.pad_leak,
             "provenance": dict(self.provenance),
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
         }
         write_tensors(path, arrays, {"embgrad": json.dumps(description, default=_plain)})
 
@@ -180,7 +228,7 @@ def load(path: str | Path) -> EmbeddingGradients:
     """
     arrays, metadata = read_tensors(path)
     description = _description(path, metadata)
-    _check_arrays(path, arrays)
+    _check_arrays(path, arrays, description)
     try:
         return _assemble(arrays, description)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -189,18 +237,19 @@ def load(path: str | Path) -> EmbeddingGradients:
 
 def _assemble(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> EmbeddingGradients:
     tokens = description["tokens"]
-    vocab = int(description["vocab"])
+    vocab = None if description["vocab"] is None else int(description["vocab"])
+    certificate = description.get("certificate")
     dim = arrays["values"].shape[-1]
     count = sum(name.endswith(".rows") for name in arrays)
     tables = tuple(
-        RowSparse(arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"], (vocab, dim))
+        RowSparse(arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"], (vocab or 0, dim))
         for number in range(count)
     )
     _check_tokens(tokens, arrays["ids"], vocab)
     return EmbeddingGradients(
         values=arrays["values"],
         activations=arrays["activations"],
-        objective=arrays["objective"],
+        objective=arrays.get("objective"),
         ids=arrays["ids"],
         mask=arrays.get("mask"),
         types=arrays.get("types"),
@@ -210,6 +259,8 @@ def _assemble(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) 
         pad_leak=float(description["pad_leak"]),
         provenance=dict(description["provenance"]),
         tables=tables or None,
+        before=arrays.get("before"),
+        certificate=None if certificate is None else Certificate.from_dict(certificate),
     )
 
 
@@ -228,28 +279,37 @@ def _description(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any
     return dict(description)
 
 
-def _check_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    missing = [name for name in ("values", "activations", "objective", "ids") if name not in arrays]
+def _check_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> None:
+    at_lookup = description.get("vocab") is not None
+    provenance = description.get("provenance")
+    captured = isinstance(provenance, Mapping) and bool(provenance.get("captured"))
+    needed = ("values", "activations", "ids") if captured else ("values", "activations", "objective", "ids")
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise FileFormatError(f"{path} lacks {missing}: expected what EmbeddingGradients.save writes")
-    shape = arrays["values"].shape
-    if len(shape) != 3:
-        raise FileFormatError(f"{path} holds values of shape {shape}: expected (example, position, dim)")
-    if arrays["objective"].shape not in ((), shape[:1]):
+    shape, ids = arrays["values"].shape, arrays["ids"].shape
+    if len(shape) < 2 or (at_lookup and shape[:-1] != ids):
+        raise FileFormatError(
+            f"{path} holds values of shape {shape} and ids of shape {ids}: expected (example, position, dim) and (example, "
+            "position)"
+        )
+    if "objective" in arrays and arrays["objective"].shape not in ((), shape[:1], ids[:1]):
         raise FileFormatError(
             f"{path} holds an objective of shape {arrays['objective'].shape}: expected {shape[:1]}, or () where the "
             "reduction was the user's"
         )
-    expected = {"activations": shape, **dict.fromkeys(("ids", "mask", "types", "words"), shape[:2])}
+    expected = {"activations": shape, "before": shape, **dict.fromkeys(("mask", "types", "words"), ids)}
     for name, wanted in expected.items():
         if name in arrays and arrays[name].shape != wanted:
+            as_what = "values" if wanted == shape else "ids"
             raise FileFormatError(
-                f"{path} holds {name} of shape {arrays[name].shape}: expected {wanted}, as the values"
+                f"{path} holds {name} of shape {arrays[name].shape}: expected {wanted}, as the {as_what}"
             )
 
 
-def _check_tokens(tokens: Any, ids: np.ndarray, vocab: int) -> None:
-    if ids.dtype != np.int64 or (ids.size and not 0 <= ids.min() <= ids.max() < vocab):
+def _check_tokens(tokens: Any, ids: np.ndarray, vocab: int | None) -> None:
+    inside = vocab is None or ids.size == 0 or 0 <= ids.min() <= ids.max() < vocab
+    if ids.dtype != np.int64 or not inside:
         raise ValueError(f"ids are no rows of a table of {vocab}")
     if tokens is not None and [len(example) for example in tokens] != [ids.shape[1]] * len(ids):
         raise ValueError("tokens are not one a position")

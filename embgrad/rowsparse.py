@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["RowSparse", "scatter"]
+__all__ = ["RowSparse", "added", "scatter"]
 
 #: The most bytes that `to_dense` makes without being told to.
 DENSE_LIMIT = 2**30
@@ -68,3 +68,9 @@ def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
     totals = np.zeros((len(present), flat.shape[1]))
     np.add.at(totals, where.ravel(), flat)
     return RowSparse(present.astype(np.int64), totals.astype(vectors.dtype), (int(rows), flat.shape[1]))
+
+
+def added(first: RowSparse, second: RowSparse) -> RowSparse:
+    """The sum of two gradients of one table."""
+    rows = np.concatenate([first.rows, second.rows])
+    return scatter(rows, np.concatenate([first.values, second.values]), first.shape[0])

@@ -48,6 +48,6 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     if collection_path.name in PACKAGES and collection_path.name not in under_test:
         return True
-    if collection_path.name == "parity" and len(under_test) < len(PACKAGES) + 1:
+    if collection_path.name in ("parity", "seeds") and len(under_test) < len(PACKAGES) + 1:
         return True
     return None

@@ -28,6 +28,13 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "dropout": "as hidden, with dropout of rate 0.5 behind the tanh, where the model is in training mode",
     "detached": "logits = stop_gradient(mean(E[ids])) @ W + b: no gradient reaches the lookup",
     "no_lookup": "logits = mean of the ids as floats, shape (example, 1), @ W[:1] + b: no lookup at all",
+    "layers": "x = E[ids] + E2[0..positions-1] in a module that makes both lookups; then three modules of one class in a list, "
+    "with weights of their own that begin as W1 and b1: x = x + tanh(x @ W1 + b1), each of which returns the tuple "
+    "(x, tanh(...)); logits = mean(x) @ W + b",
+    "repeated": "as layers, but one module of that class is called three times",
+    "tied": "logits = tanh(E[ids] @ W1 + b1) @ E.T at each position, (example, position, vocab): the head is the table itself",
+    "mixing": "logits = (mean(E[ids]) less its mean over the examples) @ W + b: examples meet",
+    "broken": "as mean, behind an identity whose custom gradient is twice the right one",
     "raises": "makes the lookup and then raises RuntimeError('the model broke')",
 }
 
@@ -74,6 +81,18 @@ class Harness(Protocol):
 
     def disturb(self, model: Any) -> None:
         """Give the model state worth losing: gradient buffers with numbers in them, a hook of the user's, training mode."""
+        ...
+
+    def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
+        """The name of a weight of `ARCHITECTURES` as `parameter_gradients` spells it, and whether it is held transposed."""
+        ...
+
+    def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
+        """One step of the user's own training loop, with the framework's own optimiser.
+
+        Gradient descent on the mean over the examples of the cross-entropy of the logits, with the framework's own loss,
+        backward pass and update. In evaluation mode, so that nothing is random.
+        """
         ...
 
     def logit(self, index: int) -> Callable[[Any], Any]:

@@ -1,221 +1,111 @@
-"""The reference: models in NumPy with hand-written pullbacks, and the backend for them, the shortest example of one."""
+"""The backend for models in NumPy, with hand-written pullbacks: the oracle, and the shortest example of a backend."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from embgrad.answering import Answer, answer, native_answer, values_at
-from embgrad.backend import Call, NativeObjective, Point, Request, Run
+from embgrad.backend import Call, Listener, NativeObjective, ParameterValues, Point, Request, Run, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call
 from embgrad.errors import UnsupportedError
 from embgrad.locks import model_lock
-from embgrad.points import UNNAMED_TABLE, LookupWatch
+from embgrad.points import UNNAMED_TABLE
+from embgrad.structures import first, with_first
+from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
+from embgrad.watching import PointWatch
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 
-Pullback = Callable[[np.ndarray], np.ndarray]
-
-
-class Tensor:
-    """A value, and how a cotangent of it becomes cotangents of what it was made from.
-
-    Attributes:
-        value: any array.
-        sources: the tensors it was made from, each with its pullback; none for a leaf.
-    """
-
-    def __init__(self, value: Any, sources: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
-        self.value = np.asarray(value)
-        self.sources = tuple(sources)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The value's."""
-        return tuple(self.value.shape)
-
-    def __add__(self, other: Tensor) -> Tensor:
-        return Tensor(self.value + other.value, [(self, _sum_to(self)), (other, _sum_to(other))])
-
-    def __mul__(self, other: Tensor | float) -> Tensor:
-        b = other if isinstance(other, Tensor) else Tensor(np.asarray(other, self.value.dtype))
-        to_self, to_other = _sum_to(self), _sum_to(b)
-        return Tensor(
-            self.value * b.value, [(self, lambda g: to_self(g * b.value)), (b, lambda g: to_other(g * self.value))]
-        )
-
-    def __matmul__(self, matrix: Tensor) -> Tensor:
-        def to_matrix(g: np.ndarray) -> np.ndarray:
-            return np.asarray(self.value.reshape(-1, self.value.shape[-1]).T @ g.reshape(-1, g.shape[-1]))
-
-        return Tensor(self.value @ matrix.value, [(self, lambda g: g @ matrix.value.T), (matrix, to_matrix)])
-
-    def tanh(self) -> Tensor:
-        """The hyperbolic tangent."""
-        result = np.tanh(self.value)
-        return Tensor(result, [(self, lambda g: g * (1 - result**2))])
-
-    def softmax(self) -> Tensor:
-        """The softmax over the last axis."""
-        exponentials = np.exp(self.value - self.value.max(-1, keepdims=True))
-        result = exponentials / exponentials.sum(-1, keepdims=True)
-        return Tensor(result, [(self, lambda g: result * (g - (g * result).sum(-1, keepdims=True)))])
-
-    def sum(self, axis: int) -> Tensor:
-        """The sum over one axis."""
-        return Tensor(
-            self.value.sum(axis), [(self, lambda g: np.broadcast_to(np.expand_dims(g, axis), self.value.shape))]
-        )
-
-    def mean(self, axis: int) -> Tensor:
-        """The mean over one axis."""
-        return self.sum(axis) * (1.0 / int(self.value.shape[axis]))
-
-    def reshape(self, *shape: int) -> Tensor:
-        """The same values in another shape."""
-        return Tensor(self.value.reshape(shape), [(self, lambda g: g.reshape(self.value.shape))])
-
-    def swap(self, first: int, second: int) -> Tensor:
-        """With two axes exchanged."""
-        return Tensor(self.value.swapaxes(first, second), [(self, lambda g: g.swapaxes(first, second))])
-
-    def column(self, index: int) -> Tensor:
-        """One entry of the last axis."""
-
-        def back(g: np.ndarray) -> np.ndarray:
-            whole = np.zeros_like(self.value)
-            whole[..., index] = g
-            return whole
-
-        return Tensor(self.value[..., index], [(self, back)])
-
-    def detach(self) -> Tensor:
-        """The value alone."""
-        return Tensor(self.value)
-
-
-def lookup(table: Tensor, indices: np.ndarray) -> Tensor:
-    """The rows of a table. Tells whoever watches; a row that is kept hold of becomes a leaf."""
-    keep = False
-    observer = _observer.get()
-    if observer is not None:
-        keep = observer.see(table, indices)
-
-    def back(g: np.ndarray) -> np.ndarray:
-        whole = np.zeros_like(table.value)
-        np.add.at(whole, indices, g)
-        return whole
-
-    rows = Tensor(table.value[indices], () if keep else [(table, back)])
-    if keep and observer is not None:
-        observer.kept[len(observer.watch.lookups) - 1] = rows
-    return rows
-
-
-def pull_back(cotangents: Sequence[tuple[Tensor, np.ndarray]], leaves: Sequence[Tensor]) -> list[np.ndarray | None]:
-    """The gradient at each leaf; None where no way leads there. Nothing that leads to no leaf is computed."""
-    wanted = {id(leaf) for leaf in leaves}
-    order = _towards(wanted, [tensor for tensor, _ in cotangents])
-    gradients: dict[int, np.ndarray] = {}
-    for tensor, cotangent in cotangents:
-        gradients[id(tensor)] = gradients.get(id(tensor), 0) + cotangent.astype(tensor.value.dtype)
-    on_the_way = {id(tensor) for tensor in order}
-    for tensor in order:
-        for source, back in tensor.sources:
-            if id(source) in on_the_way and id(tensor) in gradients:
-                gradients[id(source)] = gradients.get(id(source), 0) + back(gradients[id(tensor)])
-    return [gradients[id(leaf)] if id(leaf) in on_the_way else None for leaf in leaves]
-
-
-def _towards(wanted: set[int], ends: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on a way from the ends to what is wanted, each before its sources."""
-    done: dict[int, bool] = {}
-    order: list[Tensor] = []
-
-    def visit(tensor: Tensor) -> bool:
-        if id(tensor) not in done:
-            reached = [visit(source) for source, _ in tensor.sources]
-            done[id(tensor)] = id(tensor) in wanted or any(reached)
-            if done[id(tensor)]:
-                order.append(tensor)
-        return done[id(tensor)]
-
-    for end in ends:
-        visit(end)
-    return order[::-1]
-
-
-def _sum_to(tensor: Tensor) -> Pullback:
-    """The pullback of a broadcast: the sum over the axes that it made."""
-    shape = tensor.value.shape
-
-    def back(g: np.ndarray) -> np.ndarray:
-        g = g.sum(tuple(range(g.ndim - len(shape))))
-        made = tuple(axis for axis, size in enumerate(shape) if size == 1 and g.shape[axis] != 1)
-        return np.asarray(g.sum(made, keepdims=True))
-
-    return back
-
-
-class ReferenceModel:
-    """A model of the reference: parameters, a mode, and a function of theirs and the inputs.
-
-    Args:
-        forward: takes the model and inputs by name (`input_ids`, and `attention_mask` if it has such a parameter); gives
-            a Tensor, or a dict of them.
-        parameters: arrays by name.
-
-    Attributes:
-        training: whether dropout drops.
-        random: where dropout draws from.
-    """
-
-    def __init__(self, forward: Callable[..., Any], parameters: Mapping[str, np.ndarray]) -> None:
-        self.forward = forward
-        self.parameters = {name: Tensor(value) for name, value in parameters.items()}
-        self.training = False
-        self.random = np.random.default_rng(0)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A forward pass."""
-        return self.forward(self, *args, **kwargs)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.parameters[name]
-
-    def dropout(self, tensor: Tensor, rate: float) -> Tensor:
-        """In training mode, zeros in place of a part of the entries, the others scaled up."""
-        if not self.training:
-            return tensor
-        kept = (self.random.random(tensor.value.shape) >= rate) / (1 - rate)
-        return tensor * Tensor(kept.astype(tensor.value.dtype))
+#: A request that changes nothing and reads no point.
+_NOTHING: Final = Request((), lambda outputs: [])
 
 
 class _Observer:
-    """Watches the lookups of one forward pass and keeps hold of the rows that are asked for."""
+    """Takes a forward pass down, changes values where that is asked for, and keeps hold of the points.
 
-    def __init__(self, parts: Sequence[ReferenceModel], watch: LookupWatch) -> None:
+    Attributes:
+        watch: what takes the pass down.
+        kept: by the point's key the tensor at which its gradient is taken, and the one that went on.
+        before: by key the gradients that were edited, one for each pullback.
+        tables: by key the table of a lookup.
+        listening: whether it is the user's own pass, in which nothing may be cut off.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[ReferenceModel],
+        watch: PointWatch,
+        request: Request,
+        *,
+        listening: bool = False,
+        outer: _Observer | None = None,
+    ) -> None:
         self.watch = watch
-        self.kept: dict[int, Tensor] = {}
-        prefixes = [f"{number}." for number in range(len(parts))] if len(parts) > 1 else [""]
-        self._paths = {
-            id(table): prefix + name
-            for prefix, part in zip(prefixes, parts, strict=True)
-            for name, table in part.parameters.items()
-        }
+        self.kept: dict[str, tuple[Tensor, Tensor]] = {}
+        self.before: dict[str, list[np.ndarray]] = {}
+        self.tables: dict[str, Tensor] = {}
+        self._request = request
+        self.listening = listening
+        self._outer = outer
+        self._prefixes = {id(part): prefix for prefix, part in _numbered(parts)}
+        self._paths = {id(table): name for name, table in _parameters(parts).items()}
 
-    def see(self, table: Tensor, indices: np.ndarray) -> bool:
-        """Take down a lookup; True where its rows are to be kept hold of."""
-        rows, dim = table.value.shape
-        return self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, rows, dim)
+    def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
+        """The rows that go on: cut off the table where they are kept hold of, so that nothing below is differentiated."""
+        key = self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
+        rows = compute() if self._outer is None else self._outer.at_lookup(table, indices, compute)
+        self.watch.gave(rows)
+        if key is None:
+            return rows
+        self.tables[key] = table
+        return self._tap(key, rows if self.listening or table.sources else rows.detach())
 
+    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        """What a module gives."""
+        return self.at_call(model, path, function, *given)
 
-_observer: ContextVar[_Observer | None] = ContextVar("observer", default=None)
+    def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *given: Any) -> Any:
+        """The same, with the arguments one by one."""
+        path = self._prefixes.get(id(model), "") + path
+        taken = first(given, _is_tensor)
+        key = self.watch.enter(path, function.__name__, taken, () if taken is None else taken.shape)
+        try:
+            if key is not None:
+                given = with_first(given, _is_tensor, self._tap(key, taken))
+            inside = function if self._outer is None else partial(self._outer.at_call, model, path, function)
+            returned = inside(*given)
+        except BaseException:
+            self.watch.broke()
+            raise
+        gave = first(returned, _is_tensor)
+        key = self.watch.leave(gave, () if gave is None else gave.shape)
+        return returned if key is None else with_first(returned, _is_tensor, self._tap(key, gave))
+
+    def _tap(self, key: str, tensor: Tensor) -> Tensor:
+        """What goes on in place of the tensor: overridden, added to, its gradient edited."""
+        if key in self._request.override:
+            tensor = Tensor(self._request.override[key](tensor.value.copy()).astype(tensor.value.dtype))
+        if key in self._request.add:
+            tensor = tensor + Tensor(self._request.add[key](tensor.value.copy()).astype(tensor.value.dtype))
+        mark = Tensor(tensor.value, [(tensor, lambda g: g)])
+        self.kept[key] = (mark, mark)
+        if key not in self._request.edit:
+            return mark
+        edit, came = self._request.edit[key], self.before.setdefault(key, [])
+
+        def back(g: np.ndarray) -> np.ndarray:
+            came.append(g.copy())
+            return np.asarray(edit(g.copy()), g.dtype)
+
+        return Tensor(mark.value, [(mark, back)])
 
 
 class ReferenceBackend:
@@ -224,7 +114,22 @@ class ReferenceBackend:
     name: Final = "reference"
     package: Final = "numpy"
     extra: Final = None
-    supports: Final = frozenset({"word", "training", "split", "native", "float64"})
+    supports: Final = frozenset(
+        {
+            "word",
+            "training",
+            "split",
+            "native",
+            "float64",
+            "modules",
+            "override",
+            "add",
+            "edit",
+            "parameters",
+            "tables",
+            "capture",
+        }
+    )
 
     def owns(self, part: object) -> bool:
         """Whether it is a ReferenceModel."""
@@ -235,22 +140,113 @@ class ReferenceBackend:
         return {"numpy": np.__version__}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The lookups that a forward pass makes, in order."""
+        """What a forward pass reaches."""
         with _running(model, training=False):
-            _, observer, _ = _forward(model, batch, (), call)
+            _, observer, _ = _forward(model, batch, None, _NOTHING, call)
         return observer.watch.points()
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
         """One forward pass, and a pullback for each set of cotangents."""
+        parameters = _parameters(as_parts(model))
         with _running(model, request.training):
-            returned, observer, unused = _forward(model, batch, request.points, request.call)
+            returned, observer, unused = _forward(model, batch, request.reached, request, request.call)
             chosen = observer.watch.resolve()
             answered = _answer(returned, batch, request)
-        leaves = [observer.kept[number] for number in chosen.values()]
-        pulled = [pull_back(cotangents, leaves) for cotangents in answered.sets]
-        owned = [[None if gradient is None else gradient.copy() for gradient in gradients] for gradients in pulled]
-        found = values_at(chosen, observer.watch.lookups, [leaf.value.copy() for leaf in leaves], owned)
-        return Run(found, str(leaves[0].value.dtype), unused, answered.objective)
+            keys = list(dict.fromkeys(chosen[name] for name in request.points))
+            leaves = [observer.kept[key][0] for key in keys]
+            wanted = [*leaves, *(parameters.values() if request.parameters or request.tables else ())]
+            pulled = [pull_back(cotangents, wanted) for cotangents in answered.sets]
+        below = dict(zip(parameters, (pulled or [[]])[0][len(leaves) :], strict=False))
+        found = values_at(
+            {name: chosen[name] for name in request.points},
+            observer.watch,
+            {key: observer.kept[key][1].value.copy() for key in keys},
+            [_copies(dict(zip(keys, gradients, strict=False))) for gradients in pulled],
+            [
+                {key: came[number] for key, came in observer.before.items() if number < len(came)}
+                for number in range(len(pulled))
+            ],
+            _rests(observer, parameters, below) if request.tables else None,
+        )
+        dtype = leaves[0].value.dtype if leaves else next(iter(parameters.values())).value.dtype
+        return Run(
+            found,
+            str(dtype),
+            unused,
+            answered.objective,
+            {name: ParameterValues(one.shape, below[name], str(one.value.dtype)) for name, one in parameters.items()}
+            if request.parameters
+            else None,
+        )
+
+    def paths(self, model: Any) -> Collection[str]:
+        """The paths of the parameters and of the modules."""
+        return [*_parameters(as_parts(model)), *model.modules]
+
+    @contextlib.contextmanager
+    def capture(self, model: Any, listener: Listener) -> Iterator[None]:
+        """While it is open, calls of the model and pullbacks in this thread are told to the listener."""
+        kept: WeakKeyDictionary[Tensor, tuple[Any, str]] = WeakKeyDictionary()
+        inside: list[ReferenceModel] = []
+
+        def hear(gradients: Mapping[int, np.ndarray]) -> None:
+            reached = [(*known, gradients[id(mark)].copy()) for mark, known in kept.items() if id(mark) in gradients]
+            if reached:
+                listener.step(reached)
+
+        def around(part: ReferenceModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            outer = observing.get()
+            if isinstance(outer, _Observer) and (
+                not outer.listening or inside
+            ):  # embgrad's own, or the model calls itself
+                return part.forward(part, *args, **kwargs)
+            bound = inspect.signature(part.forward).bind(part, *args, **kwargs).arguments
+            whole = {name: value for name, value in bound.items() if _is_whole(value)}
+
+            def discover(batch: TokenBatch) -> Sequence[Point]:
+                return self.points(model, batch, lambda *_: part.forward(part, *args, **kwargs))
+
+            watch = listener.begin(whole, discover)
+            others = outer if isinstance(outer, _Observer) else None
+            observer = _Observer([part], watch, _NOTHING, listening=True, outer=others)
+            inside.append(part)
+            try:
+                with _observed(observer):
+                    returned = part.forward(part, *args, **kwargs) if before is None else before(part, args, kwargs)
+            finally:
+                inside.pop()
+            passed = listener.end(watch, {key: one.value.copy() for key, (_, one) in observer.kept.items()})
+            kept.update({mark: (passed, key) for key, (mark, _) in observer.kept.items()})
+            return returned
+
+        before, model.around = model.around, around
+        token = hearing.set((*hearing.get(), hear))
+        try:
+            yield
+        finally:
+            hearing.reset(token)
+            model.around = before
+
+
+def _numbered(parts: Sequence[ReferenceModel]) -> list[tuple[str, ReferenceModel]]:
+    return [(f"{number}." if len(parts) > 1 else "", part) for number, part in enumerate(parts)]
+
+
+def _parameters(parts: Sequence[ReferenceModel]) -> dict[str, Tensor]:
+    """The parameters of all parts by path."""
+    return {prefix + name: value for prefix, part in _numbered(parts) for name, value in part.parameters.items()}
+
+
+def _rests(
+    observer: _Observer, parameters: Mapping[str, Tensor], below: Mapping[str, np.ndarray | None]
+) -> dict[str, TableRest]:
+    names = {id(table): name for name, table in parameters.items()}
+    known = {key: names[id(table)] for key, table in observer.tables.items() if id(table) in names}
+    return {key: TableRest(below[name], (name,)) for key, name in known.items()}
+
+
+def _copies(gradients: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:
+    return {key: None if gradient is None else np.array(gradient) for key, gradient in gradients.items()}
 
 
 @contextlib.contextmanager
@@ -268,23 +264,29 @@ def _running(model: Any, training: bool) -> Iterator[None]:
                 part.training = mode
 
 
+@contextlib.contextmanager
+def _observed(observer: _Observer) -> Iterator[None]:
+    token = observing.set(observer)
+    try:
+        yield
+    finally:
+        observing.reset(token)
+
+
 def _forward(
-    model: Any, batch: TokenBatch, names: Sequence[str], call: Call | None
+    model: Any, batch: TokenBatch, names: Sequence[str] | None, request: Request, call: Call | None
 ) -> tuple[Any, _Observer, tuple[str, ...]]:
     parts = as_parts(model)
-    observer = _Observer(parts, LookupWatch(batch, names))
-    token = _observer.set(observer)
-    try:
+    observer = _Observer(parts, PointWatch(batch, names), request)
+    with _observed(observer):
         if call is not None:
             return call(model, batch.inputs()), observer, ()
-        if len(parts) > 1 or isinstance(model, (list, tuple)):
+        if isinstance(model, (list, tuple)):
             raise UnsupportedError(
                 "the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how"
             )
         plan = plan_call(parameters_of(model.forward)[1:], batch)
         return model(*plan.args, **plan.kwargs), observer, plan.unused
-    finally:
-        _observer.reset(token)
 
 
 class ReferenceTensors:
@@ -306,7 +308,16 @@ class ReferenceTensors:
         return np.array(tensor.value)
 
 
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+
+
 def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
     if isinstance(request.respond, NativeObjective):
-        return native_answer(request.respond.function(returned), request.respond, batch, ReferenceTensors())
+        value = request.respond.function(returned)
+        return native_answer(value, request.respond, batch, ReferenceTensors(), several=request.several)
     return answer(returned, request, ReferenceTensors())

@@ -29,7 +29,7 @@ class Harness:
         net.load(weights, dtype)
         if frozen:
             net.collect_params().setattr("grad_req", "null")
-        if architecture not in ("named", "raises"):
+        if architecture not in ("named", "raises", "broken"):
             net.hybridize()
         return net
 
@@ -54,7 +54,7 @@ class Harness:
             "operators": register._imperative_invoke,
             "cached graphs": mx.gluon.HybridBlock._call_cached_op,
         }
-        for name, parameter in model.collect_params().items():
+        for name, parameter in model._collect_params_with_prefix().items():
             gradients = parameter._grad
             state[name] = (
                 parameter.grad_req,
@@ -62,12 +62,12 @@ class Harness:
                 [array.asnumpy().tobytes() for array in parameter._data],
                 None if gradients is None else [(id(array), array.asnumpy().tobytes()) for array in gradients],
             )
-        for block in _blocks(model):
+        for number, block in enumerate(_blocks(model)):
             own = {
                 key: value if isinstance(value, (bool, str, int)) else id(value) for key, value in vars(block).items()
             }
             hooks = (list(block._forward_hooks.values()), list(block._forward_pre_hooks.values()))
-            state[f"block {block.name}"] = (own, hooks)
+            state[f"block {number}"] = (own, hooks)
         return state
 
     def disturb(self, model: Any) -> None:
@@ -76,6 +76,20 @@ class Harness:
             for gradient in parameter._grad or ():
                 gradient[:] = 3
         model.E.register_forward_hook(_nothing)
+
+    def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
+        """The attribute path; Dense holds its weight as (out, in)."""
+        layer, parameter = model.places()[weight]
+        return f"{layer}.{parameter}", weight.startswith("W")
+
+    def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
+        """By a Trainer, on the mean that the loop itself takes."""
+        trainer = mx.gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": rate})
+        with mx.autograd.record(train_mode=False):
+            logits = model(mx.nd.array(ids, dtype="int32"))
+            loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(logits, mx.nd.array(labels, dtype="int32")).mean()
+        loss.backward(train_mode=False)
+        trainer.step(1, ignore_stale_grad=True)  # an architecture may leave some weights out
 
     def logit(self, index: int) -> Callable[[Any], Any]:
         """The column of the logits."""
@@ -108,14 +122,24 @@ class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
         self.outer = nn.Dense(classes, in_units=dim, flatten=False)
         self.dropout = nn.Dropout(0.5)
 
+    def places(self) -> dict[str, tuple[str, str]]:
+        """For each weight the path of its layer, and the parameter."""
+        return {
+            "E": ("E", "weight"),
+            "E2": ("E2", "weight"),
+            "W": ("outer", "weight"),
+            "b": ("outer", "bias"),
+            "W1": ("inner", "weight"),
+            "b1": ("inner", "bias"),
+        }
+
     def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
         """Put the weights where they belong."""
-        places = {"E": ("E", "weight"), "E2": ("E2", "weight"), "W": ("outer", "weight"), "b": ("outer", "bias")}
-        places |= {"W1": ("inner", "weight"), "b1": ("inner", "bias")}
+        parameters = self._collect_params_with_prefix()
         for name, value in weights.items():
-            layer, parameter = places[name]
-            value = value.T if name.startswith("W") else value
-            getattr(getattr(self, layer), parameter).set_data(mx.nd.array(value, dtype=dtype))
+            parameters[".".join(self.places()[name])].set_data(
+                mx.nd.array(value.T if name.startswith("W") else value, dtype=dtype)
+            )
 
 
 class _Mean(_Net):
@@ -207,6 +231,110 @@ class _NoLookup(_Net):
         return self.outer(F.mean(input_ids, axis=1, keepdims=True))
 
 
+class _Embeddings(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """Makes both lookups."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self.E, self.E2 = nn.Embedding(*weights["E"].shape), nn.Embedding(*weights["E2"].shape)
+
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        places = F.expand_dims(self.E2(F.contrib.arange_like(input_ids, axis=1)), 0)
+        return F.broadcast_add(self.E(input_ids), places)
+
+
+class _Layer(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """x + tanh(x @ W1 + b1), and the tanh by itself."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dense = nn.Dense(dim, in_units=dim, flatten=False)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        bent = F.tanh(self.dense(x))
+        return x + bent, bent
+
+
+class _Layers(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """Embeddings, and layers in a list; `calls` says how often each is called."""
+
+    calls = (1, 1, 1)
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        dim, classes = weights["W"].shape
+        self.embeddings = _Embeddings(weights)
+        self.layers = nn.HybridSequential()
+        for _ in self.calls:
+            self.layers.add(_Layer(dim))
+        self.outer = nn.Dense(classes, in_units=dim, flatten=False)
+
+    @property
+    def E(self) -> Any:  # a name of the suite's
+        """The table of the words."""
+        return self.embeddings.E
+
+    def places(self) -> dict[str, tuple[str, str]]:
+        """For each weight the path of its layer, and the parameter: of the layers, the first's."""
+        return {
+            "E": ("embeddings.E", "weight"),
+            "E2": ("embeddings.E2", "weight"),
+            "W": ("outer", "weight"),
+            "b": ("outer", "bias"),
+            "W1": ("layers.0.dense", "weight"),
+            "b1": ("layers.0.dense", "bias"),
+        }
+
+    def load(self, weights: Mapping[str, np.ndarray], dtype: str) -> None:
+        """Put the weights where they belong."""
+        _Net.load(self, weights, dtype)
+        for layer in self.layers:
+            layer.dense.weight.set_data(self.layers[0].dense.weight.data())
+            layer.dense.bias.set_data(self.layers[0].dense.bias.data())
+
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        x = self.embeddings(input_ids)
+        for layer, calls in zip(self.layers, self.calls, strict=True):
+            for _ in range(calls):
+                x, _ = layer(x)
+        return self.outer(F.mean(x, axis=1))
+
+
+class _Repeated(_Layers):
+    calls = (3,)
+
+
+class _Tied(_Net):
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__(weights)
+        rows, dim = weights["E"].shape
+        self.head = nn.Dense(rows, in_units=dim, flatten=False, use_bias=False, params=self.E.params)
+
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.head(F.tanh(self.inner(self.E(input_ids))))
+
+
+class _Mixing(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        pooled = F.mean(self.E(input_ids), axis=1)
+        return self.outer(F.broadcast_sub(pooled, F.mean(pooled, axis=0, keepdims=True)))
+
+
+class _Doubling(mx.autograd.Function):  # type: ignore[misc]
+    """The identity, whose gradient is twice the right one."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 1
+
+    def backward(self, gradient: Any) -> Any:
+        return gradient * 2
+
+
+class _Broken(_Net):
+    def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
+        return self.outer(_Doubling()(F.mean(self.E(input_ids), axis=1)))
+
+
 class _Raises(_Net):
     def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
         self.E(input_ids)
@@ -229,5 +357,10 @@ MODELS = {
     "dropout": _Dropout,
     "detached": _Detached,
     "no_lookup": _NoLookup,
+    "layers": _Layers,
+    "repeated": _Repeated,
+    "tied": _Tied,
+    "mixing": _Mixing,
+    "broken": _Broken,
     "raises": _Raises,
 }

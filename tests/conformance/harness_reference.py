@@ -88,6 +88,50 @@ def _no_lookup(model: Any, input_ids: np.ndarray) -> Tensor:
     return means @ Tensor(model["W"].value[:1]) + model["b"]
 
 
+def _embedded(model: Any, input_ids: np.ndarray) -> Tensor:
+    def embed(ids: np.ndarray) -> Tensor:
+        return lookup(model["E"], ids) + lookup(model["E2"], np.arange(ids.shape[1])[None])
+
+    return model.module("embed", embed, input_ids)
+
+
+def _block(model: Any, path: str, number: str, hidden: Tensor) -> Tensor:
+    def block(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        bent = (hidden @ model[f"W1{number}"] + model[f"b1{number}"]).tanh()
+        return hidden + bent, bent
+
+    return model.module(path, block, hidden)[0]
+
+
+def _layers(model: Any, input_ids: np.ndarray) -> Tensor:
+    hidden = _embedded(model, input_ids)
+    for number in range(3):
+        hidden = _block(model, f"layers.{number}", f".{number}", hidden)
+    return _classify(model, hidden.mean(1))
+
+
+def _repeated(model: Any, input_ids: np.ndarray) -> Tensor:
+    hidden = _embedded(model, input_ids)
+    for _ in range(3):
+        hidden = _block(model, "layer", "", hidden)
+    return _classify(model, hidden.mean(1))
+
+
+def _tied(model: Any, input_ids: np.ndarray) -> Tensor:
+    hidden = _hidden_layer(model, lookup(model["E"], input_ids))
+    return hidden @ model["E"].swap(0, 1)
+
+
+def _mixing(model: Any, input_ids: np.ndarray) -> Tensor:
+    means = lookup(model["E"], input_ids).mean(1)
+    return _classify(model, means + means.mean(0) * -1.0)
+
+
+def _broken(model: Any, input_ids: np.ndarray) -> Tensor:
+    means = lookup(model["E"], input_ids).mean(1)
+    return _classify(model, Tensor(means.value, [(means, lambda g: 2 * g)]))
+
+
 def _raises(model: Any, input_ids: np.ndarray) -> Tensor:
     lookup(model["E"], input_ids)
     raise RuntimeError("the model broke")
@@ -109,6 +153,11 @@ FORWARDS = {
     "dropout": _dropout,
     "detached": _detached,
     "no_lookup": _no_lookup,
+    "layers": _layers,
+    "repeated": _repeated,
+    "tied": _tied,
+    "mixing": _mixing,
+    "broken": _broken,
     "raises": _raises,
 }
 
@@ -123,6 +172,8 @@ class Harness:
         self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
     ) -> ReferenceModel:
         typed = {name: value.astype(dtype or value.dtype) for name, value in weights.items()}
+        if architecture == "layers":  # each has weights of its own
+            typed |= {f"{name}.{number}": typed[name].copy() for name in ("W1", "b1") for number in range(3)}
         return ReferenceModel(FORWARDS[architecture], typed)  # nothing in the reference is trained, so all is frozen
 
     def train(self, model: ReferenceModel) -> None:
@@ -145,6 +196,17 @@ class Harness:
 
     def disturb(self, model: ReferenceModel) -> None:
         model.training = True
+
+    def parameter(self, model: ReferenceModel, weight: str) -> tuple[str, bool]:
+        return weight, False
+
+    def step(self, model: ReferenceModel, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
+        logits = model(ids)
+        cotangent = (logits.softmax().value - np.eye(logits.value.shape[-1])[labels]) / len(ids)
+        parameters = list(model.parameters.values())
+        for parameter, gradient in zip(parameters, pull_back([(logits, cotangent)], parameters), strict=True):
+            if gradient is not None:
+                parameter.value = parameter.value - rate * gradient
 
     def logit(self, index: int) -> Callable[[Any], Any]:
         return lambda logits: logits.column(index)

@@ -23,6 +23,7 @@ class _Layers:
 
     def __init__(self, keras: Any, weights: Weights, dtype: str) -> None:
         self.keras = keras
+        self.weights = weights
         self.dtype = dtype
         self.table = self._filled(keras.layers.Embedding, "table", weights["E"])
         self.second = self._filled(keras.layers.Embedding, "second", weights["E2"])
@@ -35,6 +36,10 @@ class _Layers:
         layer.build((None,) if "Embedding" in kind.__name__ else (None, values[0].shape[0]))
         layer.set_weights(values)
         return layer
+
+    def again(self) -> _Layers:
+        """Others of the same weights."""
+        return _Layers(self.keras, self.weights, self.dtype)
 
     def ids(self) -> Any:
         return self.keras.layers.Input((None,), dtype="int32", name="input_ids")
@@ -110,6 +115,32 @@ def _detached(layers: Any, input_ids: Any) -> Any:
     return layers.outer(tf.stop_gradient(tf.reduce_mean(layers.table(input_ids), 1)))
 
 
+def _tied(layers: Any, input_ids: Any) -> Any:
+    hidden = tf.tanh(layers.inner(layers.table(input_ids)))
+    return tf.matmul(hidden, tf.convert_to_tensor(layers.table.embeddings), transpose_b=True)
+
+
+def _mixing(layers: Any, input_ids: Any) -> Any:
+    means = tf.reduce_mean(layers.table(input_ids), 1)
+    return layers.outer(means - tf.reduce_mean(means, 0))
+
+
+@tf.custom_gradient
+def _doubled(value: Any) -> Any:
+    return tf.identity(value), lambda upstream: 2 * upstream
+
+
+def _broken(layers: Any, input_ids: Any) -> Any:
+    return layers.outer(_doubled(tf.reduce_mean(layers.table(input_ids), 1)))
+
+
+def _stacked(layers: Any, input_ids: Any) -> Any:
+    hidden = layers.embed(input_ids)
+    for block in layers.order:
+        hidden = layers.blocks[block](hidden)[0]
+    return layers.outer(tf.reduce_mean(hidden, 1))
+
+
 def _raises(layers: Any, input_ids: Any) -> Any:
     layers.table(input_ids)
     raise RuntimeError("the model broke")
@@ -160,10 +191,69 @@ _SUBCLASSED: Mapping[str, tuple[Any, Callable[..., Any]]] = {
     "time_major": (keras2, _time_major),
     "positional": (keras2, _positional),
     "detached": (keras3, _detached),
+    "layers": (keras2, _stacked),
+    "repeated": (keras3, _stacked),
+    "tied": (keras2, _tied),
+    "mixing": (keras3, _mixing),
+    "broken": (keras2, _broken),
     "raises": (keras2, _raises),
 }
 
 _MODULES: Mapping[str, type[_Module]] = {"flat": _Flat, "scaled": _Scaled, "no_lookup": _NoLookup}
+
+
+#: Where each weight lies: the attribute of the model that holds the layer, and the weight's own name.
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "E": ("table", "embeddings"),
+    "E2": ("second", "embeddings"),
+    "W": ("outer", "kernel"),
+    "b": ("outer", "bias"),
+    "W1": ("inner", "kernel"),
+    "b1": ("inner", "bias"),
+}
+
+
+@functools.cache
+def _block_classes(keras: Any) -> tuple[type, type]:
+    class Embed(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, layers: _Layers) -> None:
+            super().__init__(dtype=layers.dtype)
+            self.words, self.places = layers.table, layers.second
+            self.built = True
+
+        def call(self, input_ids: Any) -> Any:
+            return self.words(input_ids) + self.places(tf.range(tf.shape(input_ids)[1])[None])
+
+    class Block(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, layers: _Layers) -> None:
+            super().__init__(dtype=layers.dtype)
+            self.inner = layers.inner
+            self.built = True
+
+        def call(self, hidden: Any) -> Any:
+            bent = tf.tanh(self.inner(hidden))
+            return hidden + bent, bent
+
+    return Embed, Block
+
+
+@functools.cache
+def _stack(keras: Any, count: int) -> type:
+    embed, block = _block_classes(keras)
+
+    class Stack(keras.Model):  # type: ignore[misc]
+        def __init__(self, layers: _Layers) -> None:
+            super().__init__()
+            self.embed = embed(layers)
+            self.blocks = [block(layers.again()) for _ in range(count)]
+            self.order = (0, 1, 2) if count == 3 else (0, 0, 0)
+            self.outer = layers.outer
+            self.built = True
+
+        def call(self, input_ids: Any) -> Any:
+            return _stacked(self, input_ids)
+
+    return Stack
 
 
 @functools.cache
@@ -202,7 +292,11 @@ class Harness:
             model = make(_Layers(keras, weights, dtype))
         else:
             keras, forward = _SUBCLASSED[architecture]
-            model = _subclass(keras, forward, architecture == "masked")(_Layers(keras, weights, dtype))
+            if forward is _stacked:
+                kind = _stack(keras, 3 if architecture == "layers" else 1)
+            else:
+                kind = _subclass(keras, forward, architecture == "masked")
+            model = kind(_Layers(keras, weights, dtype))
         model.trainable = not frozen
         return model
 
@@ -236,6 +330,23 @@ class Harness:
         model.compile(optimizer="adam", loss="mse")
         model.optimizer.build(model.trainable_variables)
         model.note = ["mine"]
+
+    def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
+        """A Keras 2 variable's `name`, a Keras 3 variable's `path`."""
+        layer, attribute = _PLACES[weight]
+        variable = getattr(model.get_layer(layer), attribute)
+        return str(getattr(variable, "path", None) or variable.name), False
+
+    def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
+        """One step under a tape, with Keras's own optimiser."""
+        with tf.GradientTape() as tape:
+            logits = model(tf.constant(ids, tf.int32), training=False)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        reached = [(one, variable) for one, variable in zip(gradients, variables, strict=True) if one is not None]
+        keras = keras2 if isinstance(model, keras2.Model) else keras3
+        keras.optimizers.SGD(rate).apply_gradients(reached)
 
     def logit(self, index: int) -> Callable[[Any], Any]:
         """One column of the logits."""
@@ -274,6 +385,14 @@ def _settings() -> dict[str, Any]:
         "callbacks": len(context.context().op_callbacks),
         "execute": execute.execute,
         "tapes": pywrap_tfe.TFE_Py_TapeSetIsEmpty(),
+        "intercepted": [
+            pywrap_tfe.TFE_Py_FastPathExecute,
+            keras2.layers.Layer.__dict__["__call__"],
+            keras3.layers.Layer.__dict__["__call__"],
+            _Scaled.__dict__["__call__"],
+            tf.GradientTape.gradient,
+            tf.GradientTape._push_tape,
+        ],
         "filtering": (tf.debugging.is_traceback_filtering_enabled(), keras3.config.is_traceback_filtering_enabled()),
         "phase set": keras2.src.backend.global_learning_phase_is_set(),
         "phase": keras2.src.backend.learning_phase(),

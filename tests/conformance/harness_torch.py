@@ -117,13 +117,84 @@ class _NoLookup(_Model):
         return mean @ self.outer.weight.T[:1] + self.outer.bias
 
 
+class _Embed(nn.Module):
+    def __init__(self, words: nn.Embedding, places: nn.Embedding) -> None:
+        super().__init__()
+        self.words, self.places = words, places
+
+    def forward(self, input_ids: Any) -> Any:
+        return self.words(input_ids) + self.places(torch.arange(input_ids.shape[1], device=input_ids.device)[None])
+
+
+class _Layer(nn.Module):
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        self.inner = _linear(torch.tensor(weights["W1"]), torch.tensor(weights["b1"]))
+
+    def forward(self, hidden: Any) -> Any:
+        bent = self.inner(hidden).tanh()
+        return hidden + bent, bent
+
+
+class _Layers(nn.Module):
+    count, calls = 3, (0, 1, 2)
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__()
+        tables = (nn.Embedding.from_pretrained(torch.tensor(weights[name]), freeze=False) for name in ("E", "E2"))
+        self.embed = _Embed(*tables)
+        self.layers = nn.ModuleList([_Layer(weights) for _ in range(self.count)])
+        self.outer = _linear(torch.tensor(weights["W"]), torch.tensor(weights["b"]))
+        self.eval()
+
+    @property
+    def table(self) -> nn.Embedding:
+        return self.embed.words
+
+    def forward(self, input_ids: Any) -> Any:
+        hidden = self.embed(input_ids)
+        for number in self.calls:
+            hidden = self.layers[number](hidden)[0]
+        return self.outer(hidden.mean(1))
+
+
+class _Repeated(_Layers):
+    count, calls = 1, (0, 0, 0)
+
+
+class _Tied(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.inner(self.table(input_ids)).tanh() @ self.table.weight.T
+
+
+class _Mixing(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        means = self.table(input_ids).mean(1)
+        return self.outer(means - means.mean(0))
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return 2 * grad
+
+
+class _Broken(_Model):
+    def forward(self, input_ids: Any) -> Any:
+        return self.outer(_Doubled.apply(self.table(input_ids).mean(1)))
+
+
 class _Raises(_Model):
     def forward(self, input_ids: Any) -> Any:
         self.table(input_ids)
         raise RuntimeError("the model broke")
 
 
-_MODELS: Mapping[str, type[_Model]] = {
+_MODELS: Mapping[str, type[_Model] | type[_Layers]] = {
     "mean": _Mean,
     "hidden": _Hidden,
     "probabilities": _Probabilities,
@@ -139,7 +210,23 @@ _MODELS: Mapping[str, type[_Model]] = {
     "dropout": _Dropout,
     "detached": _Detached,
     "no_lookup": _NoLookup,
+    "layers": _Layers,
+    "repeated": _Repeated,
+    "tied": _Tied,
+    "mixing": _Mixing,
+    "broken": _Broken,
     "raises": _Raises,
+}
+
+
+#: Where each weight lies.
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "E": ("table", "weight"),
+    "E2": ("second", "weight"),
+    "W": ("outer", "weight"),
+    "b": ("outer", "bias"),
+    "W1": ("inner", "weight"),
+    "b1": ("inner", "bias"),
 }
 
 
@@ -192,6 +279,18 @@ class Harness:
                 parameter.grad = torch.full_like(parameter, 0.5)
         model.outer.register_forward_hook(lambda module, inputs, output: None)
         model.table.train()
+
+    def parameter(self, model: nn.Module, weight: str) -> tuple[str, bool]:
+        """Attribute paths; `nn.Linear` holds its weight transposed."""
+        path, kind = _PLACES[weight]
+        return f"{path}.{kind}", kind == "weight" and path in ("inner", "outer")
+
+    def step(self, model: nn.Module, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
+        """One step of `torch.optim.SGD`."""
+        optimiser = torch.optim.SGD(model.parameters(), rate)
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(torch.tensor(ids.copy())), torch.tensor(labels.copy())).backward()
+        optimiser.step()
 
     def logit(self, index: int) -> Callable[[Any], Any]:
         """One column of the logits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,8 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
         for name in bert_names(config["num_hidden_layers"]):
             transposed = name == "pooler.dense.weight"
             shape = shape_of(name)[::-1] if transposed else shape_of(name)
-            targets.append(WeightTarget(name, shape, lambda value, name=name: model.update({name: value}), transposed))
+            put = partial(_put, model, name)
+            targets.append(WeightTarget(name, shape, put, f"native.{name}", transposed))
         return model, targets
 
     fake = SimpleNamespace(name="fake", package="numpy", extra=None, supports=frozenset({"load_bert"}), bert=bert)
@@ -49,6 +51,10 @@ def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     found = registry.Discovery({"fake": fake, "unable": unable}, {})  # type: ignore[dict-item]
     monkeypatch.setattr(registry, "_discovered", lambda: found)
     return model
+
+
+def _put(model: dict[str, np.ndarray], name: str, value: np.ndarray) -> None:
+    model[name] = value
 
 
 def write(folder: Path, weights: dict[str, np.ndarray], config: Any = CONFIG) -> Path:

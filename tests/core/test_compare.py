@@ -81,7 +81,7 @@ def test_files_are_results(tmp_path: Path) -> None:
 def test_repr_and_dict() -> None:
     comparison = embgrad.compare(gradient(), gradient(2.0))
     text = repr(comparison)
-    for fragment in ("b = reference embgrad.testing.reference.ReferenceModel at 'word'", "example 2", "1.000e+00"):
+    for fragment in ("b = reference embgrad.testing.tensors.ReferenceModel at 'word'", "example 2", "1.000e+00"):
         assert fragment in text
     plain = comparison.to_dict()
     assert plain["figures"]["relative_l2"] == comparison.figures.relative_l2

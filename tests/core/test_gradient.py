@@ -225,8 +225,8 @@ def test_a_list_of_names_gives_a_dict_by_the_names_as_given() -> None:
 
 def test_points_lists_the_lookups_in_order() -> None:
     seen = embgrad.points(model(positional), IDS)
-    assert [(point.name, point.role) for point in seen] == [("P#0", None), ("E#0", "word")]
-    assert repr(seen[1]) == "Point(name='E#0', role='word')"
+    assert [(point.name, point.roles) for point in seen] == [("P#0", ("position",)), ("E#0", ("word",))]
+    assert repr(seen[1]) == "Point(name='E#0', roles=('word',), shape=(2, 3, 4))"
     assert [point.name for point in embgrad.points(model(mean), ["ab"], tokenizer=lambda text: [1, 2])] == ["E#0"]
 
 
@@ -284,7 +284,7 @@ def test_two_lookups_of_the_ids_are_not_added_up() -> None:
         embgrad.AmbiguousPointError, match=r"'word' fits 2 lookups: word#0 = E#0 .*word#1 = E#1"
     ) as caught:
         gradients(twice)
-    assert [one.name for one in caught.value.lookups] == ["E#0", "E#1"]
+    assert [one.key for one in caught.value.lookups] == ["E#0", "E#1"]
     both = gradients(twice, at=["word#0", "word#1"])
     summed = gradients(twice, at="E#0").table().to_dense() + gradients(twice, at="E#1").table().to_dense()
     np.testing.assert_allclose(sum(one.table().to_dense() for one in both.values()), summed)
@@ -302,11 +302,48 @@ def test_another_lookup_of_as_many_examples() -> None:
     np.testing.assert_allclose(other.values, np.repeat(expected[:, None], 3, 1))
 
 
-def test_a_lookup_that_all_examples_share_is_refused() -> None:
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"the point 'P' is P#0 .*with 2 examples; a lookup that all examples"
-    ):
-        gradients(positional, at="P")
+def test_a_lookup_that_all_examples_share_by_its_path_keeps_its_own_axes() -> None:
+    result = gradients(positional, at="P")
+    assert result.shape == (1, 3, DIM)
+    assert result.mask is result.types is result.tokens is None
+    np.testing.assert_array_equal(result.ids, [[0, 1, 2]])
+    np.testing.assert_allclose(result.values[0], expected_of_positional().sum(0), atol=1e-14)
+    np.testing.assert_allclose(result.table().to_dense()[:3], expected_of_positional().sum(0), atol=1e-14)
+    with pytest.raises(embgrad.PointError, match=r"shape \(1, 3, 4\): expected .* by its role, at='position'"):
+        result.per_example()
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_lookup_that_all_examples_share_by_its_role_gives_each_example_its_own(split: bool) -> None:
+    batch = embgrad.TokenBatch(IDS, types=np.zeros_like(IDS), tokens=[list("abc")] * 2)
+    result = gradients(positional, batch, at="position", split=split)
+    np.testing.assert_allclose(result.values, expected_of_positional(), atol=1e-14)
+    np.testing.assert_array_equal(result.ids, [[0, 1, 2]] * 2)
+    np.testing.assert_array_equal(result.activations, np.stack([WEIGHTS["P"][:3]] * 2))
+    assert result.tokens == batch.tokens
+    for example, table in enumerate(result.per_example()):
+        np.testing.assert_allclose(table.to_dense()[:3], expected_of_positional()[example], atol=1e-14)
+    np.testing.assert_allclose(result.table().to_dense()[:3], expected_of_positional().sum(0), atol=1e-14)
+
+
+def test_a_lookup_that_all_examples_share_beside_others_and_in_micro_batches() -> None:
+    both = gradients(positional, at=["word", "position"])
+    for name in both:
+        np.testing.assert_allclose(both[name].values, expected_of_positional(), atol=1e-14)
+    pieces = gradients(positional, at="position", batch_size=1)
+    np.testing.assert_allclose(pieces.values, expected_of_positional(), atol=1e-14)
+    native = gradients(positional, objective=lambda logits: logits.column(1), at=["word", "position"])
+    np.testing.assert_allclose(native["position"].values, native["word"].values, atol=1e-14)
+    with pytest.raises(embgrad.UnsupportedError, match=r"all examples share one tensor .* a Scalar objective has one"):
+        gradients(positional, objective=embgrad.Scalar(lambda logits: logits.column(1).sum(0)), at="position")
+
+
+def expected_of_positional() -> np.ndarray:
+    """On paper, as `expected_of_mean`, for each example's own sum of row and position."""
+    hidden = np.tanh(WEIGHTS["E"][IDS] + WEIGHTS["P"][:3])
+    logits = hidden.mean(1) @ WEIGHTS["W"]
+    slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(CLASSES)[LABELS]
+    return np.asarray((slope @ WEIGHTS["W"].T)[:, None] / 3 * (1 - hidden**2))
 
 
 # Split, pads, micro-batches
@@ -441,9 +478,19 @@ def test_a_backend_is_asked_only_for_what_it_supports(monkeypatch: pytest.Monkey
     assert gradients().values.any()
 
 
-def test_split_needs_an_objective_of_ours() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match="split=True pulls back each example's objective by itself"):
-        gradients(objective=lambda logits: logits.column(0), split=True)
+def test_split_of_an_objective_of_the_users_own() -> None:
+    native = gradients(centred, objective=lambda logits: logits.column(1), split=True)
+    ours = gradients(centred, objective=embgrad.Logit(1), split=True)
+    np.testing.assert_allclose(native.values, ours.values, atol=1e-15)
+    np.testing.assert_allclose(native.objective, ours.objective, atol=1e-15)
+    for own, other in zip(native.per_example(), ours.per_example(), strict=True):
+        np.testing.assert_allclose(own.to_dense(), other.to_dense(), atol=1e-15)
+    assert not np.allclose(native.values, gradients(centred, objective=lambda logits: logits.column(1)).values)
+
+
+def test_split_needs_an_objective_of_each_example() -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=r"split=True pulls .* Scalar objective has one for the whole"):
+        gradients(centred, objective=embgrad.Scalar(lambda logits: logits.column(0).sum(0)), split=True)
 
 
 # Gradients that are none
@@ -536,7 +583,7 @@ def test_provenance() -> None:
         "numpy": np.__version__,
         "backend": "reference",
         "versions": {"numpy": np.__version__},
-        "model": "embgrad.testing.reference.ReferenceModel",
+        "model": "embgrad.testing.tensors.ReferenceModel",
         "point": "word",
         "path": "E#0",
         "objective": {"class": "CrossEntropy", "labels": [0, 2], "of": "logits"},
@@ -550,7 +597,7 @@ def test_provenance() -> None:
     assert json.loads(json.dumps(provenance)) == provenance
     parts = [model(mean), model(mean)]
     both = embgrad.gradients(parts, IDS, objective, call=lambda parts, inputs: parts[1](inputs))
-    assert both.provenance["model"] == " + ".join(["embgrad.testing.reference.ReferenceModel"] * 2)
+    assert both.provenance["model"] == " + ".join(["embgrad.testing.tensors.ReferenceModel"] * 2)
     assert both.provenance["path"] == "1.E#0"
 
 

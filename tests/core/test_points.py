@@ -1,4 +1,4 @@
-"""Which lookup a name means, and what is said where it means none or several."""
+"""Points: how a lookup's indices are the ids, and how a name is read."""
 
 from __future__ import annotations
 
@@ -10,20 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-import embgrad
-from embgrad.points import Layout, LookupWatch, layout_is_open, layout_of, split_occurrence
+from embgrad.points import Layout, Lookup, ModuleCall, Point, layout_is_open, layout_of, split_name
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
-BATCH = embgrad.TokenBatch(IDS)
 POSITIONS = np.arange(3)[None]
-
-
-def watched(*names: str, batch: embgrad.TokenBatch = BATCH) -> LookupWatch:
-    """A watch that has seen positions, then the ids in `table`, then in `other`."""
-    watch = LookupWatch(batch, names)
-    watch.see("positions", POSITIONS, 10, 4)
-    watch.see("table", batch.ids, 10, 4)
-    return watch
 
 
 # Layouts
@@ -106,151 +96,41 @@ def test_where_the_layout_is_open(ids: Any, indices: Any, expected: bool) -> Non
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("word", ("word", None)),
-        ("table#1", ("table", 1)),
-        ("a#b#12", ("a#b", 12)),
-        ("table#", ("table#", None)),
-        ("table#x", ("table#x", None)),
-        ("table#-1", ("table#-1", None)),
-        ("table#²", ("table#²", None)),
-        ("#0", ("", 0)),
-        ("", ("", None)),
+        ("word", ("word", None, None)),
+        ("table#1", ("table", None, 1)),
+        ("a#b#12", ("a#b", None, 12)),
+        ("table#", ("table#", None, None)),
+        ("table#x", ("table#x", None, None)),
+        ("table#-1", ("table#-1", None, None)),
+        ("table#²", ("table#²", None, None)),
+        ("#0", ("", None, 0)),
+        ("", ("", None, None)),
+        ("layer:input", ("layer", "input", None)),
+        ("layer:output#2", ("layer", "output", 2)),
+        ("layer#2:output", ("layer#2", "output", None)),
+        ("kernel:0", ("kernel:0", None, None)),
+        ("scope:input/kernel", ("scope:input/kernel", None, None)),
+        ("a:input:output#0", ("a:input", "output", 0)),
+        (":input", ("", "input", None)),
+        ("layer:Input", ("layer:Input", None, None)),
     ],
 )
-def test_occurrences(name: str, expected: tuple[str, int | None]) -> None:
-    assert split_occurrence(name) == expected
+def test_a_name_in_its_parts(name: str, expected: tuple[str, str | None, int | None]) -> None:
+    assert split_name(name) == expected
 
 
-# The watch
-
-
-def test_word_is_the_lookup_of_the_ids() -> None:
-    watch = watched("word")
-    assert watch.resolve() == {"word": 1}
-    assert [lookup.name for lookup in watch.lookups] == ["positions#0", "table#0"]
-    assert str(watch.lookups[1]) == "table#0 (10 rows × 4, indices of shape (2, 3))"
-
-
-@pytest.mark.parametrize(
-    ("names", "kept"),
-    [
-        (("word",), [False, True]),
-        (("positions",), [True, False]),
-        (("table#0",), [False, True]),
-        (("nothing",), [False, False]),
-        ((), [False, False]),
-    ],
-)
-def test_only_what_may_be_asked_for_is_kept_hold_of(names: tuple[str, ...], kept: list[bool]) -> None:
-    watch = LookupWatch(BATCH, names)
-    assert [watch.see("positions", POSITIONS, 10, 4), watch.see("table", IDS, 10, 4)] == kept
-
-
-def test_paths_and_occurrences_are_resolved() -> None:
-    watch = watched("table", "positions#0", "table#0", "word")
-    assert watch.resolve() == {"table": 1, "positions#0": 0, "table#0": 1, "word": 1}
-
-
-def test_several_lookups_of_the_ids_are_ambiguous() -> None:
-    watch = watched("word")
-    watch.see("table", IDS.T, 10, 4)
-    with pytest.raises(embgrad.AmbiguousPointError) as caught:
-        watch.resolve()
-    for fragment in ("'word' fits 2 lookups", "word#0 = table#0 (10 rows", "word#1 = table#1", "a list of names"):
-        assert fragment in str(caught.value)
-    assert [lookup.name for lookup in caught.value.lookups] == ["table#0", "table#1"]
-
-
-def test_a_tables_name_prefers_the_lookup_of_the_ids() -> None:
-    watch = watched("table")
-    watch.see("table", POSITIONS, 10, 4)
-    assert watch.resolve() == {"table": 1}
-    watch.see("table", IDS, 10, 4)
-    with pytest.raises(embgrad.AmbiguousPointError, match=r"'table' fits 2 lookups: table#0 .* table#2"):
-        watch.resolve()
-    numbered = watched("table#1")
-    numbered.see("table", POSITIONS, 10, 4)
-    assert numbered.resolve() == {"table#1": 2}
-
-
-def test_a_table_that_is_called_word() -> None:
-    watch = LookupWatch(BATCH, ["word"])
-    assert watch.see("word", IDS + 1, 10, 4)
-    assert watch.resolve() == {"word": 0}
-    watch = LookupWatch(BATCH, ["word"])
-    watch.see("word", POSITIONS, 10, 4)
-    watch.see("table", IDS, 10, 4)
-    assert watch.resolve() == {"word": 1}  # the role comes first
-
-
-def test_nothing_looked_up() -> None:
-    with pytest.raises(embgrad.PointNotReachedError) as caught:
-        LookupWatch(BATCH, ["word"]).resolve("The hint.")
-    for fragment in ("no lookup whose indices are the batch's ids, of shape (2, 3)", "seen: none", "at=...The hint."):
-        assert fragment.replace("...The", "... The") in str(caught.value)
-
-
-def test_other_indices_looked_up() -> None:
-    watch = LookupWatch(BATCH, ["word"])
-    watch.see("table", IDS + 1, 10, 4)
-    with pytest.raises(embgrad.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name the table"):
-        watch.resolve()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("tabel", r"no point 'tabel': expected 'word' or a table .* 'positions', 'table'.* Did you mean 'table'\?"),
-        ("table#1", r"no point 'table#1': 'table' was reached 1 time\(s\).*a number from 0 to 0"),
-        ("", "no point ''"),
-        ("#0", "no point '#0'"),
-    ],
-)
-def test_unknown_names(name: str, message: str) -> None:
-    with pytest.raises(embgrad.UnknownPointError, match=message):
-        watched(name).resolve()
-
-
-# Indices outside the table
-
-
-@pytest.mark.parametrize("arrange", range(7))
-@pytest.mark.parametrize("wrong", [10, -1, 2**40])
-def test_an_id_outside_the_table_is_named(arrange: int, wrong: int) -> None:
-    ids = IDS.copy()
-    ids[1, 2] = wrong
-    batch = embgrad.TokenBatch(np.abs(ids)) if wrong > 0 else BATCH
-    indices = arrangements(ids)[arrange][0]
-    if wrong < 0:
-        with pytest.raises(embgrad.BatchError, match=r"index -1.* is outside the table: .* 10 rows: expected 0 to 9"):
-            LookupWatch(batch, ["word"]).see("table", indices, 10, 4)
-        return
-    expected = float(np.float32(wrong)) if indices.dtype.kind == "f" else wrong
-    message = (
-        rf"id {expected} at example 1, position 2 is outside the table: table 'table' has 10 rows: expected 0 to 9"
-    )
-    with pytest.raises(embgrad.BatchError, match=message):
-        LookupWatch(batch, ["word"]).see("table", indices, 10, 4)
-
-
-def test_several_ids_outside_the_table_are_counted() -> None:
-    with pytest.raises(
-        embgrad.BatchError, match=r"id 4 at example 1, position 0 .*\(3 such in all\).* belongs to this"
-    ):
-        watched("word", batch=BATCH).see("small", IDS, 4, 2)
-
-
-def test_an_index_of_the_models_own_outside_the_table() -> None:
-    message = (
-        r"index 2 \(at \(0, 2\) of indices of shape \(1, 3\)\).*table 'positions' has 2 rows.*longer than the model"
-    )
-    with pytest.raises(embgrad.BatchError, match=message):
-        LookupWatch(BATCH, ["word"]).see("positions", POSITIONS, 2, 4)
-    with pytest.raises(embgrad.BatchError, match="index nan"):
-        LookupWatch(BATCH, ["word"]).see("table", np.array([0.0, np.nan]), 2, 4)
-
-
-def test_no_indices_at_all_are_no_error() -> None:
-    watch = watched("word")
-    watch.see("empty", np.zeros((0, 3), int), 5, 4)
-    assert watch.resolve() == {"word": 1}
+def test_keys_mean_one_point_and_tell_its_parts() -> None:
+    lookup = Lookup("table", 2, IDS, 10, 4, None)
+    assert lookup.key == "table#2"
+    assert lookup.shape == (2, 3, 4)
+    assert str(lookup) == "table#2 (10 rows × 4, indices of shape (2, 3))"
+    call = ModuleCall("layers.0", 1, "Block", None)
+    assert (call.key("input"), call.key("output")) == ("layers.0:input#1", "layers.0:output#1")
+    assert split_name(call.key("output")) == ("layers.0", "output", 1)
+    at_lookup = Point("table#2", ("word",), lookup.shape, lookup, lookup.key)
+    at_module = Point("layers.0#1", (), (2, 3, 4), None, call.key("output"))
+    assert (at_lookup.path, at_lookup.side) == ("table", None)
+    assert (at_module.path, at_module.side) == ("layers.0", "output")
+    assert str(at_lookup) == str(lookup)
+    assert str(at_module) == "layers.0#1 (shape (2, 3, 4))"
+    assert repr(at_module) == "Point(name='layers.0#1', roles=(), shape=(2, 3, 4))"

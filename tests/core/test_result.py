@@ -376,9 +376,9 @@ def removing(which: str, name: str) -> Any:
         (removing("arrays", "activations"), r"lacks \['activations'\]: expected what"),
         (
             setting("arrays", "values", np.zeros((2, 3))),
-            r"values of shape \(2, 3\): expected \(example, position, dim\)",
+            r"values of shape \(2, 3\) and ids of shape \(2, 3\): expected \(example, position, dim\)",
         ),
-        (setting("arrays", "mask", np.zeros((3, 2))), r"mask of shape \(3, 2\): expected \(2, 3\), as the values"),
+        (setting("arrays", "mask", np.zeros((3, 2))), r"mask of shape \(3, 2\): expected \(2, 3\), as the ids"),
         (setting("arrays", "activations", np.zeros((2, 3, 5))), r"activations of shape \(2, 3, 5\)"),
         (setting("arrays", "objective", np.zeros(3)), r"an objective of shape \(3,\): expected \(2,\)"),
         (setting("arrays", "ids", IDS + 7), "not as embgrad writes it: .*no rows of a table of 10.*write it again"),

@@ -1,0 +1,202 @@
+"""The ledger of a table's gradient: what comes through its lookups, and what by other ways, such as a head that shares it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend import Call, ParameterValues, Point, PointValues, Request
+from embgrad.batch import TokenBatch
+from embgrad.disambiguation import told_apart
+from embgrad.errors import NoGradientError, PointError
+from embgrad.forms import batch_of
+from embgrad.naming import point_of
+from embgrad.native import as_objective
+from embgrad.objective import Objective
+from embgrad.points import WORD
+from embgrad.registry import backend_for
+from embgrad.rowsparse import scatter
+from embgrad.task import Task, expect_ability, respond_with, warn_of_unused
+
+__all__ = ["TableGradients", "ledger", "table_gradients"]
+
+
+@dataclass(frozen=True, eq=False)
+class TableGradients:
+    """The gradient of ΣL with respect to a table, (vocab, dim), by the ways on which it comes; total = lookup + head.
+
+    Attributes:
+        lookup: through all lookups in the table.
+        head: by all other ways: a head that shares the table, a penalty on it. Zeros where there is none.
+        names: the parameters that share the table's memory, the table's own name first, as `parameter_gradients` has them.
+        path: the table's path as `points` has it.
+        lookups: the number of lookups in the table.
+        padding: the row that the model declares to be padding, whose lookups the framework's own gradient leaves out; None
+            where it declares none.
+        own: the framework's own gradient of the table; None where the table is not trainable, and in training mode, whose
+            random numbers are others in each pass.
+        provenance: as of `EmbeddingGradients`.
+    """
+
+    lookup: np.ndarray
+    head: np.ndarray
+    names: tuple[str, ...]
+    path: str
+    lookups: int
+    padding: int | None
+    own: np.ndarray | None
+    provenance: Mapping[str, Any]
+
+    @property
+    def total(self) -> np.ndarray:
+        """The whole gradient of the table, (vocab, dim)."""
+        return np.asarray(self.lookup + self.head)
+
+    @property
+    def tied(self) -> bool:
+        """Whether something else uses the table: another parameter that shares its memory, or a head that takes it as it is."""
+        return len(self.names) > 1 or bool(self.head.any())
+
+    @property
+    def apart(self) -> float | None:
+        """How far `total` is from the framework's own gradient, relative, less the row of padding; None without one."""
+        if self.own is None:
+            return None
+        kept = np.arange(len(self.own)) != (-1 if self.padding is None else self.padding)
+        scale = float(np.linalg.norm(self.own[kept])) or 1.0
+        return float(np.linalg.norm((self.total - self.own)[kept])) / scale
+
+    def __repr__(self) -> str:
+        lookup, head, total = (float(np.linalg.norm(one)) for one in (self.lookup, self.head, self.total))
+        shared = f"shared by {', '.join(self.names)}" if len(self.names) > 1 else "tied" if self.tied else "not shared"
+        return (
+            f"TableGradients({self.path!r}, {' × '.join(map(str, self.lookup.shape))}, norms: lookup {lookup:.4g}, head "
+            f"{head:.4g}, total {total:.4g}; {shared})"
+        )
+
+
+def table_gradients(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    *,
+    at: str = WORD,
+    tokenizer: Any = None,
+    call: Call | None = None,
+    training: bool = False,
+) -> TableGradients:
+    """The gradient of ΣL with respect to a whole table, told apart by the ways on which it comes.
+
+    A BERT with its masked-language-model head, a GPT-2: the head's matrix is the table, so that the table's gradient is that
+    of the lookups plus that of the head, which reaches every row.
+
+    Args:
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `call` and `training`.
+        at: a lookup in the table; all lookups in the same table are counted.
+
+    Raises:
+        PointError: there is no such lookup, or its table is no parameter of the model.
+        NoGradientError: the objective does not depend on the table.
+        EmbgradError: as `gradients` raises.
+    """
+    tokens = batch_of(batch, tokenizer)
+    backend = backend_for(model)
+    task = Task(backend, model, as_objective(objective), (at,), call, training)
+    task.check()
+    for ability in ("tables", "parameters"):
+        expect_ability(backend, ability)
+    seen = told_apart(backend, model, tokens, call, backend.points(model, tokens, call))
+    words = [point for point in seen if WORD in point.roles]
+    point, _ = _a_lookup(at, seen, words, tokens)
+    found = ledger(task, tokens, point.path)
+    if found is None:
+        raise PointError(
+            f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
+            "what it is computed from has a gradient; see embgrad.parameter_gradients"
+        )
+    warn_of_unused(found.provenance["unused"], tokens, stacklevel=3)
+    return found
+
+
+def _a_lookup(at: str, seen: Any, words: Any, batch: TokenBatch) -> tuple[Point, bool]:
+    # Several lookups of the ids in one table are one table all the same.
+    if at == WORD and len({point.path for point in words}) == 1:
+        return words[0], True
+    point, by_role = point_of(at, seen, words, batch)
+    if point.lookup is None:
+        raise PointError(
+            f"the point {at!r} is {point}: expected a lookup, such as 'word', since only lookups have a table"
+        )
+    return point, by_role
+
+
+def ledger(task: Task, batch: TokenBatch, path: str) -> TableGradients | None:
+    """The ledger of the table with that path; None where it is no parameter."""
+    seen = task.backend.points(task.model, batch, task.call)
+    keys = [point.key for point in seen if point.lookup is not None and point.path == path]
+    request = _request(task, batch)
+    run = task.backend.run(task.model, batch, replace(request, points=tuple(keys), tables=True))
+    values = [run.points[key] for key in keys]
+    rest, lookup = values[0].rest, values[0].lookup
+    if rest is None or lookup is None:
+        return None
+    through = [_scattered(one) for one in values]
+    if rest.gradient is None and all(one is None for one in through):
+        raise NoGradientError(
+            f"the objective does not depend on the table {path!r}: the graph has no way from it to a lookup or another use"
+        )
+    shape = (lookup.rows, lookup.dim)
+    zeros = np.zeros(shape, np.float64 if run.compute_dtype == "float64" else np.float32)
+    by_lookups = np.sum([zeros, *(one for one in through if one is not None)], axis=0)
+    head = zeros if rest.gradient is None else rest.gradient
+    _expect_finite(path, by_lookups, head)
+    own = None
+    if not task.training:
+        whole = task.backend.run(task.model, batch, replace(_request(task, batch), parameters=True))
+        own = _own(whole.parameters or {}, rest.names)
+    return TableGradients(
+        lookup=by_lookups,
+        head=head,
+        names=rest.names,
+        path=path,
+        lookups=len(keys),
+        padding=lookup.padding,
+        own=own,
+        provenance=task.provenance(batch, run),
+    )
+
+
+def _expect_finite(path: str, lookup: np.ndarray, head: np.ndarray) -> None:
+    for way, gradient in {"lookups": lookup, "other ways": head}.items():
+        wrong = np.argwhere(~np.isfinite(gradient))
+        if wrong.size:
+            raise NoGradientError(
+                f"the gradient of the table {path!r} by its {way} is {gradient[tuple(wrong[0])]} at row {int(wrong[0][0])}, and "
+                f"in {len(wrong)} of {gradient.size} entries: expected finite numbers; look at the model's inputs, its mask and "
+                "its dtype"
+            )
+
+
+def _own(parameters: Mapping[str, ParameterValues], names: Sequence[str]) -> np.ndarray | None:
+    """The framework's own gradient: the sum over the parameters that share the memory, where they are all trainable and alike."""
+    if not names or names[0] not in parameters:
+        return None
+    sharing = [parameters[name] for name in names if name in parameters]
+    if any(one.shape != sharing[0].shape for one in sharing):
+        return None
+    zeros = np.zeros(sharing[0].shape, np.float64 if sharing[0].dtype == "float64" else np.float32)
+    return np.asarray(np.sum([zeros, *(one.gradient for one in sharing if one.gradient is not None)], axis=0))
+
+
+def _request(task: Task, batch: TokenBatch) -> Request:
+    outputs = (task.objective.output,) if isinstance(task.objective, Objective) else ()
+    return Request((), respond_with(task.objective, batch), outputs, task.training, call=task.call)
+
+
+def _scattered(values: PointValues) -> np.ndarray | None:
+    gradient, lookup = values.gradients[0], values.lookup
+    assert lookup is not None
+    return None if gradient is None else scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None)

@@ -1,0 +1,262 @@
+"""Which points are the word lookup, the embeddings and the layers: told by what a forward pass did, by names only in doubt."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from embgrad.batch import TokenBatch
+from embgrad.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point
+
+__all__ = ["EMBEDDINGS", "LAYER", "POSITION", "TYPE", "points_of"]
+
+POSITION: Final = "position"
+TYPE: Final = "type"
+EMBEDDINGS: Final = "embeddings"
+LAYER: Final = "layer"
+
+#: A number at the end of a path, alone or behind a mark: `layer.0`, `layer_._0`, `block_1`.
+NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
+
+#: What tells the lookups by position and by type apart where their indices do not, as in a batch of one position.
+SPELLED: Final = {POSITION: re.compile(r"(?:^|[^a-z])pos|wpe"), TYPE: re.compile("type|seg")}
+
+
+def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[ModuleCall]) -> list[Point]:
+    """What a forward pass reached, with roles: the lookups in order, then the modules in the order of their calls.
+
+    Args:
+        batch: what the model was run on.
+        lookups: its lookups.
+        calls: its calls of modules, with tokens.
+    """
+    roles: dict[str, list[str]] = defaultdict(list)
+    for lookup in lookups:
+        if lookup.layout is not None:
+            roles[lookup.key].append(WORD)
+    added = {POSITION: _position(batch, lookups), TYPE: _type(batch, lookups)}
+    words = sum(lookup.layout is not None for lookup in lookups)
+    for role, found in added.items():
+        # Indices can be the ids by chance, where another lookup's are too.
+        if found is not None and (found.layout is None or words > 1):
+            roles[found.key].append(role)
+    layers = _layers(batch, calls)
+    embeddings = _embeddings(lookups, calls, layers, [one for one in added.values() if one is not None])
+    if embeddings is not None:
+        roles[embeddings].append(EMBEDDINGS)
+    for number, call in enumerate(layers):
+        roles[calls[call].key(OUTPUT)].append(f"{LAYER}.{number}")
+    if layers:
+        roles[calls[layers[-1]].key(OUTPUT)].append(f"{LAYER}.-1")
+    also = {call.path: call.also for call in calls}
+    at_lookups = [_at_lookup(lookup, roles[lookup.key], also.get(lookup.path, ())) for lookup in lookups]
+    return [*at_lookups, *_at_modules(lookups, calls, roles)]
+
+
+def _at_lookup(lookup: Lookup, roles: Iterable[str], also: tuple[str, ...]) -> Point:
+    return Point(lookup.key, tuple(roles), lookup.shape, lookup, lookup.key, also)
+
+
+def _at_modules(
+    lookups: Sequence[Lookup], calls: Sequence[ModuleCall], roles: Mapping[str, Sequence[str]]
+) -> Iterator[Point]:
+    """The modules' inputs and outputs. What the module of a table gives is told by the lookup already."""
+    tables = {lookup.path for lookup in lookups}
+    looked_up = {lookup.token for lookup in lookups}
+    for call in calls:
+        given, gave = call.key(INPUT), call.key(OUTPUT)
+        if call.path and call.source is not None:
+            told = tuple(roles.get(given, ()))
+            yield Point(given, told, call.source_shape, None, given, call.also, listed=bool(told))
+        if call.path and call.token is not None:
+            hidden = call.path in tables and call.token in looked_up
+            name = gave if call.path in tables else f"{call.path}#{call.occurrence}"
+            yield Point(name, tuple(roles.get(gave, ())), call.token_shape, None, gave, call.also, listed=not hidden)
+
+
+# The lookups by position and by type
+
+
+def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
+    """The first lookup whose indices go up by one at real positions."""
+    fitting = [one for one in lookups if _counts_up(one, batch)]
+    told = any(row.sum() > 1 for row in batch.real)
+    return _preferred(fitting, POSITION, told)
+
+
+def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
+    """The first lookup whose indices are the batch's types, or zeros where it has none."""
+    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
+    fitting = [
+        one
+        for one in lookups
+        if any(np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(one.indices, batch))
+    ]
+    return _preferred(fitting, TYPE, told=batch.shape[1] > 1 or bool(types.any()))
+
+
+def _preferred(fitting: Sequence[Lookup], role: str, told: bool) -> Lookup | None:
+    """The first whose table is called so; else the first that is not `word`, if the indices alone tell."""
+    other = TYPE if role == POSITION else POSITION
+    spelled = [one for one in fitting if SPELLED[role].search(one.path.lower())]
+    left = [one for one in fitting if one.layout is None and not SPELLED[other].search(one.path.lower())]
+    return next(iter(spelled or (left if told else ())), None)
+
+
+def _counts_up(lookup: Lookup, batch: TokenBatch) -> bool:
+    return any(_goes_up(rows, lookup.padding, batch) for rows in _per_position(lookup.indices, batch))
+
+
+def _goes_up(rows: np.ndarray, padding: int | None, batch: TokenBatch) -> bool:
+    rows, real = np.broadcast_to(rows, batch.shape), batch.real
+    # A table that declares a row of padding (RoBERTa's positions) gives it to pads, told or not.
+    counted = real if padding is None else real & (rows != padding)
+    return all((np.diff(row[kept]) == 1).all() for row, kept in zip(rows, counted, strict=True)) and bool(counted.any())
+
+
+def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray]:
+    """The indices as (example or 1, position), in either reading where there are as many examples as positions."""
+    examples, positions = batch.shape
+    if indices.shape in ((positions,), (1, positions), (examples, positions)):
+        yield indices.reshape(-1, positions)
+    if indices.shape in ((positions, 1), (positions, examples)):
+        yield np.asarray(indices.T)
+
+
+# The layers
+
+
+def _layers(batch: TokenBatch, calls: Sequence[ModuleCall]) -> list[int]:
+    """The numbers of the calls of the repeated block, in order.
+
+    Blocks that hold other modules come before those that hold none, such as the linear maps of a head or in a layer.
+    """
+    holding = {call.parent for call in calls}
+    groups = [group for group in _groups(batch, calls) if len(group) > 1 and _is_stack(calls, group)]
+    outer = _outermost(calls, [group for group in groups if holding.issuperset(group)])
+    single = [[number] for number in _singles(batch, calls, holding)]
+    if not outer:
+        single = [one for one in single if not any(_is_all_of(calls, one[0], group) for group in groups)]
+        plain = _outermost(calls, [*groups, *single])
+        first = [*single[:1], *sorted((group for group in plain if len(group) > 1), key=len, reverse=True)[:1]]
+        return min(first, key=lambda group: group[0], default=[])
+    best = max(outer, key=len)  # of equals the first
+    encoders = [
+        group for group in (*outer, *single) if "encoder" in calls[group[0]].path.lower().replace("decoder", "")
+    ]
+    if "decoder" in calls[best[0]].path.lower() and encoders:
+        return max(encoders, key=len)
+    return _of_first_stack(calls, best, outer)
+
+
+def _outermost(calls: Sequence[ModuleCall], groups: Sequence[list[int]]) -> list[list[int]]:
+    """The groups that are not made inside a call of another."""
+    members = {number for group in groups for number in group}
+    return [group for group in groups if members.isdisjoint(_ancestors(calls, calls[group[0]].parent))]
+
+
+def _is_all_of(calls: Sequence[ModuleCall], number: int, group: Sequence[int]) -> bool:
+    """Whether a call is the group's calls one after the other and no more."""
+    call = calls[number]
+    return call.source == calls[group[0]].source and call.token == calls[group[-1]].token
+
+
+def _of_first_stack(calls: Sequence[ModuleCall], best: list[int], groups: Sequence[list[int]]) -> list[int]:
+    """Encoder and decoder may be stacks of one class, as in T5: the encoder comes first."""
+    alike = [group for group in groups if calls[group[0]].kind == calls[best[0]].kind]
+    return min(alike, key=lambda group: group[0])
+
+
+def _groups(batch: TokenBatch, calls: Sequence[ModuleCall]) -> list[list[int]]:
+    """Calls of one kind, made in one call of what holds them, each of which turns hidden states into such of one shape."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, call in enumerate(calls):
+        if _is_hidden(call, batch):
+            groups[call.parent, call.kind, call.token_shape].append(number)
+    return sorted(groups.values(), key=lambda group: group[0])
+
+
+def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
+    """Whether it takes and gives something for each example and position."""
+    examples, positions = batch.shape
+    shapes = ((examples, positions), (positions, examples))
+
+    def fits(shape: tuple[int, ...]) -> bool:
+        return (len(shape) == 3 and shape[:2] in shapes) or (len(shape) == 2 and shape[0] == examples * positions)
+
+    return bool(call.path) and fits(call.token_shape) and fits(call.source_shape)
+
+
+def _is_stack(calls: Sequence[ModuleCall], group: Sequence[int]) -> bool:
+    """Whether each takes what the one before it gave, or they are numbered one after the other."""
+    if all(calls[after].source == calls[before].token for before, after in pairwise(group)):
+        return True
+    numbers = [found and int(found[1]) for found in (NUMBERED.search(calls[one].path) for one in group)]
+    return numbers == list(range(len(group)))
+
+
+def _singles(batch: TokenBatch, calls: Sequence[ModuleCall], holding: Collection[int | None]) -> list[int]:
+    """Calls that may be the only layer of a model: of modules that hold others, numbered in a list; the outermost first."""
+    found = [
+        number
+        for number, call in enumerate(calls)
+        if number in holding
+        and NUMBERED.search(call.path)
+        and _is_hidden(call, batch)
+        and call.source_shape == call.token_shape
+    ]
+    return sorted(found, key=lambda number: len(list(_ancestors(calls, calls[number].parent))))
+
+
+def _ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
+    while number is not None:
+        yield number
+        number = calls[number].parent
+
+
+# The embeddings
+
+
+def _embeddings(
+    lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]
+) -> str | None:
+    """The key of what the embedding block gives: the module that makes all lookups, or else what the first layer takes."""
+    word = next((one for one in lookups if one.layout is not None and all(one is not other for other in added)), None)
+    if word is None:
+        return None
+    block = _block(word, calls, layers, added)
+    if block is not None:
+        return calls[block].key(OUTPUT)
+    return _key_of(calls[layers[0]].source, lookups, calls, layers[0]) if layers else None
+
+
+def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]) -> int | None:
+    """The outermost call that makes the lookups by id, position and type, and that holds no layer."""
+    above_layers = {number for layer in layers[:1] for number in _ancestors(calls, layer)}
+    inside = [
+        number
+        for number in _ancestors(calls, word.parent)
+        if number not in above_layers and calls[number].path and calls[number].token is not None
+    ]
+    with_all = [n for n in inside if added and all(n in _ancestors(calls, one.parent) for one in added)]
+    return with_all[-1] if with_all else None
+
+
+def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:
+    """The key of the tensor that a layer takes: of the last module that gave it, of a lookup, or else the layer's input."""
+    tables = {lookup.path for lookup in lookups if lookup.token == token}
+    giving = [
+        call
+        for call in calls[:layer]
+        if call.token == token and call.path and call.path not in tables and call.ended >= 0
+    ]
+    before = [call for call in giving if calls.index(call) not in set(_ancestors(calls, layer))]
+    if before:
+        return max(before, key=lambda call: call.ended).key(OUTPUT)
+    looked_up = next((lookup for lookup in lookups if lookup.token == token), None)
+    return calls[layer].key(INPUT) if looked_up is None else looked_up.key

@@ -1,0 +1,58 @@
+"""Finds and replaces the first tensor in a nest of tuples, dicts and data classes: what a module was given or gave."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["first", "with_first"]
+
+
+def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
+    """The first tensor of that sort in a nest, depth first; None where there is none.
+
+    Args:
+        value: anything.
+        wanted: whether an object is such a tensor.
+    """
+    if wanted(value):
+        return value
+    for _, entry in _entries(value):
+        found = first(entry, wanted)
+        if found is not None:
+            return found
+    return None
+
+
+def with_first(value: Any, wanted: Callable[[Any], bool], new: Any) -> Any:
+    """The nest with another tensor in place of the first of that sort. What is not on the way there stays the same object."""
+    if wanted(value):
+        return new
+    for place, entry in _entries(value):
+        if first(entry, wanted) is not None:
+            return _with_entry(value, place, with_first(entry, wanted, new))
+    return value
+
+
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
+    return []
+
+
+def _with_entry(value: Any, place: Any, new: Any) -> Any:
+    if isinstance(value, Mapping):
+        changed = copy.copy(value)
+        changed[place] = new  # type: ignore[index]  # what a module gives can be written to
+        return changed
+    if isinstance(value, tuple) and hasattr(value, "_replace"):
+        return value._replace(**{value._fields[place]: new})  # type: ignore[attr-defined]
+    if isinstance(value, (list, tuple)):
+        return type(value)([*value[:place], new, *value[place + 1 :]])
+    return dataclasses.replace(value, **{place: new})

@@ -1,0 +1,371 @@
+"""What one call asks of a backend: finds the points, runs, and makes results, for each micro-batch alike."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from embgrad.arrangement import Arrangement, of_lookup, of_module
+from embgrad.assembly import assembled
+from embgrad.backend import Backend, Call, Change, NativeObjective, Point, Request, Run
+from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts
+from embgrad.changes import prepared
+from embgrad.disambiguation import could_be_made, example_axis, expect_ids_followed, told_apart, with_layout
+from embgrad.errors import (
+    AmbiguousPointError,
+    EmbgradWarning,
+    PointError,
+    PointNotReachedError,
+    UnsupportedError,
+    listed,
+)
+from embgrad.naming import point_of
+from embgrad.native import described, native_values
+from embgrad.objective import Objective
+from embgrad.points import WORD, Lookup, split_name
+from embgrad.result import EmbeddingGradients
+from embgrad.version import __version__
+
+__all__ = ["Located", "Respond", "Task", "expect_ability", "objective_values", "respond_with", "warn_of_unused"]
+
+
+@dataclass(frozen=True)
+class Located:
+    """A point that a name means, found by a forward pass.
+
+    Attributes:
+        key: means the point and no other.
+        place: how its tensor is arranged.
+        lookup: the lookup that is made there; None at a module.
+        by_role: whether the name is a role.
+    """
+
+    key: str
+    place: Arrangement
+    lookup: Lookup | None
+    by_role: bool
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked, over all micro-batches.
+
+    Attributes:
+        names: the points to read, as given.
+        examples: which examples of the whole batch are run.
+        count: how many examples the whole batch has; None where it is not cut.
+        changes: by option ("override", "add", "edit") the changes by name as given.
+    """
+
+    backend: Backend
+    model: Any
+    objective: Objective | NativeObjective
+    names: tuple[str, ...]
+    call: Call | None = None
+    training: bool = False
+    pads: str = "keep"
+    split: bool = False
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    examples: slice = field(default_factory=lambda: slice(None))
+    count: int | None = None
+
+    def check(self) -> None:
+        """Refuse what the backend cannot do, before anything runs."""
+        wanted: dict[str, Any] = {
+            "training": self.training,
+            "split": self.split,
+            "native": isinstance(self.objective, NativeObjective),
+            **self.changes,
+        }
+        for ability, asked in wanted.items():
+            if asked:
+                expect_ability(self.backend, ability)
+        if self.split and isinstance(self.objective, NativeObjective) and self.objective.scalar:
+            raise UnsupportedError(
+                "split=True pulls back each example's objective by itself, and a Scalar objective has one for the whole batch: "
+                "give an embgrad objective, or a function of shape (example,)"
+            )
+
+    def cut(self, examples: slice, count: int) -> Task:
+        """The same for some of the `count` examples."""
+        objective = self.objective
+        if not isinstance(objective, NativeObjective):
+            objective = objective.take(examples, count)
+        return replace(self, objective=objective, examples=examples, count=count)
+
+    def run(self, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
+        """The results for one batch, by the names as given."""
+        located = None if self._is_plain(batch) else self.locate(batch)
+        run, objective = self._answered(batch, located)
+        if located is None:
+            located = {name: self._behind(name, run, batch) for name in self.names}
+        warn_of_unused(run.unused, batch)
+        common = self.provenance(batch, run)
+        results = {}
+        for name in self.names:
+            place = located[name].place
+            values = run.points[located[name].key if located[name].key in run.points else name]
+            provenance = {**common, "point": name, "path": located[name].key}
+            own, others = self._overridden(located, located[name].key)
+            results[name] = assembled(
+                name,
+                values,
+                place,
+                batch,
+                objective,
+                provenance,
+                self.pads,
+                split=self.split,
+                overridden=others,
+                of_table=not own,
+            )
+        return results
+
+    def expect_examples_first(self, batch: TokenBatch, whole: TokenBatch) -> None:
+        """Refuse points without an axis of examples, where each example's own gradient is asked for.
+
+        Args:
+            batch: what is run first, all examples or some.
+            whole: all examples.
+
+        Raises:
+            UnsupportedError: the first axis of a point does not follow the number of examples.
+        """
+        other = whole[: len(batch) + 1] if len(batch) < len(whole) else whole[:-1]
+        if self.names == (WORD,) or not len(other):
+            return
+        located = self.locate(batch)
+        untold = {name: one for name in self.names if not (one := located[name]).by_role and one.place.layout is None}
+        shapes = (
+            {point.key: point.shape for point in self.backend.points(self.model, other, self.call)} if untold else {}
+        )
+        for name, one in untold.items():
+            if shapes.get(one.key) != (len(other), *one.place.native[1:]) or one.place.native[0] != len(batch):
+                raise UnsupportedError(
+                    f"the point {name!r} has the shape {one.place.native} with {len(batch)} examples, and "
+                    f"{shapes.get(one.key, 'is not reached')} with {len(other)}: expected examples on its first axis, which "
+                    "split=... and batch_size=... go by; leave them out, or name it by a role"
+                )
+
+    def _overridden(self, located: Mapping[str, Located], key: str) -> tuple[list[str], list[str]]:
+        """The names under which the point itself was overridden, and the others'."""
+        names = self.changes.get("override", ())
+        own = [name for name in names if located[name].key == key]
+        return own, [name for name in names if name not in own]
+
+    def objective_with(
+        self, batch: TokenBatch, located: Mapping[str, Located], key: str, change: Change
+    ) -> tuple[np.ndarray, float]:
+        """The objective's values where something more is added at a point, and no pullback.
+
+        Args:
+            batch: what is run.
+            located: the points that are named anywhere, see `locate`.
+            key: the key of the point.
+            change: what is added, in the tensor's own axes.
+
+        Returns:
+            The values, and by how much their sum changes at most when every number that it is made of does by its own size:
+            times the rounding of the model's dtype, how far off it may be.
+        """
+        respond = respond_with(self.objective, batch, 0)
+        request = self._request(respond, (), located)
+        before = request.add.get(key)
+        made = change if before is None else lambda value: before(value) + change(value)
+        run = self.backend.run(self.model, batch, replace(request, add={**request.add, key: made}))
+        values = objective_values(respond, run)
+        return values, max(float(np.abs(values).sum()), respond.size if isinstance(respond, Respond) else 0.0)
+
+    def locate(self, batch: TokenBatch) -> dict[str, Located]:
+        """The points that are named anywhere, by the names as given, from a forward pass."""
+        seen = list(self.backend.points(self.model, batch, self.call))
+        named = dict.fromkeys([*self.names, *(name for one in self.changes.values() for name in one)])
+        try:
+            seen = told_apart(self.backend, self.model, batch, self.call, seen)
+        except AmbiguousPointError:
+            if any(split_name(name).path == WORD for name in named):
+                raise
+        words = [point for point in seen if WORD in point.roles]
+        found = {name: self._located(name, *point_of(name, seen, words, batch), batch) for name in named}
+        for option, changes in self.changes.items():
+            keys = [found[name].key for name in changes]
+            twice = [name for name in changes if keys.count(found[name].key) > 1]
+            if twice:
+                raise AmbiguousPointError(
+                    f"{option} names one point several times, as {listed(twice)}: expected each once"
+                )
+        return found
+
+    def _located(self, name: str, point: Point, by_role: bool, batch: TokenBatch) -> Located:
+        if point.lookup is not None:
+            if by_role and WORD in point.roles and name == WORD:
+                expect_ids_followed(self.backend, self.model, batch, self.call, point.lookup)
+            lookup = with_layout(self.backend, self.model, batch, self.call, point.lookup)
+            axis = None if lookup.layout else example_axis(self.backend, self.model, batch, self.call, point)
+            return Located(point.key, of_lookup(name, lookup, batch, axis, by_role=by_role), lookup, by_role)
+        expect_ability(self.backend, "modules")
+        axis = example_axis(self.backend, self.model, batch, self.call, point)
+        return Located(point.key, of_module(name, point.shape, batch, axis, by_role=by_role), None, by_role)
+
+    def _behind(self, name: str, run: Run, batch: TokenBatch) -> Located:
+        """Where the only lookup of the ids was, after the run."""
+        lookup = run.points[name].lookup
+        assert lookup is not None, "'word' is a lookup"
+        expect_ids_followed(self.backend, self.model, batch, self.call, lookup)
+        lookup = with_layout(self.backend, self.model, batch, self.call, lookup)
+        return Located(lookup.key, of_lookup(name, lookup, batch, by_role=True), lookup, True)
+
+    def _is_plain(self, batch: TokenBatch) -> bool:
+        """Whether one forward pass may do: `word` alone is asked for, and nothing is changed.
+
+        A forward pass in training mode draws random numbers: it is made once, so what it may not tell is told before.
+        """
+        drawing = self.training and could_be_made(batch.ids)
+        return self.names == (WORD,) and not any(self.changes.values()) and not drawing
+
+    def _answered(self, batch: TokenBatch, located: Mapping[str, Located] | None) -> tuple[Run, np.ndarray]:
+        """The run and the objective's values."""
+        shared = located is not None and any(located[name].place.shared for name in self.names)
+        sets = len(batch) if self.split or shared else 1
+        if shared and isinstance(self.objective, NativeObjective) and self.objective.scalar:
+            raise UnsupportedError(
+                f"all examples share one tensor at {self.names}, and its gradient for each of them takes a pullback for each: "
+                "a Scalar objective has one for the whole batch; give a function of shape (example,)"
+            )
+        respond = respond_with(self.objective, batch, sets)
+        points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
+        request = replace(self._request(respond, points, located), several=sets > 1 or self.split)
+        try:
+            run = self.backend.run(self.model, batch, request)
+        except (AmbiguousPointError, PointNotReachedError) as error:
+            if located is not None:
+                raise
+            return self._told_apart(batch, error)
+        return run, objective_values(respond, run)
+
+    def _told_apart(self, batch: TokenBatch, error: PointError) -> tuple[Run, np.ndarray]:
+        """Not one lookup's indices are the ids: told by another forward pass, which of several it is, or what is called so."""
+        try:
+            located = self.locate(batch)
+        except PointNotReachedError:
+            raise error from None  # it says more of why
+        run, objective = self._answered(batch, located)
+        return replace(run, points={name: run.points[located[name].key] for name in self.names}), objective
+
+    def _request(
+        self, respond: Respond | NativeObjective, points: tuple[str, ...], located: Mapping[str, Located] | None
+    ) -> Request:
+        outputs = (self.objective.output,) if isinstance(self.objective, Objective) else ()
+        request = Request(points, respond, outputs, self.training, call=self.call)
+        if located is None:
+            return request
+
+        def made(option: str) -> dict[str, Change]:
+            return {
+                located[name].key: prepared(option, name, change, located[name].place, self.examples, self.count)
+                for name, change in self.changes.get(option, {}).items()
+            }
+
+        return replace(request, override=made("override"), add=made("add"), edit=made("edit"))
+
+    def provenance(self, batch: TokenBatch, run: Run) -> dict[str, Any]:
+        """What a result remembers, less the point."""
+        parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(self.model)]
+        return {
+            "embgrad": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "backend": self.backend.name,
+            "versions": dict(self.backend.versions()),
+            "model": " + ".join(parts),
+            "objective": described(self.objective),
+            "compute_dtype": run.compute_dtype,
+            "training": self.training,
+            "pads": self.pads,
+            "split": self.split,
+            "unused": list(run.unused),
+            "truncated": batch.truncated.tolist(),
+            **{option: list(changes) for option, changes in self.changes.items() if changes},
+        }
+
+
+class Respond:
+    """The objective as a backend's callback; keeps its values.
+
+    Args:
+        objective: what is pulled back.
+        batch: what is run.
+        sets: how many sets of cotangents there are: 0, 1 for the sum of the examples, or one for each example.
+
+    Attributes:
+        values: the objective's, after the callback.
+        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size.
+    """
+
+    def __init__(self, objective: Objective, batch: TokenBatch, sets: int) -> None:
+        self.values = np.zeros(len(batch))
+        self.size = 0.0
+        self._objective = objective
+        self._batch = batch
+        self._sets = sets
+
+    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
+        """See `embgrad.backend.Respond`."""
+        name = self._objective.output
+        self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
+        counted = cotangent != 0  # the others may be infinite, as masked classes are
+        self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
+        if self._sets < 2:
+            return [{name: cotangent}] * self._sets
+        return [{name: _only(cotangent, example)} for example in range(len(cotangent))]
+
+
+def respond_with(objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1) -> Respond | NativeObjective:
+    """The objective as a request has it."""
+    return Respond(objective, batch, sets) if isinstance(objective, Objective) else objective
+
+
+def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray:
+    """The objective's values after a run."""
+    return respond.values if isinstance(respond, Respond) else native_values(run.objective)
+
+
+def _only(cotangent: np.ndarray, example: int) -> np.ndarray:
+    alone = np.zeros_like(cotangent)
+    alone[example] = cotangent[example]
+    return alone
+
+
+def expect_ability(backend: Backend, ability: str) -> None:
+    """Refuse what the backend cannot do.
+
+    Raises:
+        UnsupportedError: it does not support it.
+    """
+    if ability not in backend.supports:
+        raise UnsupportedError(
+            f"the backend {backend.name!r} does not support {ability!r}: it supports {listed(sorted(backend.supports), 20)}; "
+            "leave it out"
+        )
+
+
+def warn_of_unused(unused: Sequence[str], batch: TokenBatch, stacklevel: int = 4) -> None:
+    """Tell of what the batch holds and the model does not take; `stacklevel` counts up to the user's own code."""
+    said = []
+    if "mask" in unused and batch.padded:
+        said.append("the mask, so that it reads padding as text")
+    if "types" in unused and batch.types is not None and batch.types.any():
+        said.append("the types, so that it cannot tell the segments")
+    said += [f"the input {name!r}" for name in unused if name in batch.extras]
+    if said:
+        warnings.warn(
+            f"the model cannot take {' and '.join(said)}; if it can under another name, pass call=lambda model, inputs: ...",
+            EmbgradWarning,
+            stacklevel=stacklevel,
+        )

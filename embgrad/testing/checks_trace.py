@@ -1,0 +1,167 @@
+"""The conformance checks of what a call leaves behind: nothing, on success, on each failure, and in threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.examples import close, example_batch, expect_same
+from embgrad.testing.harness import Harness
+
+__all__ = ["TraceChecks"]
+
+
+class TraceChecks:
+    """What every backend must pass."""
+
+    # No trace
+
+    @pytest.mark.parametrize("architecture", ["hidden", "dropout", "masked", "named", "two_tables"])
+    @pytest.mark.parametrize("training", [False, True])
+    def test_state_after_success(self, harness: Harness, model: Any, architecture: str, training: bool) -> None:
+        built = model(architecture)
+        harness.disturb(built)
+        before = harness.state(built)
+        output = "pooled" if architecture == "named" else None
+        at = "word#1" if architecture == "two_tables" else "word"
+        embgrad.gradients(built, example_batch(), embgrad.Sum(output=output), at=at, training=training)
+        expect_same(harness.state(built), before)
+
+    @pytest.mark.parametrize("fault", ["forward", "objective", "native objective", "interrupt", "output", "point"])
+    def test_state_after_an_exception(self, harness: Harness, model: Any, fault: str) -> None:
+        built = model("raises" if fault == "forward" else "dropout")
+        harness.disturb(built)
+        before = harness.state(built)
+        with pytest.raises((RuntimeError, KeyboardInterrupt, embgrad.EmbgradError)) as caught:
+            _provoke(built, fault)
+        expect_same(harness.state(built), before)
+        expected = {
+            "forward": (RuntimeError, "the model broke"),
+            "objective": (RuntimeError, "the objective broke"),
+            "native objective": (RuntimeError, "the objective broke"),
+            "interrupt": (KeyboardInterrupt, ""),
+            "output": (embgrad.OutputError, "no output 'nothing'"),
+            "point": (embgrad.UnknownPointError, "nothing"),
+        }[fault]
+        assert caught.type is expected[0]
+        assert expected[1] in str(caught.value)
+
+    def test_the_model_can_be_used_after_an_exception(self, model: Any) -> None:
+        built = model("hidden")
+        expected = embgrad.gradients(built, example_batch(), embgrad.Sum())
+        for fault in ("objective", "native objective", "interrupt"):
+            with pytest.raises((RuntimeError, KeyboardInterrupt)):
+                _provoke(built, fault)
+            again = embgrad.gradients(built, example_batch(), embgrad.Sum())
+            np.testing.assert_array_equal(again.values, expected.values)
+
+    def test_results_belong_to_the_caller(self, harness: Harness, model: Any) -> None:
+        built = model("mean")
+        first = embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2]))
+        kept = {name: getattr(first, name).copy() for name in ("values", "activations", "objective", "ids")}
+        before = harness.state(built)
+        for name in kept:
+            array = getattr(first, name)
+            assert array.flags.c_contiguous
+            assert array.flags.writeable
+            assert array.flags.owndata
+            array[...] = 0
+        expect_same(harness.state(built), before)
+        second = embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2]))
+        for name, value in kept.items():
+            np.testing.assert_array_equal(getattr(second, name), value)
+
+    def test_the_same_call_twice_gives_the_same_bits(self, model: Any) -> None:
+        built = model("hidden", "float32")
+        one, other = (embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2])) for _ in range(2))
+        np.testing.assert_array_equal(one.values, other.values)
+        np.testing.assert_array_equal(one.objective, other.objective)
+
+    def test_frozen_parameters_make_no_difference(self, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("hidden"), batch, objective)
+        close(embgrad.gradients(model("hidden", frozen=True), batch, objective).values, expected.values, 1e-12)
+
+    # Modes
+
+    def test_evaluation_mode_whatever_mode_the_model_is_in(self, harness: Harness, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("hidden"), batch, objective)
+        built = model("dropout")
+        harness.train(built)
+        close(embgrad.gradients(built, batch, objective).values, expected.values, 1e-12)
+
+    def test_training_mode_on_demand(self, model: Any) -> None:
+        built = model("dropout")
+        calm = embgrad.gradients(built, example_batch(), embgrad.Sum())
+        drawn = [embgrad.gradients(built, example_batch(), embgrad.Sum(), training=True) for _ in range(4)]
+        assert len({one.values.tobytes() for one in (calm, *drawn)}) > 2
+        assert drawn[0].provenance["training"]
+
+    # Threads
+
+    def test_two_threads_on_one_model(self, harness: Harness, model: Any) -> None:
+        batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
+        expected = embgrad.gradients(model("hidden"), batch, objective)
+        built = model("dropout")
+        harness.train(built)
+        before = harness.state(built)
+        results: list[Any] = []
+
+        def work() -> None:
+            for _ in range(8):
+                results.append(embgrad.gradients(built, batch, objective).values)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(results) == 16
+        for values in results:
+            close(values, expected.values, 1e-12)
+        expect_same(harness.state(built), before)
+
+    def test_two_threads_on_two_models(self, model: Any) -> None:
+        batch = example_batch()
+        models = {name: model(name) for name in ("hidden", "mean")}
+        expected = {name: embgrad.gradients(one, batch, embgrad.Sum()).values for name, one in models.items()}
+        results: dict[str, list[np.ndarray]] = {name: [] for name in models}
+
+        def work(name: str) -> None:
+            for _ in range(8):
+                results[name].append(embgrad.gradients(models[name], batch, embgrad.Sum()).values)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name, values in results.items():
+            assert len(values) == 8
+            for one in values:
+                np.testing.assert_array_equal(one, expected[name])
+
+
+def _provoke(built: Any, fault: str) -> None:
+    """Make a call of embgrad fail in the way named."""
+
+    class Broken(embgrad.Sum):
+        def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+            raise KeyboardInterrupt if fault == "interrupt" else RuntimeError("the objective broke")
+
+    def native(outputs: Any) -> Any:
+        raise RuntimeError("the objective broke")
+
+    objectives: dict[str, Any] = {
+        "objective": Broken(),
+        "interrupt": Broken(),
+        "native objective": native,
+        "output": embgrad.Sum(output="nothing"),
+    }
+    at = "nothing" if fault == "point" else "word"
+    embgrad.gradients(built, example_batch(), objectives.get(fault, embgrad.Sum()), at=at)

@@ -1,0 +1,217 @@
+"""Models in NumPy: tensors that know their pullbacks by hand, and modules made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["Observer", "ReferenceModel", "Tensor", "hearing", "lookup", "observing", "pull_back"]
+
+Pullback = Callable[[np.ndarray], np.ndarray]
+
+
+class Observer(Protocol):
+    """Who sees a forward pass, and may change it."""
+
+    def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
+        """The rows that go on."""
+        ...
+
+    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        """What a module gives."""
+        ...
+
+
+#: Who observes the forward passes of this thread.
+observing: ContextVar[Observer | None] = ContextVar("observing", default=None)
+
+#: Who is told of the gradients of this thread's pullbacks, by the tensors' ids.
+hearing: ContextVar[tuple[Callable[[Mapping[int, np.ndarray]], None], ...]] = ContextVar("hearing", default=())
+
+
+class Tensor:
+    """A value, and how a cotangent of it becomes cotangents of what it was made from.
+
+    Attributes:
+        value: any array.
+        sources: the tensors it was made from, each with its pullback; none for a leaf.
+    """
+
+    def __init__(self, value: Any, sources: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
+        self.value = np.asarray(value)
+        self.sources = tuple(sources)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The value's."""
+        return tuple(self.value.shape)
+
+    def __add__(self, other: Tensor) -> Tensor:
+        return Tensor(self.value + other.value, [(self, _sum_to(self)), (other, _sum_to(other))])
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        b = other if isinstance(other, Tensor) else Tensor(np.asarray(other, self.value.dtype))
+        to_self, to_other = _sum_to(self), _sum_to(b)
+        return Tensor(
+            self.value * b.value, [(self, lambda g: to_self(g * b.value)), (b, lambda g: to_other(g * self.value))]
+        )
+
+    def __matmul__(self, matrix: Tensor) -> Tensor:
+        def to_matrix(g: np.ndarray) -> np.ndarray:
+            return np.asarray(self.value.reshape(-1, self.value.shape[-1]).T @ g.reshape(-1, g.shape[-1]))
+
+        return Tensor(self.value @ matrix.value, [(self, lambda g: g @ matrix.value.T), (matrix, to_matrix)])
+
+    def tanh(self) -> Tensor:
+        """The hyperbolic tangent."""
+        result = np.tanh(self.value)
+        return Tensor(result, [(self, lambda g: g * (1 - result**2))])
+
+    def softmax(self) -> Tensor:
+        """The softmax over the last axis."""
+        exponentials = np.exp(self.value - self.value.max(-1, keepdims=True))
+        result = exponentials / exponentials.sum(-1, keepdims=True)
+        return Tensor(result, [(self, lambda g: result * (g - (g * result).sum(-1, keepdims=True)))])
+
+    def sum(self, axis: int) -> Tensor:
+        """The sum over one axis."""
+        return Tensor(
+            self.value.sum(axis), [(self, lambda g: np.broadcast_to(np.expand_dims(g, axis), self.value.shape))]
+        )
+
+    def mean(self, axis: int) -> Tensor:
+        """The mean over one axis."""
+        return self.sum(axis) * (1.0 / int(self.value.shape[axis]))
+
+    def reshape(self, *shape: int) -> Tensor:
+        """The same values in another shape."""
+        return Tensor(self.value.reshape(shape), [(self, lambda g: g.reshape(self.value.shape))])
+
+    def swap(self, first: int, second: int) -> Tensor:
+        """With two axes exchanged."""
+        return Tensor(self.value.swapaxes(first, second), [(self, lambda g: g.swapaxes(first, second))])
+
+    def column(self, index: int) -> Tensor:
+        """One entry of the last axis."""
+
+        def back(g: np.ndarray) -> np.ndarray:
+            whole = np.zeros_like(self.value)
+            whole[..., index] = g
+            return whole
+
+        return Tensor(self.value[..., index], [(self, back)])
+
+    def detach(self) -> Tensor:
+        """The value alone."""
+        return Tensor(self.value)
+
+
+def lookup(table: Tensor, indices: np.ndarray) -> Tensor:
+    """The rows of a table. Whoever observes is told, and may put others in their place."""
+
+    def back(g: np.ndarray) -> np.ndarray:
+        whole = np.zeros_like(table.value)
+        np.add.at(whole, indices, g)
+        return whole
+
+    def compute() -> Tensor:
+        return Tensor(table.value[indices], [(table, back)])
+
+    observer = observing.get()
+    return compute() if observer is None else observer.at_lookup(table, indices, compute)
+
+
+def pull_back(cotangents: Sequence[tuple[Tensor, np.ndarray]], leaves: Sequence[Tensor]) -> list[np.ndarray | None]:
+    """The gradient at each leaf; None where no way leads there. Nothing that leads to no leaf is computed."""
+    wanted = {id(leaf) for leaf in leaves}
+    order = _towards(wanted, [tensor for tensor, _ in cotangents])
+    gradients: dict[int, np.ndarray] = {}
+    for tensor, cotangent in cotangents:
+        gradients[id(tensor)] = gradients.get(id(tensor), 0) + cotangent.astype(tensor.value.dtype)
+    on_the_way = {id(tensor) for tensor in order}
+    for tensor in order:
+        for source, back in tensor.sources:
+            if id(source) in on_the_way and id(tensor) in gradients:
+                gradients[id(source)] = gradients.get(id(source), 0) + back(gradients[id(tensor)])
+    for hear in hearing.get():
+        hear({key: gradients[key] for key in on_the_way if key in gradients})
+    return [gradients[id(leaf)] if id(leaf) in on_the_way else None for leaf in leaves]
+
+
+def _towards(wanted: set[int], ends: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on a way from the ends to what is wanted, each before its sources."""
+    done: dict[int, bool] = {}
+    order: list[Tensor] = []
+
+    def visit(tensor: Tensor) -> bool:
+        if id(tensor) not in done:
+            reached = [visit(source) for source, _ in tensor.sources]
+            done[id(tensor)] = id(tensor) in wanted or any(reached)
+            if done[id(tensor)]:
+                order.append(tensor)
+        return done[id(tensor)]
+
+    for end in ends:
+        visit(end)
+    return order[::-1]
+
+
+def _sum_to(tensor: Tensor) -> Pullback:
+    """The pullback of a broadcast: the sum over the axes that it made."""
+    shape = tensor.value.shape
+
+    def back(g: np.ndarray) -> np.ndarray:
+        g = g.sum(tuple(range(g.ndim - len(shape))))
+        made = tuple(axis for axis, size in enumerate(shape) if size == 1 and g.shape[axis] != 1)
+        return np.asarray(g.sum(made, keepdims=True))
+
+    return back
+
+
+class ReferenceModel:
+    """A model of the reference: parameters, a mode, and a function of theirs and the inputs.
+
+    Args:
+        forward: takes the model and inputs by name (`input_ids`, and `attention_mask` if it has such a parameter); gives
+            a Tensor, or a dict of them.
+        parameters: arrays by name.
+        modules: the paths of the modules that it calls, for who asks before any call.
+
+    Attributes:
+        training: whether dropout drops.
+        random: where dropout draws from.
+        around: stands in for a forward pass while somebody listens; takes the model, the arguments and those by name.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], parameters: Mapping[str, np.ndarray], modules: Sequence[str] = ()
+    ) -> None:
+        self.forward = forward
+        self.parameters = {name: Tensor(value) for name, value in parameters.items()}
+        self.modules = tuple(modules)
+        self.training = False
+        self.random = np.random.default_rng(0)
+        self.around: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A forward pass."""
+        around = self.around
+        return self.forward(self, *args, **kwargs) if around is None else around(self, args, kwargs)
+
+    def module(self, path: str, function: Callable[..., Any], *given: Any) -> Any:
+        """A call of a part of the model, which can be named: `path`, of the kind of its function."""
+        observer = observing.get()
+        return function(*given) if observer is None else observer.at_module(self, path, function, given)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parameters[name]
+
+    def dropout(self, tensor: Tensor, rate: float) -> Tensor:
+        """In training mode, zeros in place of a part of the entries, the others scaled up."""
+        if not self.training:
+            return tensor
+        kept = (self.random.random(tensor.value.shape) >= rate) / (1 - rate)
+        return tensor * Tensor(kept.astype(tensor.value.dtype))

@@ -1,0 +1,236 @@
+"""What a forward pass reaches: taken down in order, checked, and told by name."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from embgrad.batch import TokenBatch
+from embgrad.errors import AmbiguousPointError, BatchError, PointNotReachedError
+from embgrad.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point, layout_of, split_name
+from embgrad.roles import points_of
+
+__all__ = ["PointWatch"]
+
+
+class PointWatch:
+    """Takes down the lookups and module calls of one forward pass, and says which of them are asked for.
+
+    A backend calls `see` at each lookup, before the lookup is made where it can; `enter` and `leave` around the calls of
+    the modules that are watched; and `resolve` after the forward pass. One watch serves one forward pass.
+
+    Args:
+        batch: what the model is run on.
+        names: the points asked for: "word", or keys of points, see `Point.key`. None to take down everything, to learn
+            what there is.
+
+    Attributes:
+        batch: what the model is run on.
+        lookups: the lookups, in order.
+        calls: the calls of watched modules, in the order in which they began.
+        everything: whether everything is taken down.
+        modules: the paths of the modules whose calls must be told; of no interest where `everything` is.
+    """
+
+    def __init__(self, batch: TokenBatch, names: Collection[str] | None) -> None:
+        self.lookups: list[Lookup] = []
+        self.calls: list[ModuleCall] = []
+        self.everything = names is None
+        self.modules = frozenset(one.path for one in map(split_name, names or ()) if one.side is not None)
+        self.batch = batch
+        self._names = tuple(names or ())
+        self._open: list[int] = []
+        self._ended = 0
+        self._seen: Counter[str] = Counter()
+        self._reached: set[str] = set()
+        self._tokens = _Tokens()
+
+    def see(self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None) -> str | None:
+        """Take down a lookup; its key where it may be asked for, so that the backend keeps hold of its output, else None.
+
+        Args:
+            path: the attribute path of the table's owner, or `UNNAMED_TABLE`.
+            indices: the rows looked up, whole numbers of any shape.
+            rows: the table's rows.
+            dim: the length of a row.
+            padding: the row that the table's owner declares to be padding.
+
+        Raises:
+            BatchError: an index outside the table.
+        """
+        whole = np.asarray(indices)
+        _check_inside(path, whole, rows, self.batch.ids)
+        lookup = Lookup(
+            path=path,
+            occurrence=self._count(path),
+            indices=whole.astype(np.int64),
+            rows=int(rows),
+            dim=int(dim),
+            layout=layout_of(whole, self.batch.ids),
+            padding=padding,
+            parent=self._open[-1] if self._open else None,
+        )
+        self.lookups.append(lookup)
+        self._reached.add(lookup.key)
+        wanted = lookup.key in self._names or (WORD in self._names and lookup.layout is not None)
+        return lookup.key if wanted else None
+
+    def gave(self, tensor: Any) -> None:
+        """What the last lookup gave, where everything is taken down."""
+        if self.everything:
+            self.lookups[-1] = replace(self.lookups[-1], token=self._tokens[tensor])
+
+    def enter(self, path: str, kind: str, given: Any, shape: Sequence[int], also: Sequence[str] = ()) -> str | None:
+        """Take down that a module's call begins; the key of its input where that is asked for, else None.
+
+        Args:
+            path: the module's attribute path.
+            kind: what modules of one sort have in common, such as their class's name.
+            given: the first floating tensor among its arguments, see `embgrad.structures`; None for none.
+            shape: that tensor's shape.
+            also: further names of the module.
+        """
+        call = ModuleCall(path, self._count(f"{path}:"), kind, self._open[-1] if self._open else None, tuple(also))
+        if given is not None:
+            call.source_shape = tuple(map(int, shape))
+            call.source = self._tokens[given] if self.everything else None
+        self._open.append(len(self.calls))
+        self.calls.append(call)
+        return self._reach(call, INPUT, given)
+
+    def leave(self, gave: Any, shape: Sequence[int]) -> str | None:
+        """Take down that the call begun last ends; the key of its output where that is asked for, else None.
+
+        Args:
+            gave: the first floating tensor in what it returned; None for none.
+            shape: that tensor's shape.
+        """
+        call = self.calls[self._open.pop()]
+        call.ended = self._ended
+        self._ended += 1
+        if gave is not None:
+            call.token_shape = tuple(map(int, shape))
+            call.token = self._tokens[gave] if self.everything else None
+        return self._reach(call, OUTPUT, gave)
+
+    def broke(self) -> None:
+        """Take down that the call begun last ends by an exception."""
+        self._open.pop()
+
+    def wants(self, key: str) -> bool:
+        """Whether the point with this key is asked for."""
+        return key in self._names
+
+    def points(self) -> list[Point]:
+        """What was reached, in the order in which it was."""
+        return points_of(self.batch, self.lookups, self.calls)
+
+    def found(self, key: str) -> Lookup | ModuleCall:
+        """The lookup or call that a key means."""
+        name = split_name(key)
+        if name.side is None:
+            return next(one for one in self.lookups if one.key == key)
+        return next(one for one in self.calls if one.path == name.path and one.occurrence == name.occurrence)
+
+    def resolve(self, hint: str = "") -> dict[str, str]:
+        """For each name asked for the key of its point.
+
+        Args:
+            hint: what the backend knows of why a point may not have been reached, for the message.
+
+        Raises:
+            PointNotReachedError: no lookup's indices are the batch's ids, or a point was not reached.
+            AmbiguousPointError: several lookups' indices are.
+        """
+        return {name: self._word(hint) if name == WORD else self._expect_reached(name, hint) for name in self._names}
+
+    def _count(self, path: str) -> int:
+        self._seen[path] += 1
+        return self._seen[path] - 1
+
+    def _reach(self, call: ModuleCall, side: str, tensor: Any) -> str | None:
+        key = call.key(side)
+        if tensor is None:
+            return None
+        self._reached.add(key)
+        return key if key in self._names else None
+
+    def _word(self, hint: str) -> str:
+        words = [lookup for lookup in self.lookups if lookup.layout is not None]
+        if not words:
+            raise PointNotReachedError(not_looked_up(self.batch, self.lookups, hint))
+        if len(words) > 1:
+            raise AmbiguousPointError(several_words(words), words)
+        return words[0].key
+
+    def _expect_reached(self, key: str, hint: str) -> str:
+        if key not in self._reached:
+            raise PointNotReachedError(
+                f"the forward pass did not come by the point {key!r}, which an earlier one on this batch did: expected a "
+                f"model that makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
+            )
+        return key
+
+
+def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") -> str:
+    """What is said where no lookup is `word`."""
+    seen = "; ".join(str(lookup) for lookup in lookups) or "none"
+    return (
+        f"the model made no lookup whose indices are the batch's ids, of shape {batch.shape}; lookups seen: {seen}. Expected "
+        "the model to look up the ids that it is given: if it changes them first, give it the changed ones, or name the table "
+        f"with at=...{' ' if hint else ''}{hint}"
+    )
+
+
+def several_words(words: Sequence[Lookup]) -> str:
+    """What is said where several lookups are `word`."""
+    several = ", ".join(f"{WORD}#{number} = {lookup}" for number, lookup in enumerate(words))
+    return f"{WORD!r} fits {len(words)} lookups: {several}; name one of them, or give a list of names to get each"
+
+
+class _Tokens:
+    """One number a tensor, for as long as the tensor lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._next = 0
+
+    def __getitem__(self, tensor: Any) -> int:
+        reference, token = self._known.get(id(tensor), (None, 0))
+        if reference is not None and reference() is tensor:
+            return token
+        self._next += 1
+        self._known[id(tensor)] = (_reference(tensor), self._next)
+        return self._next
+
+
+def _reference(tensor: Any) -> Any:
+    try:
+        return weakref.ref(tensor)
+    except TypeError:  # no weak references to it: it is kept, or another could get its id
+        return lambda: tensor
+
+
+def _check_inside(path: str, indices: np.ndarray, rows: int, ids: np.ndarray) -> None:
+    if not indices.size or (indices.min() >= 0 and indices.max() < rows):
+        return
+    layout = layout_of(indices, ids)
+    arranged = indices if layout is None else layout.indices(indices)
+    wrong = np.argwhere(~((arranged >= 0) & (arranged < rows)))  # so that NaN is wrong too
+    first = tuple(int(i) for i in wrong[0])
+    expected = f"table {path!r} has {rows} rows: expected 0 to {rows - 1}"
+    more = f" ({len(wrong)} such in all)" if len(wrong) > 1 else ""
+    if layout is not None:
+        raise BatchError(
+            f"id {arranged[first]} at example {first[0]}, position {first[1]} is outside the table{more}: {expected}; use "
+            "the tokenizer that belongs to this model"
+        )
+    raise BatchError(
+        f"the model looks up index {arranged[first]} (at {first} of indices of shape {indices.shape}), which is outside "
+        f"the table{more}: {expected}; is the batch longer than the model's positions, or a type beyond its types?"
+    )

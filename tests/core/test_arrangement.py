@@ -1,0 +1,219 @@
+"""How a point's tensor is seen, and back: lookups and modules, by role and by path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.arrangement import Arrangement, of_lookup, of_module
+from embgrad.points import Lookup, layout_of
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
+BATCH = embgrad.TokenBatch(IDS)
+DIM = 4
+
+
+def seen_lookup(indices: Any) -> Lookup:
+    indices = np.asarray(indices)
+    return Lookup("table", 0, indices, 10, DIM, layout_of(indices, IDS))
+
+
+def expect_inverse(place: Arrangement) -> None:
+    """What is seen, put back, is the tensor itself."""
+    tensor = np.arange(float(np.prod(place.native))).reshape(place.native)
+    seen = place.seen(tensor)
+    assert seen.shape == place.shape
+    if not place.shared:
+        np.testing.assert_array_equal(place.own(seen), tensor)
+
+
+# Lookups
+
+
+@pytest.mark.parametrize("indices", [IDS, IDS.ravel(), IDS[None], IDS[..., None], IDS.T, IDS.T.ravel()])
+@pytest.mark.parametrize("by_role", [True, False])
+def test_a_lookup_of_the_ids_is_seen_by_example_and_position(indices: np.ndarray, by_role: bool) -> None:
+    place = of_lookup("word", seen_lookup(indices), BATCH, by_role=by_role)
+    assert place.native == (*indices.shape, DIM)
+    assert place.shape == place.editable == (2, 3, DIM)
+    assert place.is_batch
+    assert not place.shared
+    expect_inverse(place)
+    table = np.random.default_rng(0).normal(size=(10, DIM))
+    np.testing.assert_array_equal(place.seen(table[indices]), table[IDS])
+
+
+@pytest.mark.parametrize("indices", [np.arange(3), np.arange(3)[None], np.arange(3)[:, None]])
+def test_a_lookup_that_all_examples_share(indices: np.ndarray) -> None:
+    place = of_lookup("position", seen_lookup(indices), BATCH, by_role=True)
+    assert place.shared
+    assert place.is_batch
+    assert (place.shape, place.editable) == ((2, 3, DIM), (3, DIM))
+    np.testing.assert_array_equal(place.ids, [[0, 1, 2]] * 2)
+    rows = np.random.default_rng(0).normal(size=place.native)
+    np.testing.assert_array_equal(place.seen(rows), [rows.reshape(3, DIM)] * 2)
+    own = of_lookup("table", seen_lookup(indices), BATCH, by_role=False)
+    assert (own.shape, own.native, own.is_batch, own.shared) == ((*indices.shape, DIM), own.native, False, False)
+    expect_inverse(own)
+
+
+def test_another_lookup_of_one_index_a_position() -> None:
+    place = of_lookup("type", seen_lookup(IDS + 1), BATCH, by_role=True)
+    assert place.is_batch
+    assert place.layout is None
+    expect_inverse(place)
+
+
+def test_another_lookup_time_major() -> None:
+    indices = np.broadcast_to(np.arange(3)[:, None], (3, 2))
+    place = of_lookup("position", seen_lookup(indices), BATCH, by_role=True)
+    assert place.shape == (2, 3, DIM)
+    np.testing.assert_array_equal(place.ids, [[0, 1, 2]] * 2)
+    expect_inverse(place)
+    assert of_lookup("table", seen_lookup(indices), BATCH, by_role=False).shape == (3, 2, DIM)
+
+
+def test_a_square_lookup_goes_by_the_axis_that_was_found() -> None:
+    batch = embgrad.TokenBatch(np.arange(9).reshape(3, 3))
+    indices = np.broadcast_to(np.arange(3)[:, None], (3, 3)) + 5
+    one = Lookup("table", 0, indices, 10, DIM, None)
+    turned = of_lookup("position", one, batch, 1, by_role=True)
+    np.testing.assert_array_equal(turned.ids, [[5, 6, 7]] * 3)
+    expect_inverse(turned)
+    straight = of_lookup("position", one, batch, 0, by_role=True)
+    np.testing.assert_array_equal(straight.ids, indices)
+
+
+def test_a_lookup_of_other_indices_has_no_role() -> None:
+    with pytest.raises(
+        embgrad.UnsupportedError,
+        match=r"the point 'type' is table#0 .*for each of 2 examples and 3 positions; .*'table'",
+    ):
+        of_lookup("type", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=True)
+    place = of_lookup("table", seen_lookup(np.zeros((3, 3), int)), BATCH, by_role=False)
+    assert (place.shape, place.is_batch) == ((3, 3, DIM), False)
+
+
+# Modules
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen", "is_batch"),
+    [
+        ((2, 3, 4), (2, 3, 4), True),
+        ((3, 2, 4), (2, 3, 4), True),
+        ((2, 4), (2, 4), False),
+        ((2, 3), (2, 3), False),
+        ((3, 2), (3, 2), False),
+        ((2, 7, 3, 3), (2, 7, 3, 3), False),
+        ((2, 3, 3, 3), (2, 3, 3, 3), False),  # as many heads as positions
+        ((2, 3, 4, 5), (2, 3, 4, 5), True),
+        ((6, 4), (6, 4), False),
+        ((), (), False),
+        ((4, 2, 3), (4, 2, 3), False),
+    ],
+)
+def test_a_module_by_its_path(shape: tuple[int, ...], seen: tuple[int, ...], is_batch: bool) -> None:
+    place = of_module("path", shape, BATCH, None, by_role=False)
+    assert (place.native, place.shape, place.is_batch, place.shared) == (shape, seen, is_batch, False)
+    expect_inverse(place)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (6, 4), (2, 3, 4, 5), (4, 2, 3), (2, 4, 3), (2, 3)])
+def test_a_role_needs_an_entry_for_each_example_and_position(shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"'layer.0' has the shape .*: expected \(example, position, dim\)"
+    ):
+        of_module("layer.0", shape, BATCH, None, by_role=True)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.booleans())
+def test_modules_are_seen_alike_whichever_axis_comes_first(
+    examples: int, positions: int, dim: int, turned: bool
+) -> None:
+    batch = embgrad.TokenBatch(np.arange(examples * positions).reshape(examples, positions))
+    values = np.random.default_rng(0).normal(size=(examples, positions, dim))
+    native = values.swapaxes(0, 1) if turned else values
+    axis = int(turned) if examples == positions > 1 else None
+    place = of_module("layer.0", native.shape, batch, axis, by_role=True)
+    np.testing.assert_array_equal(place.seen(native), values)
+    np.testing.assert_array_equal(place.own(values), native)
+
+
+# Through the call
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape)
+
+
+def recurrent(turned: bool) -> ReferenceModel:
+    """Two layers on (position, example) or (example, position), with positions of a table of their own."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        places = np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape)
+        ids, places = (input_ids.T, places.T) if turned else (input_ids, places)
+        x = lookup(model["E"], ids) + lookup(model["pos"], places)
+
+        def layer(x: Tensor) -> Tensor:
+            return (x @ model["W"]).tanh()
+
+        for number in range(2):
+            x = model.module(f"layer.{number}", layer, x)
+        return (x * Tensor(weights_of(input_ids.shape, turned))).sum(0 if turned else 1)
+
+    return ReferenceModel(forward, {"E": random(30, DIM), "pos": random(6, DIM), "W": random(DIM, DIM)})
+
+
+def weights_of(shape: tuple[int, int], turned: bool) -> np.ndarray:
+    """Another weight for each example and position, so that nothing is symmetric."""
+    weights = np.arange(1.0, shape[0] * shape[1] + 1).reshape(shape)[..., None]
+    return np.asarray(weights.swapaxes(0, 1)) if turned else weights
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 3), (1, 4), (4, 1)])
+@pytest.mark.parametrize("at", ["word", "position", "layer.0", "layer.-1", "E", "layer.1"])
+def test_time_major_models_are_seen_as_others(shape: tuple[int, int], at: str) -> None:
+    ids = np.arange(shape[0] * shape[1]).reshape(shape) + 7
+    straight = embgrad.gradients(recurrent(False), ids, embgrad.Sum(), at=at)
+    turned = embgrad.gradients(recurrent(True), ids, embgrad.Sum(), at=at)
+    np.testing.assert_allclose(turned.values, straight.values, atol=1e-14)
+    np.testing.assert_allclose(turned.activations, straight.activations, rtol=1e-12)
+    np.testing.assert_array_equal(turned.ids, straight.ids)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 3)])
+@pytest.mark.parametrize("option", ["override", "add"])
+@pytest.mark.parametrize("at", ["word", "layer.0", "position"])
+def test_changes_of_time_major_models_are_those_of_others(shape: tuple[int, int], option: str, at: str) -> None:
+    ids = np.arange(shape[0] * shape[1]).reshape(shape) + 7
+    change = random(*shape, DIM)
+    results = [
+        embgrad.gradients(recurrent(turned), ids, embgrad.Sum(), at=at, **{option: {at: change}})  # type: ignore[call-overload]
+        for turned in (False, True)
+    ]
+    np.testing.assert_allclose(results[1].objective, results[0].objective, rtol=1e-12)
+    np.testing.assert_allclose(results[1].values, results[0].values, atol=1e-14)
+
+
+def test_a_square_batch_that_a_model_takes_only_whole() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        def layer(x: Tensor) -> Tensor:
+            return x * Tensor(np.ones((3, 1, 1)))
+
+        return model.module("layer.0", layer, lookup(model["E"], input_ids[:3])).sum(1)
+
+    def padding(model: Any, inputs: Any) -> Tensor:  # always three examples
+        return model(np.resize(inputs["input_ids"], (3, 3)))
+
+    built = ReferenceModel(forward, {"E": random(30, DIM)})
+    with pytest.raises(embgrad.AmbiguousPointError, match=r"as many examples as positions.*one example less did not"):
+        embgrad.gradients(
+            built, {"input_ids": np.arange(9).reshape(3, 3)}, lambda out: out.column(0), at="layer.0", call=padding
+        )

@@ -1,0 +1,543 @@
+"""Capture inside the user's own loop, on the reference: steps, sums, what is kept, and what is said when nothing comes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.rowsparse import RowSparse
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
+
+DIM, CLASSES = 4, 3
+IDS = np.array([[3, 5, 8], [2, 9, 3]])
+OTHER = np.array([[7, 1, 7], [4, 4, 2]])
+LABELS = np.array([0, 2])
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(12, DIM)),
+    "pos": np.random.default_rng(1).normal(size=(6, DIM)),
+    "W": np.random.default_rng(2).normal(size=(DIM, DIM)),
+    "H": np.random.default_rng(3).normal(size=(DIM, CLASSES)),
+}
+MODULES = ["embed", "layers.0", "layers.1", "pool", "count"]
+
+
+def forward(model: Any, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Tensor:
+    def embed(ids: np.ndarray) -> Tensor:
+        return lookup(model["E"], ids) + lookup(model["pos"], np.arange(ids.shape[-1]))
+
+    def layer(x: Tensor) -> tuple[Tensor, None]:
+        return x + (x @ model["W"]).tanh(), None
+
+    def pool(x: Tensor) -> Tensor:
+        mask = np.ones(x.shape[:2]) if attention_mask is None else attention_mask
+        return (x * Tensor(mask[..., None].astype(float))).sum(1).tanh()
+
+    x = model.module("embed", embed, input_ids)
+    for number in range(2):
+        x = model.module(f"layers.{number}", layer, x)[0]
+    return model.module("pool", pool, x) @ model["H"]
+
+
+def model(function: Any = forward) -> ReferenceModel:
+    return ReferenceModel(function, {name: value.copy() for name, value in WEIGHTS.items()}, MODULES)
+
+
+def slope(logits: Tensor, labels: np.ndarray = LABELS) -> np.ndarray:
+    """The cotangent of the mean cross-entropy, as a user's loss has it."""
+    return (logits.softmax().value - np.eye(CLASSES)[labels]) / len(labels)
+
+
+def step(built: ReferenceModel, *batches: Any, rate: float = 0.1, **options: Any) -> None:
+    """One step of a user's loop: a loss over all the batches, a backward pass, an update."""
+    outputs = [built(batch, **options) for batch in batches]
+    parameters = list(built.parameters.values())
+    gradients = pull_back([(logits, slope(logits)) for logits in outputs], parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.value = parameter.value - rate * gradient
+
+
+def by_gradients(built: ReferenceModel, ids: Any = IDS, at: str = "word", **options: Any) -> np.ndarray:
+    result = embgrad.gradients(built, ids, embgrad.CrossEntropy(LABELS), at=at, **options)
+    return result.values / 2  # their mean, our sum
+
+
+# Steps
+
+
+@pytest.mark.parametrize(
+    "at", ["word", "E", "E#0", "word#0", "embeddings", "layer.0", "layer.-1", "layers.1", "pool", "pos"]
+)
+def test_each_step_is_the_gradient_at_that_step(at: str) -> None:
+    built, expected = model(), []
+    with embgrad.capture(built, at=at) as tap:
+        for ids in (IDS, OTHER, IDS):
+            expected.append(by_gradients(built, ids, at))
+            step(built, ids)
+    assert tap.count == len(tap.steps) == tap.passes == 3
+    for one, values in zip(tap.steps, expected, strict=True):
+        np.testing.assert_allclose(one.values, values, atol=1e-15)
+    assert not np.allclose(expected[0], expected[2])  # training went on
+    summed = tap.sum()
+    if isinstance(summed, RowSparse):
+        tables = [one.table().to_dense() for one in tap.steps]
+        np.testing.assert_allclose(summed.to_dense(), sum(tables), atol=1e-14)
+        np.testing.assert_allclose(tap.mean().to_dense(), sum(tables) / 3, atol=1e-14)
+    else:
+        np.testing.assert_allclose(summed, sum(expected), atol=1e-14)
+        np.testing.assert_allclose(tap.mean(), sum(expected) / 3, atol=1e-14)
+    assert isinstance(summed, RowSparse) == (at in ("word", "E", "E#0", "word#0", "pos"))
+
+
+@pytest.mark.parametrize("at", ["word", "layer.0", "pool"])
+@pytest.mark.parametrize("keep", ["all", "mean"])
+def test_training_ends_with_the_same_weights_bit_for_bit(at: str, keep: str) -> None:
+    plain, captured = model(), model()
+    for _ in range(3):
+        step(plain, IDS, OTHER)
+    with embgrad.capture(captured, at=at, keep=keep):
+        for _ in range(3):
+            step(captured, IDS, OTHER)
+    for name in WEIGHTS:
+        assert plain[name].value.tobytes() == captured[name].value.tobytes()
+    assert sorted(vars(plain)) == sorted(vars(captured))
+    assert captured.around is None
+
+
+def test_what_a_step_holds() -> None:
+    built = model()
+    mask, types = np.array([[1, 1, 1], [1, 1, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
+    with embgrad.capture(built) as tap:
+        step(built, IDS, attention_mask=mask, token_type_ids=types)
+    (one,) = tap.steps
+    assert one.objective is None
+    assert one.tokens is one.words_of is None
+    for name, value in {"ids": IDS, "mask": mask, "types": types, "activations": WEIGHTS["E"][IDS]}.items():
+        np.testing.assert_array_equal(getattr(one, name), value)
+    assert (one.vocab, one.pad_leak) == (12, 0.0)
+    assert one.provenance["captured"]
+    assert (one.provenance["point"], one.provenance["path"]) == ("word", "E#0")
+    assert one.provenance["objective"]["class"] == "captured"
+    assert "captured" in repr(one)
+    assert repr(tap) == "Tap(at='word', 1 steps, 1 forward passes)"
+    assert one.saliency().shape == (2, 3)
+    np.testing.assert_allclose(sum(each.to_dense() for each in one.per_example()), one.table().to_dense())
+
+
+def test_steps_are_copies() -> None:
+    built = model()
+    with embgrad.capture(built) as tap:
+        step(built, IDS)
+        before = [getattr(tap.steps[0], name).copy() for name in ("values", "activations", "ids")]
+        step(built, OTHER)
+        for name, value in zip(("values", "activations", "ids"), before, strict=True):
+            np.testing.assert_array_equal(getattr(tap.steps[0], name), value)
+            getattr(tap.steps[0], name)[...] = 1
+        step(built, IDS)
+    assert tap.steps[2].values.std() > 0
+    assert not np.shares_memory(tap.steps[1].values, tap.steps[2].values)
+    np.testing.assert_array_equal(IDS, [[3, 5, 8], [2, 9, 3]])
+
+
+def test_a_step_is_saved_and_loaded(tmp_path: Path) -> None:
+    built = model()
+    for at in ("word", "layer.0", "pool"):
+        with embgrad.capture(built, at=at) as tap:
+            step(built, IDS)
+        tap.steps[0].save(tmp_path / "step.safetensors")
+        again = embgrad.load(tmp_path / "step.safetensors")
+        assert again.objective is None
+        np.testing.assert_array_equal(again.values, tap.steps[0].values)
+        assert again.provenance == tap.steps[0].provenance
+
+
+def test_a_saved_result_without_an_objective_is_otherwise_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    result = embgrad.gradients(model(), IDS, embgrad.Sum())
+    replace(result, objective=None).save(tmp_path / "g.safetensors")
+    with pytest.raises(embgrad.FileFormatError, match=r"lacks \['objective'\]"):
+        embgrad.load(tmp_path / "g.safetensors")
+
+
+# Several passes in one step
+
+
+def test_several_forward_passes_behind_one_loss_are_one_step() -> None:
+    built = model()
+    expected = [by_gradients(built, ids) for ids in (IDS, OTHER)]
+    with embgrad.capture(built) as tap:
+        step(built, IDS, OTHER)
+    assert (tap.count, tap.passes) == (1, 2)
+    np.testing.assert_allclose(tap.steps[0].values, np.concatenate(expected), atol=1e-15)
+    np.testing.assert_array_equal(tap.steps[0].ids, np.concatenate([IDS, OTHER]))
+    assert tap.steps[0].mask is None
+
+
+@pytest.mark.parametrize("at", ["word", "layer.0", "pool", "pos"])
+def test_forward_passes_of_different_lengths_in_one_step(at: str) -> None:
+    built = model()
+    short = IDS[:, :2]
+    expected = [by_gradients(built, ids, at) for ids in (IDS, short)]
+    with embgrad.capture(built, at=at) as tap:
+        step(built, IDS, short)
+    (one,) = tap.steps
+    if at == "pool":
+        np.testing.assert_allclose(one.values, np.concatenate(expected), atol=1e-15)
+    elif at == "pos":  # a table of positions, looked up by position alone
+        np.testing.assert_allclose(one.values, np.concatenate(expected), atol=1e-15)
+        np.testing.assert_array_equal(one.ids, [0, 1, 2, 0, 1])
+    else:
+        np.testing.assert_allclose(one.values[:2], expected[0], atol=1e-15)
+        np.testing.assert_allclose(one.values[2:, :2], expected[1], atol=1e-15)
+        assert not one.values[2:, 2].any()
+        np.testing.assert_array_equal(one.mask, [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 0]])
+    if at in ("word", "pos"):
+        dense = np.zeros((12 if at == "word" else 6, DIM))
+        for ids, values in zip((IDS, short), expected, strict=True):
+            np.add.at(dense, ids if at == "word" else np.arange(ids.shape[1]), values)
+        np.testing.assert_allclose(tap.sum().to_dense(), dense, atol=1e-14)
+
+
+def test_gradient_accumulation_is_a_step_for_each_backward_pass() -> None:
+    built = model()
+    expected = [by_gradients(built, ids) for ids in (IDS, OTHER)]
+    with embgrad.capture(built) as tap:
+        for ids in (IDS, OTHER):  # no update in between
+            logits = built(ids)
+            pull_back([(logits, slope(logits))], list(built.parameters.values()))
+    np.testing.assert_allclose([one.values for one in tap.steps], expected, atol=1e-15)
+
+
+def test_a_forward_pass_whose_gradient_is_not_taken_is_no_step() -> None:
+    built = model()
+    with embgrad.capture(built) as tap:
+        built(OTHER)  # as in validation
+        step(built, IDS)
+        built(OTHER)
+    assert (tap.count, tap.passes) == (1, 3)
+    np.testing.assert_array_equal(tap.steps[0].ids, IDS)
+
+
+def test_batches_of_different_shapes_in_different_steps() -> None:
+    built = model()
+    with embgrad.capture(built) as words, embgrad.capture(built, at="layer.0") as layers:
+        step(built, IDS)
+        step(built, IDS[:, :2])
+    assert len(words.sum().rows) == 5
+    for ask in (layers.sum, layers.mean):
+        with pytest.raises(
+            embgrad.PointError, match=r"the shapes \(2, 3, 4\) and \(2, 2, 4\) in two steps.*one by one"
+        ):
+            ask()
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("at", ["word", "layer.0"])
+def test_keeping_the_mean_keeps_no_steps(at: str) -> None:
+    every, mean = model(), model()
+    with embgrad.capture(every, at=at) as kept:
+        for ids in (IDS, OTHER, IDS):
+            step(every, ids)
+    with embgrad.capture(mean, at=at, keep="mean") as tap:
+        for ids in (IDS, OTHER, IDS):
+            step(mean, ids)
+    assert (tap.steps, tap.count) == ([], 3)
+    for one, other in ((tap.mean(), kept.mean()), (tap.sum(), kept.sum())):
+        dense = [each.to_dense() if isinstance(each, RowSparse) else each for each in (one, other)]
+        np.testing.assert_array_equal(*dense)
+
+
+@pytest.mark.parametrize("keep", ["all", "mean"])
+def test_passes_are_held_no_longer_than_their_graphs(keep: str) -> None:
+    built = model()
+    alive = []
+
+    def own(model: Any, input_ids: Any) -> Tensor:
+        logits = forward(model, input_ids)
+        alive.append(weakref.ref(logits))
+        return logits
+
+    built.forward = own
+    with embgrad.capture(built, keep=keep) as tap:
+        for _ in range(20):
+            step(built, IDS)
+        gc.collect()
+        assert not [one for one in alive if one() is not None]
+        results = [one for one in gc.get_objects() if isinstance(one, embgrad.EmbeddingGradients)]
+        assert len(results) <= (20 if keep == "all" else 1)
+    assert tap.count == 20
+
+
+# Several captures, and calls of embgrad inside
+
+
+def test_captures_at_once_on_the_same_and_on_different_points() -> None:
+    built, alone = model(), model()
+    with (
+        embgrad.capture(built) as one,
+        embgrad.capture(built, at="layer.0") as layer,
+        embgrad.capture(built, at="word", keep="mean") as two,
+    ):
+        step(built, IDS)
+        step(built, OTHER)
+    with embgrad.capture(alone) as expected:
+        step(alone, IDS)
+        step(alone, OTHER)
+    for first, second in zip(one.steps, expected.steps, strict=True):
+        np.testing.assert_array_equal(first.values, second.values)
+    np.testing.assert_array_equal(two.sum().to_dense(), expected.sum().to_dense())
+    np.testing.assert_allclose(layer.steps[0].values, by_gradients(model(), at="layer.0"), atol=1e-15)
+    assert layer.count == 2
+
+
+def test_captures_that_end_in_the_order_in_which_they_began() -> None:
+    built = model()
+    with embgrad.capture(built) as outer:
+        with embgrad.capture(built) as inner:
+            step(built, IDS)
+        step(built, OTHER)
+    assert (outer.count, inner.count) == (2, 1)
+    step(built, IDS)
+    assert (outer.count, inner.count) == (2, 1)
+
+
+def test_two_models_are_captured_apart() -> None:
+    first, second = model(), model()
+    with embgrad.capture(first) as one, embgrad.capture(second) as two:
+        step(first, IDS)
+        step(second, OTHER)
+        step(second, IDS)
+    assert (one.count, two.count) == (1, 2)
+
+
+def test_embgrads_own_passes_are_not_captured() -> None:
+    built = model()
+    with embgrad.capture(built) as tap, embgrad.capture(built, at="layer.0") as layer:
+        step(built, IDS)
+        embgrad.gradients(built, OTHER, embgrad.Sum(), at=["word", "layer.0"], check=True)
+        embgrad.points(built, OTHER)
+        embgrad.parameter_gradients(built, OTHER, embgrad.Sum())
+        embgrad.table_gradients(built, OTHER, embgrad.Sum())
+        expected = by_gradients(built, OTHER)
+        step(built, OTHER)
+    assert (tap.count, tap.passes, layer.count) == (2, 2, 2)
+    np.testing.assert_allclose(tap.steps[1].values, expected, atol=1e-15)
+
+
+def test_a_model_that_calls_itself_is_one_pass() -> None:
+    def nested(model: Any, input_ids: Any, depth: int = 1) -> Tensor:
+        return model(input_ids, depth=0) if depth else forward(model, input_ids)
+
+    built = model(nested)
+    with embgrad.capture(built) as tap:
+        step(built, IDS)
+    assert (tap.count, tap.passes) == (1, 1)
+
+
+# Ids
+
+
+def single(model: Any, input_ids: np.ndarray) -> Tensor:
+    """Positions looked up in the shape of the ids of one text."""
+    return (lookup(model["pos"], np.arange(3)[None]) + lookup(model["E"], input_ids)).tanh().sum(1) @ model["H"]
+
+
+def test_positions_that_equal_the_ids_in_a_later_step() -> None:
+    """Of a batch whose ids are 0, 1, 2 the table is that of the steps before."""
+    built, ids = model(single), np.array([[0, 1, 2]])
+    with embgrad.capture(built) as tap:
+        for one in (IDS[:1], ids):
+            logits = built(one)
+            pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
+    assert [one.provenance["path"] for one in tap.steps] == ["E#0", "E#0"]
+    np.testing.assert_array_equal(tap.steps[1].activations, WEIGHTS["E"][ids])
+
+
+def test_positions_that_equal_the_ids_in_the_first_step() -> None:
+    built = model(single)
+    ids = np.array([[0, 1, 2]])
+    with pytest.raises(embgrad.AmbiguousPointError, match="'word' fits 2 lookups"), embgrad.capture(built):
+        built(ids)
+    with embgrad.capture(built, at="E") as tap:
+        logits = built(ids)
+        pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
+    assert tap.steps[0].provenance["path"] == "E#0"
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("input_ids", {"labels": LABELS}),
+        ("token_ids", {"labels": np.array([0, -100])}),
+        ("anything", {}),
+        ("x", {"k": 3}),
+    ],
+)
+def test_the_ids_are_told_by_the_name_of_an_argument(name: str, others: dict[str, Any]) -> None:
+    source = f"def call(model, {', '.join([*others, name])}): return forward(model, {name})"
+    scope: dict[str, Any] = {"forward": forward}
+    exec(source, scope)  # a function whose parameters are called so
+    built = model(scope["call"])
+    with embgrad.capture(built) as tap:
+        logits = built(**others, **{name: IDS})
+        pull_back([(logits, slope(logits))], [built["E"]])
+    np.testing.assert_array_equal(tap.steps[0].ids, IDS)
+
+
+def test_ids_of_one_text_without_an_axis_of_examples() -> None:
+    def flat(model: Any, input_ids: np.ndarray) -> Tensor:
+        return lookup(model["E"], input_ids).tanh().sum(0).reshape(1, DIM) @ model["H"]
+
+    built = model(flat)
+    with embgrad.capture(built) as tap:
+        logits = built(IDS[0])
+        pull_back([(logits, slope(logits, LABELS[:1]))], [built["E"]])
+    assert tap.steps[0].shape == (1, 3, DIM)
+
+
+def test_a_model_that_is_called_without_ids() -> None:
+    def floats(model: Any, rows: np.ndarray) -> Tensor:
+        return model.module("pool", lambda x: x.tanh(), lookup(model["E"], rows.astype(int))) @ model["H"]
+
+    built = model(floats)
+    message = "called without token ids: its integer arguments are none"
+    with pytest.raises(embgrad.PointNotReachedError, match=message), embgrad.capture(built):
+        built(IDS.astype(float))
+    with embgrad.capture(built, at="pool") as tap:
+        logits = built(IDS.astype(float))
+        pull_back([(logits, np.ones(logits.shape))], [built["E"]])
+    assert tap.steps[0].values.shape == (2, 3, DIM)
+
+
+# Nothing came
+
+
+def test_leaving_without_a_gradient_is_said() -> None:
+    built = model()
+    message = r"called 1 time\(s\), and no gradient reached 'word': expected a backward pass"
+    with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
+        built(IDS)
+    assert built.around is None
+    with pytest.raises(embgrad.NoGradientError, match=message), embgrad.capture(built):
+        by_the_head(built)
+
+
+def by_the_head(built: ReferenceModel) -> None:
+    """A step that does not go by the lookup."""
+    logits = built(IDS)
+    pull_back([(logits, slope(logits))], [built["H"]])
+
+
+def test_leaving_without_a_forward_pass_is_no_error() -> None:
+    with embgrad.capture(model()) as tap:
+        pass
+    assert tap.count == 0
+    for ask in (tap.sum, tap.mean):
+        with pytest.raises(embgrad.NoGradientError, match="nothing was captured at 'word'"):
+            ask()
+
+
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt, embgrad.BatchError])
+def test_what_the_loop_raises_comes_through_and_leaves_no_trace(kind: type[BaseException]) -> None:
+    built = model()
+
+    def loop() -> None:
+        built(IDS)
+        raise kind("of the user's")
+
+    with pytest.raises(kind, match="of the user's"), embgrad.capture(built) as tap:
+        loop()
+    assert built.around is None
+    step(built, IDS)
+    assert tap.count == 0
+
+
+def test_what_the_model_raises_comes_through() -> None:
+    def broken(model: Any, input_ids: Any) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        if input_ids[0, 0] == 7:
+            raise RuntimeError("the model broke")
+        return rows.tanh().sum(1) @ model["H"]
+
+    built = model(broken)
+    with embgrad.capture(built) as tap:
+        step(built, IDS)
+        with pytest.raises(RuntimeError, match="the model broke"):
+            built(OTHER)
+        step(built, IDS)
+    assert tap.count == 2
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"at": "wrod"}, embgrad.UnknownPointError, r"no point 'wrod': expected a role.* Did you mean 'word'\?"),
+        ({"at": "layers.2"}, embgrad.UnknownPointError, r"Did you mean 'layers\.[01]'\?"),
+        ({"at": "F"}, embgrad.UnknownPointError, "the path of a module or table, of 'E', 'pos'"),
+        ({"at": ""}, embgrad.PointError, "at is '': expected the name of a point.*one capture for each point"),
+        ({"at": ["word"]}, embgrad.PointError, r"at is \['word'\]"),
+        ({"at": None}, embgrad.PointError, "at is None"),
+        ({"keep": "last"}, embgrad.EmbgradError, "keep is 'last': expected 'all' or 'mean'"),
+        ({"keep": "means"}, embgrad.EmbgradError, r"Did you mean 'mean'\?"),
+        ({"keep": None}, embgrad.EmbgradError, "keep is None"),
+    ],
+)
+def test_options_are_checked_before_the_loop_begins(options: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        embgrad.capture(model(), **options)
+
+
+def test_models_that_are_refused() -> None:
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"a sequence of 2 parts: expected one model.*one capture for each"
+    ):
+        embgrad.capture([model(), model()])
+    with pytest.raises(embgrad.BackendError):
+        embgrad.capture(3)
+
+
+@pytest.mark.parametrize("at", ["layer.2", "type", "word#1", "layers.0#1", "count"])
+def test_points_that_the_first_pass_does_not_reach(at: str) -> None:
+    built = model()
+    with (
+        pytest.raises(embgrad.PointError, match=r"no point|is not reached|was not reached"),
+        embgrad.capture(built, at=at),
+    ):
+        built(IDS)
+    assert built.around is None
+
+
+def test_a_point_that_a_later_pass_does_not_reach() -> None:
+    def shallow(model: Any, input_ids: Any) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        if input_ids[0, 0] == 3:
+            rows = model.module("layers.0", lambda x: x.tanh(), rows)
+        return rows.sum(1) @ model["H"]
+
+    built = model(shallow)
+
+    def loop() -> None:
+        step(built, IDS)
+        step(built, OTHER)
+
+    with pytest.raises(embgrad.PointNotReachedError, match=r"'layers\.0"), embgrad.capture(built, at="layers.0") as tap:
+        loop()
+    assert tap.count == 1
+
+
+def test_an_id_outside_the_table_is_said() -> None:
+    built = model()
+    with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 1 is outside"), embgrad.capture(built):
+        built(np.array([[3, 12, 4]]))

@@ -1,0 +1,394 @@
+"""Certificates: right gradients pass, wrong ones do not, and the figures are what they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.certificate import worst
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from embgrad.testing.tensors import observing
+
+DIM, CLASSES = 4, 3
+IDS = np.array([[3, 5], [2, 9], [7, 1]])
+PROJECTION = embgrad.Projection(np.random.default_rng(4).normal(size=CLASSES))
+Wrong = Callable[[np.ndarray], np.ndarray]
+
+
+def weights(dtype: str = "float64", **scales: float) -> dict[str, np.ndarray]:
+    shapes = {"E": (12, DIM), "pos": (6, DIM), "W": (DIM, DIM), "H": (DIM, CLASSES)}
+    return {
+        name: (np.random.default_rng(seed).normal(size=shape) * scales.get(name, 1.0)).astype(dtype)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def classify(model: Any, x: Tensor) -> Tensor:
+    return x.tanh().mean(1) @ model["H"]
+
+
+def layered(model: Any, input_ids: np.ndarray, wrong: Wrong | None = None) -> Tensor:
+    """Positions, two layers, and between them what may have a wrong pullback."""
+
+    def layer(x: Tensor) -> Tensor:
+        return x + (x @ model["W"]).tanh()
+
+    x = lookup(model["E"], input_ids) + lookup(model["pos"], np.arange(input_ids.shape[1])[None])
+    x = model.module("layers.0", layer, x)
+    if wrong is not None:
+        x = Tensor(x.value, [(x, wrong)])
+    return classify(model, model.module("layers.1", layer, x))
+
+
+def linear(model: Any, input_ids: np.ndarray) -> Tensor:
+    return lookup(model["E"], input_ids).mean(1) @ model["H"]
+
+
+def quadratic(model: Any, input_ids: np.ndarray) -> Tensor:
+    rows = lookup(model["E"], input_ids)
+    return (rows * rows * rows).mean(1) @ model["H"]
+
+
+def softened(model: Any, input_ids: np.ndarray) -> Tensor:
+    return ((lookup(model["E"], input_ids) @ model["W"]).softmax()).mean(1) @ model["H"]
+
+
+def tied(model: Any, input_ids: np.ndarray) -> Tensor:
+    return (lookup(model["E"], input_ids) @ model["W"]).tanh().mean(1) @ model["E"].swap(0, 1)
+
+
+def twice(model: Any, input_ids: np.ndarray) -> Tensor:
+    return classify(model, lookup(model["E"], input_ids) + lookup(model["E"], input_ids[:, ::-1]).tanh())
+
+
+def centred(model: Any, input_ids: np.ndarray) -> Tensor:
+    hidden = lookup(model["E"], input_ids).mean(1)
+    return (hidden + hidden.mean(0) * -1.0).tanh() @ model["H"]
+
+
+def saturated(model: Any, input_ids: np.ndarray) -> Tensor:
+    """The objective does depend on the lookup, with the gradient zero."""
+    return classify(model, lookup(model["E"], input_ids) * 1e4)
+
+
+def certificate(
+    forward: Any, objective: Any = PROJECTION, dtype: str = "float64", batch: Any = IDS, **options: Any
+) -> Any:
+    scales = options.pop("scales", {})
+    model = ReferenceModel(forward, weights(dtype, **scales))
+    result = embgrad.gradients(model, batch, objective, check=True, **options)
+    return result.certificate if isinstance(result, embgrad.EmbeddingGradients) else result
+
+
+# Right gradients
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("forward", [layered, linear, quadratic, softened, tied, twice, centred, saturated])
+def test_right_gradients_pass(forward: Any, dtype: str) -> None:
+    objective = embgrad.Logit(1) if forward is tied else PROJECTION
+    found = certificate(forward, objective, dtype)
+    assert [slope.direction for slope in found.slopes if slope.expected] or forward is saturated
+    assert all(slope.holds for slope in found.slopes)
+    assert found.scatter < 1e-6
+    assert found.independence < 1e-6 or forward is centred
+
+
+def test_half_precision_passes() -> None:
+    assert certificate(layered, dtype="float16").slopes
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    "scales", [{"E": 1e-6}, {"E": 1e-2}, {"E": 1e3}, {"H": 1e-8}, {"H": 1e8}, {"E": 1e-4, "H": 1e-4}, {"E": 0.0}]
+)
+def test_right_gradients_of_every_size_pass(scales: dict[str, float], dtype: str) -> None:
+    assert certificate(layered, dtype=dtype, scales=scales).slopes
+    assert certificate(linear, dtype=dtype, scales=scales).slopes
+
+
+@pytest.mark.parametrize("name", ["word", "position", "pos", "layers.0", "layer.0", "layers.1:input", "layer.-1"])
+@pytest.mark.parametrize("split", [False, True])
+def test_every_point_can_be_tested(name: str, split: bool) -> None:
+    if name == "pos" and split:
+        return  # it has no examples
+    found = certificate(layered, at=name, split=split)
+    directions = {slope.direction.partition(",")[0] for slope in found.slopes}
+    assert directions == {"gradient", "random 1", "random 2"}
+    assert (found.scatter is None) == ("layer" in name)
+    assert (found.independence is None) == (name == "pos")
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        embgrad.CrossEntropy([0, 2, 1]),
+        embgrad.Logit([1, 0, 2]),
+        embgrad.Margin(0, against=[1, 2, 1]),
+        embgrad.Sum(),
+        lambda logits: logits.column(1),
+        embgrad.Scalar(lambda logits: logits.column(1).sum(0)),
+    ],
+)
+def test_every_objective_can_be_tested(objective: Any) -> None:
+    found = certificate(layered, objective)
+    assert all(slope.holds for slope in found.slopes)
+    assert (found.independence is None) == isinstance(objective, embgrad.Scalar)
+
+
+@pytest.mark.parametrize("at", ["word", "position"])
+@pytest.mark.parametrize("split", [False, True])
+def test_an_example_whose_gradient_is_zero(split: bool, at: str) -> None:
+    objective = embgrad.Projection(np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, -1.0, 0.5]]))
+    assert certificate(layered, objective, split=split, at=at).slopes
+    assert certificate(layered, embgrad.Projection(np.zeros(3)), split=split, at=at).slopes
+
+
+def test_several_points_have_certificates_of_their_own() -> None:
+    results = certificate(layered, at=["word", "layer.0"])
+    assert results["word"].certificate.slopes != results["layer.0"].certificate.slopes
+    assert embgrad.gradients(ReferenceModel(layered, weights()), IDS, PROJECTION).certificate is None
+
+
+def test_the_slopes_are_those_of_the_objective() -> None:
+    model = ReferenceModel(layered, weights())
+    result = embgrad.gradients(model, IDS, PROJECTION, check=True)
+    slope = result.certificate.slopes[0]
+    length = np.linalg.norm(result.activations)
+    assert slope.direction == "gradient"
+    np.testing.assert_allclose(slope.expected, np.linalg.norm(result.values) * length, rtol=1e-12)
+    direction = result.values * length / np.linalg.norm(result.values)
+    h = 1e-5
+    sides = [
+        embgrad.gradients(model, IDS, PROJECTION, add={"word": s * h * direction}).objective.sum() for s in (1, -1)
+    ]
+    np.testing.assert_allclose(slope.found, (sides[0] - sides[1]) / (2 * h), rtol=1e-6)
+
+
+def test_with_override_and_add_the_gradient_is_tested_at_the_new_values() -> None:
+    value, step = np.random.default_rng(7).normal(size=(2, 3, 2, DIM))
+    for changes in (
+        {"override": {"word": value}},
+        {"add": {"word": step}},
+        {"add": {"layers.0": step}},
+        {"override": {"word": value}, "add": {"word": lambda given: 0.1 * given}},
+    ):
+        found = certificate(layered, **changes)
+        assert all(slope.holds for slope in found.slopes)
+        assert found.scatter is None  # the table's own gradient is of other values
+        plain = certificate(layered)
+        assert found.slopes[0].expected != plain.slopes[0].expected
+        assert found.independence < 1e-12
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_micro_batches_are_tested_each(batch_size: int) -> None:
+    whole, pieces = certificate(layered), certificate(layered, batch_size=batch_size)
+    count = -(-3 // batch_size)
+    assert len(pieces.slopes) == count * len(whole.slopes)
+    step = np.random.default_rng(7).normal(size=(3, 2, DIM))
+    changed = certificate(layered, add={"layers.0": step}, batch_size=batch_size)
+    assert changed.independence is None or changed.independence < 1e-12
+
+
+def test_padding_is_tested_as_it_is_counted() -> None:
+    def masked(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids) * Tensor(0.5 + attention_mask[..., None])  # pads leak
+        return classify(model, rows)
+
+    batch = embgrad.TokenBatch(IDS, [[1, 1], [1, 0], [1, 1]])
+    for pads in ("keep", "zero"):
+        assert all(slope.holds for slope in certificate(masked, batch=batch, pads=pads).slopes)
+    with pytest.raises(embgrad.CertificationError):
+        certificate(masked_wrongly, batch=batch, pads="zero")
+
+
+def masked_wrongly(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    rows = lookup(model["E"], input_ids)
+    return classify(model, Tensor(rows.value, [(rows, lambda g: g * 1.5)]))
+
+
+# Wrong gradients
+
+WRONG: dict[str, Wrong] = {
+    "factor": lambda g: 2 * g,
+    "a little more": lambda g: g * g.dtype.type(1.02),
+    "sign": lambda g: -g,
+    "zero": lambda g: 0 * g,
+    "one component missing": lambda g: g * np.array([1, 1, 1, 0], g.dtype),
+    "one component smaller": lambda g: g * np.array([1, 1, 0.8, 1], g.dtype),
+    "components exchanged": lambda g: g[..., ::-1],
+    "one position missing": lambda g: g * np.array([1, 0], g.dtype)[:, None],
+    "one position of one example": lambda g: g * np.array([[1, 1], [1, 0.5], [1, 1]], g.dtype)[..., None],
+    "positions exchanged": lambda g: g[:, ::-1],
+    "examples exchanged": lambda g: g[::-1],
+    "a constant more": lambda g: g + g.dtype.type(0.05),
+    "noise": lambda g: g + (0.05 * np.random.default_rng(9).normal(size=g.shape)).astype(g.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_gradients_do_not_pass(wrong: str, dtype: str) -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        back = WRONG[wrong]
+        return layered(model, input_ids, lambda g: back(g) if g.shape == (3, 2, DIM) else g)
+
+    with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong: in the direction") as caught:
+        certificate(forward, dtype=dtype)
+    for fragment in ("makes the objective change by", "finite differences by", "custom gradients, straight-through"):
+        assert fragment in str(caught.value)
+    assert isinstance(caught.value.certificate, embgrad.Certificate)
+    assert not all(slope.holds for slope in caught.value.certificate.slopes)
+    with pytest.raises(embgrad.CertificationError):
+        certificate(forward, dtype=dtype, at="layer.0")
+    assert all(slope.holds for slope in certificate(forward, dtype=dtype, at="layer.1").slopes)  # behind it all is well
+
+
+@pytest.mark.parametrize("scales", [{"H": 1e-8}, {"H": 1e8}, {"E": 1e-4}, {"E": 1e-4, "H": 1e-6}])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_wrong_gradients_of_every_size_do_not_pass(scales: dict[str, float], dtype: str) -> None:
+    with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong"):
+        certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 2 * g), dtype=dtype, scales=scales)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_detached_part_does_not_pass(dtype: str) -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return classify(model, rows + rows.detach() * 0.1)
+
+    with pytest.raises(embgrad.CertificationError, match="detached parts"):
+        certificate(forward, dtype=dtype)
+
+
+def test_a_straight_through_estimator_does_not_pass() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        return classify(model, Tensor(np.round(rows.value, 1), [(rows, lambda g: g)]))
+
+    with pytest.raises(embgrad.CertificationError):
+        certificate(forward)
+
+
+def test_a_wrong_gradient_of_one_example_is_found_by_split() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        return layered(model, input_ids, lambda g: g * np.array([1.0, 1.0, 1.1])[-len(g) :, None, None])
+
+    with pytest.raises(embgrad.CertificationError, match="example 2"):
+        certificate(forward, split=True)
+
+
+@pytest.mark.parametrize("at", ["word", "position"])
+def test_a_wrong_gradient_by_the_positions_is_found(at: str) -> None:
+    with pytest.raises(embgrad.CertificationError, match=f"the gradient at '{at}' is wrong"):
+        certificate(lambda model, input_ids: layered(model, input_ids, lambda g: 1.1 * g), at=at)
+
+
+def test_a_wrong_gradient_of_the_table_is_found() -> None:
+    """The lookup's own gradient is right, and what the framework makes of it for the table is not."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        table = model["E"]
+
+        def back(g: np.ndarray) -> np.ndarray:
+            whole = np.zeros_like(table.value)
+            whole[input_ids] = 1.5 * g
+            return whole
+
+        def compute() -> Tensor:
+            return Tensor(table.value[input_ids], [(table, back)])
+
+        observer = observing.get()
+        rows = compute() if observer is None else observer.at_lookup(table, input_ids, compute)
+        return classify(model, rows)
+
+    with pytest.raises(
+        embgrad.CertificationError,
+        match=r"'word' and the framework's own gradient of the table differ by 0\.33 \(relative\)",
+    ):
+        certificate(forward)
+
+
+def test_an_objective_lost_in_rounding_is_not_said_to_be_tested() -> None:
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        logits = layered(model, input_ids)
+        return logits + Tensor(np.full((1, CLASSES), 1e5, logits.value.dtype))
+
+    with pytest.raises(embgrad.CertificationError, match=r"could not be tested: .* give the model in float64"):
+        certificate(forward, dtype="float32")
+    assert certificate(forward).slopes
+
+
+# What cannot be tested
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"edit": {"word": lambda grad: grad}},
+            r"check=True tests .* edit=\.\.\. puts another in its place: leave one",
+        ),
+        ({"training": True}, "check=True compares forward passes .* training=True draws random numbers"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        certificate(layered, **options)
+
+
+# Figures
+
+
+def test_independence_tells_where_examples_meet() -> None:
+    assert certificate(layered).independence < 1e-12
+    assert certificate(centred).independence > 0.05
+    assert certificate(layered, batch=IDS[:1]).independence is None
+
+
+def test_independence_goes_by_each_examples_own_arguments() -> None:
+    objective = embgrad.CrossEntropy([0, 2, 1])
+    assert certificate(layered, objective).independence < 1e-14
+    pieces = certificate(layered, objective, batch_size=2)  # the second piece begins at the last example
+    assert pieces.independence < 1e-14
+
+
+def test_a_certificate_comes_back_from_a_file(tmp_path: Path) -> None:
+    model = ReferenceModel(layered, weights())
+    for options in ({}, {"split": True}, {"at": "layer.0"}, {"batch_size": 1}):
+        result = embgrad.gradients(model, IDS, PROJECTION, check=True, **options)  # type: ignore[call-overload]
+        result.save(tmp_path / "g.safetensors")
+        assert embgrad.load(tmp_path / "g.safetensors").certificate == result.certificate
+    plain = embgrad.gradients(model, IDS, PROJECTION)
+    plain.save(tmp_path / "g.safetensors")
+    assert embgrad.load(tmp_path / "g.safetensors").certificate is None
+    found = certificate(layered)
+    assert embgrad.Certificate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_the_certificate_of_several_has_the_worst_figures() -> None:
+    one, other = certificate(layered), certificate(centred)
+    both = worst([one, None, other])
+    assert both.slopes == one.slopes + other.slopes
+    assert both.independence == other.independence
+    assert both.scatter == max(one.scatter, other.scatter)
+    assert worst([None]) == embgrad.Certificate(())
+
+
+def test_the_model_is_as_it_was() -> None:
+    model = ReferenceModel(layered, weights())
+    model.training = True
+    before = {name: value.value.copy() for name, value in model.parameters.items()}
+    state = str(model.random.bit_generator.state)
+    embgrad.gradients(model, IDS, PROJECTION, check=True)
+    assert model.training
+    assert str(model.random.bit_generator.state) == state
+    for name, value in before.items():
+        np.testing.assert_array_equal(model[name].value, value)

@@ -1,0 +1,494 @@
+"""override, add and edit: what goes on in place of values and gradients, as arrays and as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+DIM, CLASSES, EXAMPLES, POSITIONS = 4, 3, 3, 2
+IDS = np.array([[3, 5], [2, 9], [7, 1]])
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(12, DIM)),
+    "pos": np.random.default_rng(1).normal(size=(6, DIM)),
+    "W": np.random.default_rng(2).normal(size=(DIM, DIM)),
+    "H": np.random.default_rng(3).normal(size=(DIM, CLASSES)),
+}
+OBJECTIVE = embgrad.Projection(np.random.default_rng(4).normal(size=(EXAMPLES, CLASSES)))
+POINTS = ["word", "position", "embeddings", "layer.0", "layer.1", "layer.-1", "layers.1:input", "pool"]
+BATCHED = [name for name in POINTS if name not in ("position", "pool")]
+SHAPES = {**dict.fromkeys(POINTS, (EXAMPLES, POSITIONS, DIM)), "position": (POSITIONS, DIM), "pool": (EXAMPLES, DIM)}
+
+
+def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+    """Words and positions, three layers that return tuples and dicts, a pool, a head; examples do not meet."""
+
+    def embed(ids: np.ndarray) -> dict[str, Any]:
+        rows = lookup(model["E"], ids) + lookup(model["pos"], np.arange(ids.shape[1])[None])
+        return {"ids": ids, "rows": rows, "again": rows}
+
+    def layer(x: Tensor, number: int) -> tuple[None, list[Tensor]]:
+        return None, [x + (x @ model["W"]).tanh() * (1.0 + number), x]
+
+    def pool(x: Tensor) -> Tensor:
+        return x.mean(1).tanh()
+
+    x = model.module("embed", embed, input_ids)["rows"]
+    for number in range(3):
+        x = model.module(f"layers.{number}", layer, x, number)[1][0]
+    return model.module("pool", pool, x) @ model["H"]
+
+
+def gradients(objective: Any = OBJECTIVE, batch: Any = IDS, **options: Any) -> Any:
+    model = ReferenceModel(forward, WEIGHTS)
+    return embgrad.gradients(model, batch, objective, **options)
+
+
+def drawn(name: str, seed: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=SHAPES[name])
+
+
+def differences(value: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-4) -> np.ndarray:
+    """The gradient by central differences of fourth order."""
+    found = np.zeros_like(at)
+    for place in np.ndindex(at.shape):
+        unit = np.zeros_like(at)
+        unit[place] = step
+        wide, narrow = value(at + 2 * unit) - value(at - 2 * unit), value(at + unit) - value(at - unit)
+        found[place] = (8 * narrow - wide) / (12 * step)
+    return found
+
+
+# override
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_the_gradient_at_an_overridden_point_is_that_at_the_new_value(name: str) -> None:
+    value = drawn(name)
+    result = gradients(at=name, override={name: value})
+    seen = np.broadcast_to(value, result.shape)
+    np.testing.assert_array_equal(result.activations, seen)
+    expected = differences(lambda x: gradients(override={name: x}, at="pool").objective.sum(), value)
+    summed = result.values.sum(0) if name == "position" else result.values
+    np.testing.assert_allclose(summed, expected, atol=1e-9)
+    assert result.vocab is None
+    assert result.provenance["override"] == [name]
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_overriding_a_point_with_its_own_value_changes_nothing(name: str) -> None:
+    plain = gradients(at=[*POINTS])
+    value = plain[name].activations[0] if name == "position" else plain[name].activations
+    for change in (value, lambda given: None, lambda given: given, lambda given: given.tolist()):
+        again = gradients(at=name, override={name: change})
+        np.testing.assert_allclose(again.values, plain[name].values, atol=1e-15)
+        np.testing.assert_array_equal(again.objective, plain[name].objective)
+
+
+@pytest.mark.parametrize("name", BATCHED[2:])
+def test_nothing_comes_through_an_overridden_point(name: str) -> None:
+    message = rf"'word' \(E#0 .*or only through '{name}', whose value was overridden.*use add="
+    with pytest.raises(embgrad.NoGradientError, match=message):
+        gradients(at="word", override={name: drawn(name)})
+    with pytest.raises(embgrad.NoGradientError, match=f"only through '{name}'"):
+        gradients(at=["pool", "embed"], override={name: drawn(name)}) if name != "embeddings" else gradients(
+            at=["word"], override={name: drawn(name)}
+        )
+
+
+def test_an_overridden_word_leaves_the_positions_their_gradient() -> None:
+    value = drawn("word")
+    results = gradients(at=["word", "position"], override={"word": value})
+    np.testing.assert_allclose(results["position"].values, results["word"].values, atol=1e-15)
+    np.testing.assert_array_equal(results["position"].ids, [[0, 1]] * 3)
+
+
+@pytest.mark.parametrize("name", ["word", "E", "E#0", "word#0"])
+@pytest.mark.parametrize("at", ["word", "E"])
+def test_an_overridden_lookup_has_no_table_whatever_its_names(name: str, at: str) -> None:
+    result = gradients(at=at, override={name: np.zeros(DIM)})
+    assert result.vocab is None
+    assert not result.activations.any()
+    for ask in (result.table, result.per_example):
+        with pytest.raises(embgrad.PointError, match=rf"the point '{at}' was overridden, so that there is no table"):
+            ask()
+    split = gradients(at=at, override={name: np.zeros(DIM)}, split=True)
+    assert split.tables is None
+    np.testing.assert_allclose(split.values, result.values, atol=1e-15)
+
+
+# add
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_what_is_added_goes_on_and_the_gradient_goes_by(name: str) -> None:
+    step = drawn(name)
+    plain = gradients(at=name)
+    result = gradients(at=[name, "word"] if name != "word" else ["word"], add={name: step})
+    np.testing.assert_allclose(result[name].activations, plain.activations + step, atol=1e-15)
+    value = plain.activations[0] if name == "position" else plain.activations
+    overridden = gradients(at=name, override={name: value + step})
+    np.testing.assert_allclose(result[name].values, overridden.values, atol=1e-14)
+    np.testing.assert_allclose(result[name].objective, overridden.objective, atol=1e-14)
+    assert result["word"].values.any()
+    assert result["word"].vocab == 12
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_adding_zeros_changes_nothing(name: str) -> None:
+    plain = gradients(at=[*POINTS])
+    for change in (0, 0.0, np.zeros(SHAPES[name]), np.zeros(DIM), False, lambda given: 0 * given, lambda given: 0):
+        changed = gradients(at=[*POINTS], add={name: change})
+        for one in POINTS:
+            np.testing.assert_array_equal(changed[one].values, plain[one].values)
+            np.testing.assert_array_equal(changed[one].activations, plain[one].activations)
+
+
+@given(npst.arrays(np.float64, (EXAMPLES, POSITIONS, DIM), elements=st.floats(-2, 2)), st.sampled_from(BATCHED))
+@settings(max_examples=15)
+def test_the_gradient_tells_what_adding_a_little_does(direction: np.ndarray, name: str) -> None:
+    def value(step: float) -> float:
+        return float(gradients(at="pool", add={name: step * direction}).objective.sum())
+
+    h = 1e-4
+    slope = (8 * (value(h) - value(-h)) - (value(2 * h) - value(-2 * h))) / (12 * h)
+    np.testing.assert_allclose((gradients(at=name).values * direction).sum(), slope, atol=1e-8)
+
+
+def test_override_comes_before_add() -> None:
+    value, step = drawn("layer.0"), drawn("layer.0", 6)
+    both = gradients(at="layer.0", override={"layer.0": value}, add={"layer.0": step})
+    one = gradients(at="layer.0", override={"layer.0": value + step})
+    np.testing.assert_allclose(both.values, one.values, atol=1e-15)
+    np.testing.assert_allclose(both.activations, value + step)
+    seen: list[np.ndarray] = []
+    gradients(at="layer.0", override={"layer.0": value}, add={"layer.0": lambda given: seen.append(given) or 0})
+    np.testing.assert_array_equal(seen, [value])
+
+
+# edit
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_an_edit_that_gives_back_what_came_changes_nothing(name: str) -> None:
+    plain = gradients(at=[*POINTS])
+    for change in (lambda grad: grad, lambda grad: None, lambda grad: grad.tolist()):
+        changed = gradients(at=[*POINTS], edit={name: change})
+        for one in POINTS:
+            np.testing.assert_array_equal(changed[one].values, plain[one].values)
+        np.testing.assert_array_equal(changed[name].before, plain[name].values)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", BATCHED[2:])
+def test_scaling_a_gradient_scales_what_is_upstream_alone(name: str, in_place: bool) -> None:
+    def scale(grad: np.ndarray) -> np.ndarray | None:
+        if in_place:
+            grad *= -2.5
+            return None
+        return -2.5 * grad
+
+    plain, edited = gradients(at=[*POINTS]), gradients(at=[*POINTS], edit={name: scale})
+    upstream = POINTS.index(name)
+    if name == "layers.1:input":  # behind layer.0, before layer.1
+        behind = ["layer.1", "layer.-1", "pool"]
+    else:
+        behind = [one for one in POINTS[upstream + 1 :] if one != "layers.1:input"]
+        behind += ["layers.1:input"] if name == "embeddings" else []
+    for one in behind:
+        np.testing.assert_array_equal(edited[one].values, plain[one].values)
+        assert edited[one].before is None
+    for one in ("word", "position"):
+        np.testing.assert_allclose(edited[one].values, -2.5 * plain[one].values, rtol=1e-12)
+    np.testing.assert_allclose(edited[name].values, -2.5 * plain[name].values, rtol=1e-15)
+    np.testing.assert_array_equal(edited[name].before, plain[name].values)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_ablation_leaves_exactly_zero_upstream(in_place: bool) -> None:
+    def ablate(grad: np.ndarray) -> np.ndarray | None:
+        if in_place:
+            grad[:, 1] = 0
+            return None
+        return grad * np.array([1.0, 0.0])[:, None]
+
+    results = gradients(at=["word", "layer.1"], edit={"layer.1": ablate})
+    assert not results["word"].values[:, 1].any()
+    assert results["word"].values[:, 0].all()
+    assert results["layer.1"].before[:, 1].all()
+
+
+def test_edits_at_several_points_and_of_one_tensor_under_several_names() -> None:
+    order: list[str] = []
+
+    def noted(name: str, factor: float) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda grad: order.append(name) or factor * grad
+
+    plain = gradients()
+    edits = {"layer.0": noted("layer.0", 2.0), "layers.1:input": noted("input", 3.0), "layer.2": noted("layer.2", 5.0)}
+    np.testing.assert_allclose(gradients(edit=edits).values, 30 * plain.values, rtol=1e-12)
+    assert order == ["layer.2", "input", "layer.0"]
+
+
+def test_an_edit_is_called_in_each_pullback() -> None:
+    seen: list[np.ndarray] = []
+    split = gradients(split=True, edit={"layer.0": lambda grad: seen.append(grad) or 2 * grad}, at=["word", "layer.0"])
+    plain = gradients(at=["word", "layer.0"])
+    assert len(seen) == EXAMPLES
+    for example, grad in enumerate(seen):
+        assert grad[example].any()
+        assert not np.delete(grad, example, 0).any()
+    np.testing.assert_allclose(split["word"].values, 2 * plain["word"].values, rtol=1e-12)
+    np.testing.assert_allclose(split["layer.0"].before, plain["layer.0"].values, atol=1e-15)
+    np.testing.assert_allclose(split["layer.0"].values, 2 * plain["layer.0"].values, atol=1e-15)
+
+
+# What functions get
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("name", POINTS)
+def test_functions_get_a_copy_of_their_own_as_users_see_the_point(option: str, name: str) -> None:
+    seen: list[np.ndarray] = []
+
+    def change(given: np.ndarray) -> np.ndarray:
+        assert given.flags.writeable
+        assert given.flags.c_contiguous
+        seen.append(given.copy())
+        result = np.zeros_like(given) if option == "add" else given.copy()
+        given[...] = 7  # nobody else's memory
+        return result
+
+    changed, plain = gradients(at=name, **{option: {name: change}}), gradients(at=name)
+    times = EXAMPLES if name == "position" and option == "edit" else 1
+    assert [one.shape for one in seen] == [SHAPES[name]] * times
+    np.testing.assert_array_equal(changed.values, plain.values)
+    np.testing.assert_array_equal(changed.activations, plain.activations)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ZeroDivisionError, embgrad.BatchError, SystemExit])
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_what_a_function_raises_comes_through_and_leaves_the_model_as_it_was(
+    option: str, kind: type[BaseException]
+) -> None:
+    model = ReferenceModel(forward, WEIGHTS)
+    model.training = True
+    plain = embgrad.gradients(model, IDS, OBJECTIVE)
+
+    def raising(given: np.ndarray) -> np.ndarray:
+        raise kind("of the user's")
+
+    with pytest.raises(kind, match="of the user's"):
+        embgrad.gradients(model, IDS, OBJECTIVE, **{option: {"layer.0": raising}})
+    assert model.training
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, OBJECTIVE).values, plain.values)
+
+
+# Broadcasting
+
+
+@pytest.mark.parametrize("option", ["override", "add"])
+@pytest.mark.parametrize(
+    "shape",
+    [(), (1,), (DIM,), (POSITIONS, DIM), (POSITIONS, 1), (EXAMPLES, 1, 1), (1, 1, DIM), (EXAMPLES, POSITIONS, DIM)],
+)
+def test_arrays_are_spread_to_the_points_shape(option: str, shape: tuple[int, ...]) -> None:
+    change = np.random.default_rng(1).normal(size=shape)
+    whole = np.broadcast_to(change, (EXAMPLES, POSITIONS, DIM))
+    given = change.astype(np.float32).tolist() if shape else float(np.float32(change))
+    expected = gradients(at=["word", "layer.1"], **{option: {"word": whole}})
+    for one in (change, Tensorlike(change)):
+        changed = gradients(at=["word", "layer.1"], **{option: {"word": one}})
+        np.testing.assert_allclose(changed["layer.1"].values, expected["layer.1"].values, atol=1e-15)
+    rounded = gradients(at=["word", "layer.1"], **{option: {"word": given}})
+    np.testing.assert_allclose(rounded["layer.1"].values, expected["layer.1"].values, atol=1e-5)
+
+
+class Tensorlike:
+    """A tensor of a framework, as PyTorch's are asked for their values."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def detach(self) -> Tensorlike:
+        return self
+
+    def cpu(self) -> Tensorlike:
+        return self
+
+    def numpy(self) -> np.ndarray:
+        return self.value
+
+
+# Micro-batches
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("option", ["override", "add"])
+@pytest.mark.parametrize("name", [*BATCHED, "pool"])
+def test_arrays_with_an_example_axis_are_cut_along(option: str, name: str, batch_size: int) -> None:
+    for change in (drawn(name), drawn(name)[:, :1], drawn(name)[0], drawn(name)[:1]):
+        whole = gradients(at=name, **{option: {name: change}})
+        pieces = gradients(at=name, batch_size=batch_size, **{option: {name: change}})
+        np.testing.assert_allclose(pieces.values, whole.values, atol=1e-14)
+        np.testing.assert_allclose(pieces.activations, whole.activations, atol=1e-14)
+        np.testing.assert_allclose(pieces.objective, whole.objective, atol=1e-14)
+
+
+@pytest.mark.parametrize("examples", [2, 4])  # 2 as the positions, too
+@pytest.mark.parametrize("name", ["pos", "position"])
+def test_arrays_of_what_all_examples_share_are_not_cut(name: str, examples: int) -> None:
+    ids, objective = np.arange(2 * examples).reshape(examples, 2) + 3, embgrad.Sum()
+    for change in (drawn("position"), drawn("position")[:1], drawn("position")[0]):
+        whole = gradients(objective, ids, add={name: change})
+        for batch_size in (1, 3):
+            pieces = gradients(objective, ids, add={name: change}, batch_size=batch_size)
+            np.testing.assert_allclose(pieces.values, whole.values, atol=1e-14)
+
+
+def test_arrays_of_as_many_positions_as_there_are_examples_are_not_cut() -> None:
+    def by_position(model: Any, input_ids: np.ndarray) -> Tensor:
+        return (lookup(model["E"], input_ids) + lookup(model["pos"], np.arange(2))).tanh().mean(1) @ model["H"]
+
+    model, change = ReferenceModel(by_position, WEIGHTS), drawn("position")
+    for name in ("pos", "position"):
+        whole = embgrad.gradients(model, IDS[:2], embgrad.Sum(), add={name: change})
+        pieces = embgrad.gradients(model, IDS[:2], embgrad.Sum(), add={name: change}, batch_size=1)
+        np.testing.assert_allclose(pieces.values, whole.values, atol=1e-15)
+
+
+def test_functions_get_the_examples_that_are_run() -> None:
+    seen: list[Any] = []
+    gradients(add={"layer.0": lambda given: seen.append(given.shape) or 0}, batch_size=2)
+    assert seen == [(2, POSITIONS, DIM), (1, POSITIONS, DIM)]
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_a_batch_of_one(batch_size: int | None) -> None:
+    change = drawn("word")[:1]
+    for split in (False, True):
+        result = gradients(
+            embgrad.Sum(), IDS[:1], at=["word", "pos"], add={"word": change}, batch_size=batch_size, split=split
+        )
+        plain = gradients(embgrad.Sum(), IDS, at="word", override={"word": WEIGHTS["E"][IDS] + change})
+        np.testing.assert_allclose(result["word"].values, plain.values[:1], atol=1e-14)
+        assert result["pos"].shape == (1, POSITIONS, DIM)
+    with pytest.raises(embgrad.PointError, match=r"add\['word'\] has the shape \(3, 2, 4\): expected .* \(1, 2, 4\)"):
+        gradients(embgrad.Sum(), IDS[:1], add={"word": drawn("word")})
+
+
+@pytest.mark.parametrize("option", [{"split": True}, {"batch_size": 1}, {"batch_size": 2}])
+@pytest.mark.parametrize("rows", [3, 2])  # as many positions as examples, too
+def test_points_without_an_axis_of_examples_are_not_cut_into_examples(option: dict[str, Any], rows: int) -> None:
+    ids = np.arange(3 * rows).reshape(3, rows) + 3
+    message = r"the point 'pos' has the shape .* expected examples on its first axis.*or name it by a role"
+    for at in ("pos", ["word", "pos"]):
+        with pytest.raises(embgrad.UnsupportedError, match=message):
+            gradients(embgrad.Sum(), ids % 12, at=at, **option)
+    pooled = gradients(at="pool", **option)
+    np.testing.assert_allclose(pooled.values, gradients(at="pool").values, atol=1e-14)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("given", [3, "word", ["word"], {3: 1}, {"": 1}, [("word", np.zeros(4))], {("word",): 1}])
+def test_what_is_no_dict_of_names(option: str, given: Any) -> None:
+    with pytest.raises(embgrad.PointError, match=f"{option} is .*: expected a dict by the names of points"):
+        gradients(**{option: given})
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("given", [None, {}])
+def test_no_changes_at_all(option: str, given: Any) -> None:
+    np.testing.assert_array_equal(gradients(**{option: given}).values, gradients().values)
+    assert option not in gradients(**{option: given}).provenance
+
+
+@pytest.mark.parametrize("option", ["override", "add"])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "None|of dtype object"),
+        ("1.5", "of dtype <U3: expected an array of real numbers"),
+        ([["a"]], "of dtype <U1"),
+        (np.array([1 + 2j]), "of dtype complex128"),
+        ([1 + 2j], "of dtype complex128"),
+        ([[1], [1, 2]], "which is no array of numbers"),
+        ({}, "of dtype object"),
+        (np.datetime64("2020-01-01"), "of dtype datetime64"),
+        (np.ma.masked_array([1.0], [True]), "whose mask would be lost"),
+        (np.zeros(7), r"has the shape \(7,\): expected one that broadcasts to the point's, \(3, 2, 4\)"),
+        (np.zeros((1, 3, 2, 4)), r"has the shape \(1, 3, 2, 4\)"),
+        (np.zeros((2, 3, 4)), r"has the shape \(2, 3, 4\)"),
+        ([], r"has the shape \(0,\)"),
+    ],
+)
+def test_arrays_that_are_refused(option: str, given: Any, message: str) -> None:
+    with pytest.raises(embgrad.PointError, match=rf"{option}\['word'\] .*({message})"):
+        gradients(**{option: {"word": given}})
+
+
+@pytest.mark.parametrize("given", [0, np.zeros((3, 2, 4)), None, "zero", {"word": 1}])
+def test_an_edit_is_a_function(given: Any) -> None:
+    with pytest.raises(embgrad.PointError, match=r"edit\['word'\] is .*: expected a function that takes the gradient"):
+        gradients(edit={"word": given})
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("abc", r"of dtype <U3: expected an array of real numbers"),
+        (1j, r"of dtype complex128"),
+        (object(), r"of dtype object"),
+        ([[1], [1, 2]], r"the function .* returned .* which is no array of numbers"),
+        (np.zeros((2, 2)), r"has the shape \(2, 2\): expected one that broadcasts"),
+    ],
+)
+def test_what_a_function_may_not_return(option: str, result: Any, message: str) -> None:
+    with pytest.raises(embgrad.PointError, match=message):
+        gradients(**{option: {"word": lambda given: result}})
+
+
+def test_a_function_that_adds_nothing() -> None:
+    with pytest.raises(
+        embgrad.PointError, match=r"the function add\['word'\] returned None: expected what is to be added"
+    ):
+        gradients(add={"word": lambda given: None})
+
+
+@pytest.mark.parametrize("option", ["override", "add"])
+def test_values_that_are_not_finite_are_found(option: str) -> None:
+    with pytest.raises(embgrad.ObjectiveError, match="the objective is nan"):
+        gradients(**{option: {"word": np.nan}})
+    with pytest.raises(embgrad.NoGradientError, match=r"the gradient at 'word' .* is nan at example 0, position 0"):
+        gradients(edit={"word": lambda grad: grad * np.nan})
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_one_point_under_two_names_in_one_option(option: str) -> None:
+    with pytest.raises(
+        embgrad.AmbiguousPointError, match=f"{option} names one point several times, as 'layer.2', 'layer.-1'"
+    ):
+        gradients(**{option: {"layer.2": lambda x: x, "layer.-1": lambda x: x}})
+    with pytest.raises(embgrad.UnknownPointError, match=r"no point 'wrod'.* Did you mean 'word'"):
+        gradients(**{option: {"wrod": lambda x: x}})
+
+
+def test_halves_of_other_frameworks_are_numbers() -> None:
+    """TensorFlow's bfloat16 in NumPy is of a dtype that NumPy does not know."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    half = np.full((DIM,), 0.5).astype(ml_dtypes.bfloat16)
+    for change in (half, lambda given: half):
+        changed = gradients(add={"word": change})
+        np.testing.assert_allclose(changed.values, gradients(add={"word": 0.5}).values, atol=1e-15)

@@ -1,0 +1,210 @@
+"""The ledger of a table's gradient: what comes by its lookups, and what by other ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+VOCAB, DIM = 7, 4
+IDS = np.array([[3, 5, 3], [2, 6, 1]])
+LABELS = [4, 0]
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(VOCAB, DIM)),
+    "F": np.random.default_rng(1).normal(size=(VOCAB, DIM)),
+    "W": np.random.default_rng(2).normal(size=(DIM, DIM)),
+}
+
+
+def model(forward: Any, dtype: str = "float64") -> ReferenceModel:
+    return ReferenceModel(forward, {name: value.astype(dtype) for name, value in WEIGHTS.items()})
+
+
+def hidden(model: Any, rows: Tensor) -> Tensor:
+    return (rows @ model["W"]).tanh().mean(1)
+
+
+def tied(model: Any, input_ids: np.ndarray) -> Tensor:
+    return hidden(model, lookup(model["E"], input_ids)) @ model["E"].swap(0, 1)
+
+
+def untied(model: Any, input_ids: np.ndarray) -> Tensor:
+    return hidden(model, lookup(model["E"], input_ids)) @ model["F"].swap(0, 1)
+
+
+def twice(model: Any, input_ids: np.ndarray) -> Tensor:
+    """The ids and their neighbours, looked up in one table, which is the head too."""
+    rows = lookup(model["E"], input_ids) * lookup(model["E"], (input_ids + 1) % VOCAB)
+    return hidden(model, rows) @ model["E"].swap(0, 1)
+
+
+def same(model: Any, input_ids: np.ndarray) -> Tensor:
+    rows = lookup(model["E"], input_ids) * lookup(model["E"], input_ids)
+    return hidden(model, rows) @ model["F"].swap(0, 1)
+
+
+def penalised(model: Any, input_ids: np.ndarray) -> Tensor:
+    """A penalty on the table, and no way by the lookup."""
+    rows = lookup(model["E"], input_ids).detach()
+    return hidden(model, rows) @ model["F"].swap(0, 1) + (model["E"] * model["E"]).sum(1)
+
+
+def computed(model: Any, input_ids: np.ndarray) -> Tensor:
+    return hidden(model, lookup(model["E"] @ model["W"], input_ids)) @ model["F"].swap(0, 1)
+
+
+def differences(forward: Any, objective: Any, step: float = 1e-4) -> np.ndarray:
+    """The whole gradient of the table by central differences of fourth order."""
+    found = np.zeros((VOCAB, DIM))
+
+    def total(place: tuple[int, ...], by: float) -> float:
+        built = model(forward)
+        built["E"].value[place] += by
+        return float(embgrad.gradients(built, IDS, objective, at="E#0").objective.sum())
+
+    for place in np.ndindex(found.shape):
+        wide, narrow = (total(place, k * step) - total(place, -k * step) for k in (2, 1))
+        found[place] = (8 * narrow - wide) / (12 * step)
+    return found
+
+
+@pytest.mark.parametrize("forward", [tied, untied, twice, same])
+def test_the_total_is_the_whole_gradient_of_the_table(forward: Any) -> None:
+    objective = embgrad.CrossEntropy(LABELS)
+    found = embgrad.table_gradients(model(forward), IDS, objective, at="E#0")
+    np.testing.assert_allclose(found.total, differences(forward, objective), atol=1e-9)
+    np.testing.assert_array_equal(found.total, found.lookup + found.head)
+    assert found.apart < 1e-14
+    assert (found.names, found.tied, found.path, found.padding) == (("E",), forward in (tied, twice), "E", None)
+    assert found.lookups == (2 if forward in (twice, same) else 1)
+    assert found.head.any() == (forward in (tied, twice))
+
+
+def test_the_parts_of_a_tied_table() -> None:
+    """By hand: with the head's table held fast, and with the lookup's."""
+    objective = embgrad.CrossEntropy(LABELS)
+    built = model(untied)
+    built["F"].value = built["E"].value.copy()
+    by_lookup = embgrad.gradients(built, IDS, objective).table().to_dense()
+    by_head = embgrad.parameter_gradients(built, IDS, objective)["F"]
+    found = embgrad.table_gradients(model(tied), IDS, objective)
+    np.testing.assert_allclose(found.lookup, by_lookup, atol=1e-15)
+    np.testing.assert_allclose(found.head, by_head, atol=1e-15)
+    assert by_head.any(axis=1).all()  # each row of it
+    assert not by_lookup[[0, 4]].any()
+
+
+def test_all_lookups_in_the_table_count_whichever_is_named() -> None:
+    objective = embgrad.CrossEntropy(LABELS)
+    first, second, path = (embgrad.table_gradients(model(twice), IDS, objective, at=at) for at in ("word", "E#1", "E"))
+    np.testing.assert_array_equal(first.lookup, second.lookup)
+    np.testing.assert_array_equal(first.lookup, path.lookup)
+    each = embgrad.gradients(model(twice), IDS, objective, at=["E#0", "E#1"])
+    np.testing.assert_allclose(first.lookup, sum(one.table().to_dense() for one in each.values()), atol=1e-14)
+
+
+def test_two_lookups_of_the_ids_in_one_table_are_one_table() -> None:
+    found = embgrad.table_gradients(model(same), IDS, embgrad.Sum())
+    assert (found.path, found.lookups) == ("E", 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_figures_and_what_is_said(dtype: str) -> None:
+    found = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))
+    assert found.lookup.dtype == found.head.dtype == found.total.dtype == dtype
+    assert found.apart < 1e-6
+    assert repr(found).startswith("TableGradients('E', 7 × 4, norms: lookup ")
+    assert repr(found).endswith("; tied)")
+    assert found.provenance["compute_dtype"] == dtype
+    assert found.provenance["backend"] == "reference"
+
+
+def test_objectives_of_the_users_own() -> None:
+    ours = embgrad.table_gradients(model(tied), IDS, embgrad.Logit(2))
+    for objective in (lambda logits: logits.column(2), embgrad.Scalar(lambda logits: logits.column(2).sum(0))):
+        native = embgrad.table_gradients(model(tied), IDS, objective)
+        np.testing.assert_allclose(native.total, ours.total, atol=1e-15)
+
+
+def test_a_table_that_is_reached_by_other_ways_alone() -> None:
+    objective = embgrad.Sum()
+    found = embgrad.table_gradients(model(penalised), IDS, objective)
+    assert not found.lookup.any()
+    np.testing.assert_allclose(found.head, 2 * 2 * WEIGHTS["E"], atol=1e-14)  # for each of two examples
+    assert found.apart < 1e-15
+
+
+def test_in_training_mode_there_is_no_second_draw() -> None:
+    def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
+        return model.dropout(hidden(model, lookup(model["E"], input_ids)), 0.5) @ model["E"].swap(0, 1)
+
+    built, own = model(dropping), model(dropping)
+    found = embgrad.table_gradients(built, IDS, embgrad.Sum(), training=True)
+    result = embgrad.gradients(own, IDS, embgrad.Sum(), training=True)  # the same random numbers
+    np.testing.assert_allclose(found.lookup, result.table().to_dense(), atol=1e-14)
+    assert found.own is found.apart is None
+    assert built.random.bit_generator.state == own.random.bit_generator.state
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("forward", "options", "kind", "message"),
+    [
+        (
+            computed,
+            {},
+            embgrad.PointError,
+            "the table of 'word', 'lookup', is no parameter of the model.*parameter_gradients",
+        ),
+        (tied, {"at": "F"}, embgrad.UnknownPointError, "no point 'F'"),
+        (tied, {"at": "layer.0"}, embgrad.UnknownPointError, "no point 'layer.0'"),
+        (tied, {"at": "wrod"}, embgrad.UnknownPointError, "Did you mean 'word'"),
+    ],
+)
+def test_what_is_no_table(forward: Any, options: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        embgrad.table_gradients(model(forward), IDS, embgrad.Sum(), **options)
+
+
+def test_a_module_has_no_table() -> None:
+    def moduled(model: Any, input_ids: np.ndarray) -> Tensor:
+        return model.module("layer", lambda x: x.tanh(), lookup(model["E"], input_ids)).mean(1)
+
+    with pytest.raises(
+        embgrad.PointError, match=r"the point 'layer' is layer#0 \(shape .* expected a lookup, such as 'word'"
+    ):
+        embgrad.table_gradients(model(moduled), IDS, embgrad.Sum(), at="layer")
+
+
+def test_an_objective_that_does_not_depend_on_the_table() -> None:
+    def detached(model: Any, input_ids: np.ndarray) -> Tensor:
+        return hidden(model, lookup(model["E"], input_ids).detach()) @ model["F"].swap(0, 1)
+
+    with pytest.raises(embgrad.NoGradientError, match="does not depend on the table 'E': the graph has no way from it"):
+        embgrad.table_gradients(model(detached), IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize("way", ["lookups", "other ways"])
+def test_a_gradient_that_is_not_finite(way: str) -> None:
+    def steep(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows, table = lookup(model["E"], input_ids), model["E"]
+        spiked = rows if way == "lookups" else table
+        spiked = Tensor(spiked.value * 0, [(spiked, lambda g: g * np.nan)])
+        return rows.mean(1) + (spiked.mean(1) if way == "lookups" else spiked.sum(0))
+
+    with pytest.raises(
+        embgrad.NoGradientError, match=rf"of the table 'E' by its {way} is nan at row \d, and in \d+ of 28"
+    ):
+        embgrad.table_gradients(model(steep), IDS, embgrad.Sum())
+
+
+def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
+        embgrad.table_gradients(model(tied), embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]]), embgrad.Sum())
+    assert {one.filename for one in caught} == {__file__}

@@ -1,0 +1,239 @@
+"""The gradient of every trainable parameter, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad import registry
+from embgrad.checkpoint import WeightTarget
+from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
+
+DIM, CLASSES = 4, 3
+IDS = np.array([[3, 5, 3], [2, 6, 1]])
+LABELS = [2, 0]
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(8, DIM)),
+    "W": np.random.default_rng(1).normal(size=(DIM, DIM)),
+    "b": np.random.default_rng(2).normal(size=(DIM,)),
+    "H": np.random.default_rng(3).normal(size=(DIM, CLASSES)),
+    "unused": np.random.default_rng(4).normal(size=(2, 5)),
+}
+
+
+def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+    return (lookup(model["E"], input_ids) @ model["W"] + model["b"]).tanh().mean(1) @ model["H"]
+
+
+def model(function: Any = forward, dtype: str = "float64") -> ReferenceModel:
+    return ReferenceModel(function, {name: value.astype(dtype) for name, value in WEIGHTS.items()})
+
+
+def differences(name: str, objective: Any, step: float = 1e-4) -> np.ndarray:
+    found = np.zeros_like(WEIGHTS[name])
+
+    def total(place: tuple[int, ...], by: float) -> float:
+        built = model()
+        built[name].value[place] += by
+        return float(embgrad.gradients(built, IDS, objective).objective.sum())
+
+    for place in np.ndindex(found.shape):
+        wide, narrow = (total(place, k * step) - total(place, -k * step) for k in (2, 1))
+        found[place] = (8 * narrow - wide) / (12 * step)
+    return found
+
+
+@pytest.mark.parametrize("objective", [embgrad.CrossEntropy(LABELS), embgrad.Sum(), embgrad.Margin(0, against=1)])
+def test_every_parameter_by_finite_differences(objective: Any) -> None:
+    found = embgrad.parameter_gradients(model(), IDS, objective)
+    assert list(found) == list(WEIGHTS)
+    assert len(found) == 5
+    assert found.unreached == ("unused",)
+    for name, value in WEIGHTS.items():
+        assert found[name].shape == value.shape
+        if name != "unused":
+            np.testing.assert_allclose(found[name], differences(name, objective), atol=1e-9)
+    assert not found["unused"].any()
+    result = embgrad.gradients(model(), IDS, objective)
+    np.testing.assert_array_equal(found.objective, result.objective)
+    np.testing.assert_allclose(found["E"], result.table().to_dense(), atol=1e-14)
+
+
+def test_objectives_of_the_users_own() -> None:
+    ours = embgrad.parameter_gradients(model(), IDS, embgrad.Logit(2))
+    native = embgrad.parameter_gradients(model(), IDS, lambda logits: logits.column(2))
+    scalar = embgrad.parameter_gradients(model(), IDS, embgrad.Scalar(lambda logits: logits.column(2).sum(0)))
+    for name in WEIGHTS:
+        np.testing.assert_allclose(native[name], ours[name], atol=1e-15)
+        np.testing.assert_allclose(scalar[name], ours[name], atol=1e-15)
+    assert native.objective.shape == (2,)
+    assert scalar.objective.shape == ()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_dtypes(dtype: str) -> None:
+    found = embgrad.parameter_gradients(model(dtype=dtype), IDS, embgrad.Sum())
+    exact = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    assert found.provenance["compute_dtype"] == dtype
+    for name in WEIGHTS:
+        np.testing.assert_allclose(found[name], exact[name], atol=5e-2 if dtype == "float16" else 1e-5)
+    assert found["unused"].dtype == (np.float64 if dtype == "float64" else np.float32)
+
+
+def test_several_parts() -> None:
+    def head(model: Any, x: Tensor) -> Tensor:
+        return x @ model["H"]
+
+    def body(model: Any, input_ids: np.ndarray) -> Tensor:
+        return (lookup(model["E"], input_ids) @ model["W"] + model["b"]).tanh().mean(1)
+
+    parts = [model(body), model(head)]
+    found = embgrad.parameter_gradients(parts, IDS, embgrad.Sum(), call=lambda parts, ids: parts[1](parts[0](ids)))
+    whole = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    assert list(found) == [f"{part}.{name}" for part in range(2) for name in WEIGHTS]
+    for name, part in {"E": 0, "W": 0, "b": 0, "H": 1}.items():
+        np.testing.assert_array_equal(found[f"{part}.{name}"], whole[name])
+    assert set(found.unreached) == set(found) - {"0.E", "0.W", "0.b", "1.H"}
+
+
+def test_it_is_a_mapping() -> None:
+    found = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    assert "W" in found
+    assert "w" not in found
+    assert dict(found).keys() == WEIGHTS.keys()
+    assert found.get("nothing") is None
+    assert repr(found).startswith(
+        "ParameterGradients(5 parameters, 74 numbers, 1 unreached, of embgrad.testing.tensors"
+    )
+    with pytest.raises(KeyError, match=r"no parameter 'unsued'\. Did you mean 'unused'\?"):
+        found["unsued"]
+
+
+def test_the_arrays_are_the_callers_own() -> None:
+    built = model()
+    first = embgrad.parameter_gradients(built, IDS, embgrad.Sum())
+    before = {name: value.copy() for name, value in first.items()}
+    for value in first.values():
+        value[...] = 7
+    again = embgrad.parameter_gradients(built, IDS, embgrad.Sum())
+    for name, value in before.items():
+        np.testing.assert_array_equal(again[name], value)
+        np.testing.assert_array_equal(built[name].value, WEIGHTS[name])
+
+
+def test_provenance() -> None:
+    found = embgrad.parameter_gradients(model(), IDS, embgrad.CrossEntropy(LABELS))
+    assert found.provenance["names"] == "native"
+    assert found.provenance["objective"]["class"] == "CrossEntropy"
+    assert "point" not in found.provenance
+
+
+# Canonical names
+
+
+def test_canonical_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def target(source: str, native: str, transposed: bool = False) -> WeightTarget:
+        return WeightTarget(source, WEIGHTS[native].shape, lambda value: None, native, transposed)
+
+    class Able(ReferenceBackend):
+        supports = ReferenceBackend.supports | {"load_bert"}
+
+        def bert_targets(self, model: Any) -> list[WeightTarget]:
+            return [target("encoder.dense.weight", "W", True), target("encoder.dense.bias", "b")] + [
+                target(f"other.{name}", name) for name in ("E", "H", "unused")
+            ]
+
+    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
+    native = embgrad.parameter_gradients(model(), IDS, embgrad.Sum())
+    found = embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+    assert list(found) == ["other.E", "encoder.dense.weight", "encoder.dense.bias", "other.H", "other.unused"]
+    np.testing.assert_array_equal(found["encoder.dense.weight"], native["W"].T)
+    assert found["encoder.dense.weight"].flags.c_contiguous
+    np.testing.assert_array_equal(found["other.H"], native["H"])
+    assert found.unreached == ("other.unused",)
+    assert found.provenance["names"] == "canonical"
+
+
+def test_a_parameter_without_a_canonical_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Able(ReferenceBackend):
+        supports = ReferenceBackend.supports | {"load_bert"}
+
+        def bert_targets(self, model: Any) -> list[WeightTarget]:
+            return [WeightTarget(name, WEIGHTS[name].shape, lambda value: None, name) for name in ("E", "W", "b", "H")]
+
+    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Able()}, {}))
+    with pytest.raises(embgrad.UnsupportedError, match="no name for 1 of the 5 trainable parameters, 'unused'"):
+        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+
+
+def test_a_model_without_canonical_names() -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=r"names='canonical' knows .* a BERT .* leave it out"):
+        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("names", ["natives", "canonic", None, 3, ["native"]])
+def test_names_that_are_refused(names: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"names is .*: expected 'native' or 'canonical'"):
+        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names=names)
+
+
+def test_an_objective_that_depends_on_no_parameter() -> None:
+    def detached(model: Any, input_ids: np.ndarray) -> Tensor:
+        return forward(model, input_ids).detach()
+
+    with pytest.raises(
+        embgrad.NoGradientError, match="depends on none of the 5 trainable parameters of ReferenceModel"
+    ):
+        embgrad.parameter_gradients(model(detached), IDS, embgrad.Sum())
+
+
+def test_a_gradient_that_is_not_finite() -> None:
+    def steep(model: Any, input_ids: np.ndarray) -> Tensor:
+        table = model["W"]
+        spike = np.ones_like(table.value)
+        spike[2, 3] = np.inf
+        return lookup(model["E"], input_ids).mean(1) @ Tensor(table.value, [(table, lambda g: g * spike)])
+
+    with pytest.raises(
+        embgrad.NoGradientError, match=r"the parameter 'W' is -?inf at \(2, 3\), and in 1 of 16 entries"
+    ):
+        embgrad.parameter_gradients(model(steep), IDS, embgrad.Sum())
+
+
+def test_a_backend_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Limited(ReferenceBackend):
+        supports = frozenset({"word"})  # type: ignore[misc]
+
+    monkeypatch.setattr(registry, "_discovered", lambda: registry.Discovery({"reference": Limited()}, {}))
+    for ask, ability in ((embgrad.parameter_gradients, "parameters"), (embgrad.table_gradients, "tables")):
+        with pytest.raises(embgrad.UnsupportedError, match=f"does not support '{ability}'"):
+            ask(model(), IDS, embgrad.Sum())
+    with pytest.raises(embgrad.UnsupportedError, match="does not support 'capture'"):
+        embgrad.capture(model())
+    for option in ("override", "add", "edit"):
+        with pytest.raises(embgrad.UnsupportedError, match=f"does not support '{option}'"):
+            embgrad.gradients(model(), IDS, embgrad.Sum(), **{option: {"word": lambda x: x}})  # type: ignore[call-overload]
+
+
+def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
+    batch = embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]])
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
+        embgrad.parameter_gradients(model(), batch, embgrad.Sum())
+    assert {one.filename for one in caught} == {__file__}
+
+
+def test_training_draws_as_the_users_own_forward_pass() -> None:
+    def dropping(model: Any, input_ids: np.ndarray) -> Tensor:
+        return model.dropout(lookup(model["E"], input_ids).mean(1) @ model["W"], 0.5) @ model["H"]
+
+    built, own = model(dropping), model(dropping)
+    found = embgrad.parameter_gradients(built, IDS, embgrad.Sum(), training=True)
+    own.training = True
+    np.testing.assert_allclose(found.objective, own(IDS).value.sum(1), rtol=1e-12)
+    assert not built.training

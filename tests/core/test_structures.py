@@ -1,0 +1,146 @@
+"""The first tensor in a nest of what modules are given and give, and another in its place."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embgrad.structures import first, with_first
+
+
+class Tensor:
+    """What is looked for; equality and truth have no meaning, as with arrays."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("tensors are told by identity")
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise AssertionError("a tensor has no truth")
+
+
+Pair = namedtuple("Pair", ["left", "right"])  # as frameworks give
+
+
+@dataclass
+class Output:
+    loss: Any = None
+    hidden: Any = None
+    rest: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    hidden: Any
+
+
+class ModelOutput(OrderedDict):  # type: ignore[type-arg]  # entries are attributes too, as in Hugging Face's
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.__dict__[key] = value
+
+
+T, U = Tensor(), Tensor()
+NEW = Tensor()
+
+
+def is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two nests are alike, tensors being told by identity."""
+    if is_tensor(one) or is_tensor(other):
+        return one is other
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if hasattr(one, "__dataclass_fields__"):
+        return same(vars(one), vars(other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    ("nest", "expected"),
+    [
+        (T, NEW),
+        ((T, U), (NEW, U)),
+        ([None, 3, "word", T, T], [None, 3, "word", NEW, T]),
+        ({"loss": None, "hidden": T, "more": U}, {"loss": None, "hidden": NEW, "more": U}),
+        (((), [{"a": (1, T)}], U), ((), [{"a": (1, NEW)}], U)),
+        (Pair(None, T), Pair(None, NEW)),
+        (Pair(T, [U]), Pair(NEW, [U])),
+        (Output(hidden=(T,), rest=[U]), Output(hidden=(NEW,), rest=[U])),
+        (Frozen(T), Frozen(NEW)),
+        (((), {"mask": None}), ((), {"mask": None})),
+        (None, None),
+        ("a text", "a text"),
+        (Output, Output),
+    ],
+)
+def test_the_first_of_a_nest_and_another_in_its_place(nest: Any, expected: Any) -> None:
+    before = repr(nest)
+    found = first(nest, is_tensor)
+    changed = with_first(nest, is_tensor, NEW)
+    assert found is (T if before != repr(expected) else None)
+    assert same(changed, expected)
+    assert repr(nest) == before  # what was given stays as it was
+
+
+def test_what_is_not_on_the_way_stays_the_same_object() -> None:
+    cache, left, right = {"key": [U]}, [1, 2], [T]
+    changed = with_first((left, right, cache), is_tensor, NEW)
+    assert changed[0] is left
+    assert changed[2] is cache
+    assert changed[1] is not right
+    untouched = (left, cache["key"][0:0])
+    assert with_first(untouched, is_tensor, NEW) is untouched
+
+
+def test_an_output_that_is_a_dict_with_attributes() -> None:
+    nest = ModelOutput(logits=T, hidden=(U,))
+    changed = with_first(nest, is_tensor, NEW)
+    assert isinstance(changed, ModelOutput)
+    assert changed["logits"] is changed.logits is NEW  # type: ignore[attr-defined]
+    assert list(changed) == ["logits", "hidden"]
+    assert nest["logits"] is nest.logits is T  # type: ignore[attr-defined]
+
+
+def test_an_object_of_another_sort_is_not_looked_into() -> None:
+    nest = SimpleNamespace(hidden=T)
+    assert first(nest, is_tensor) is None
+    assert with_first(nest, is_tensor, NEW) is nest
+
+
+NESTS = st.recursive(
+    st.sampled_from([None, 1, "a", T, U]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.tuples(inner, inner).map(lambda two: Pair(*two)),
+        st.builds(Output, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@given(NESTS)
+def test_what_is_put_in_is_found_first_and_putting_back_restores(nest: Any) -> None:
+    found = first(nest, is_tensor)
+    changed = with_first(nest, is_tensor, NEW)
+    if found is None:
+        assert changed is nest
+    else:
+        assert first(changed, is_tensor) is NEW
+        assert same(with_first(changed, is_tensor, found), nest)

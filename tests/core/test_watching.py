@@ -1,0 +1,273 @@
+"""The watch of a forward pass: what it keeps hold of, which lookup is `word`, and what indices it refuses."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.points import Lookup, ModuleCall
+from embgrad.watching import PointWatch
+
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
+BATCH = embgrad.TokenBatch(IDS)
+POSITIONS = np.arange(3)[None]
+
+
+class Value:
+    """What stands for a tensor; weak references to it are possible."""
+
+
+def watched(*names: str) -> PointWatch:
+    """A watch that has seen positions, then the ids in `table`."""
+    watch = PointWatch(BATCH, names)
+    watch.see("positions", POSITIONS, 10, 4)
+    watch.see("table", IDS, 10, 4)
+    return watch
+
+
+def run_modules(watch: PointWatch, *calls: tuple[str, str]) -> list[tuple[str | None, str | None]]:
+    """Modules called one behind the other, each on what the one before it gave; the keys at entering and leaving."""
+    value, keys = Value(), []
+    for path, kind in calls:
+        entered = watch.enter(path, kind, value, (2, 3, 4))
+        value = Value()
+        keys.append((entered, watch.leave(value, (2, 3, 4))))
+    return keys
+
+
+# Lookups
+
+
+def test_word_is_the_lookup_of_the_ids() -> None:
+    watch = watched("word")
+    assert watch.resolve() == {"word": "table#0"}
+    assert [lookup.key for lookup in watch.lookups] == ["positions#0", "table#0"]
+    found = watch.found("table#0")
+    assert isinstance(found, Lookup)
+    assert found.layout is not None
+    assert found.indices.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("names", "kept"),
+    [
+        (("word",), [None, "table#0"]),
+        (("positions#0",), ["positions#0", None]),
+        (("table#0",), [None, "table#0"]),
+        (("table#1", "table"), [None, None]),
+        ((), [None, None]),
+    ],
+)
+def test_only_what_may_be_asked_for_is_kept_hold_of(names: tuple[str, ...], kept: list[str | None]) -> None:
+    watch = PointWatch(BATCH, names)
+    assert [watch.see("positions", POSITIONS, 10, 4), watch.see("table", IDS, 10, 4)] == kept
+    assert not watch.everything
+
+
+def test_every_lookup_of_the_ids_may_be_word() -> None:
+    watch = PointWatch(BATCH, ["word"])
+    assert [watch.see("a", IDS.T, 10, 4), watch.see("a", IDS.ravel(), 10, 4)] == ["a#0", "a#1"]
+    with pytest.raises(embgrad.AmbiguousPointError) as caught:
+        watch.resolve()
+    for fragment in ("'word' fits 2 lookups", "word#0 = a#0 (10 rows", "word#1 = a#1", "a list of names"):
+        assert fragment in str(caught.value)
+    assert [lookup.key for lookup in caught.value.lookups] == ["a#0", "a#1"]
+
+
+def test_keys_are_resolved_to_themselves() -> None:
+    assert watched("positions#0", "word").resolve() == {"positions#0": "positions#0", "word": "table#0"}
+
+
+def test_nothing_looked_up() -> None:
+    with pytest.raises(embgrad.PointNotReachedError) as caught:
+        PointWatch(BATCH, ["word"]).resolve("The hint.")
+    for fragment in ("no lookup whose indices are the batch's ids, of shape (2, 3)", "seen: none", "at=... The hint."):
+        assert fragment in str(caught.value)
+
+
+def test_other_indices_looked_up() -> None:
+    watch = PointWatch(BATCH, ["word"])
+    watch.see("table", IDS + 1, 10, 4)
+    with pytest.raises(embgrad.PointNotReachedError, match=r"seen: table#0 \(10 rows.*changed ones, or name the table"):
+        watch.resolve()
+
+
+@pytest.mark.parametrize("key", ["table#1", "layer:output#0", "layer:input#0"])
+def test_a_point_that_this_pass_did_not_reach(key: str) -> None:
+    with pytest.raises(embgrad.PointNotReachedError, match=f"'{key}'.*"):
+        watched(key).resolve("The hint.")
+
+
+# Indices outside the table
+
+
+def arrangements(ids: np.ndarray) -> list[np.ndarray]:
+    """The ways in which models look up ids."""
+    flat = [ids, ids.reshape(-1), ids[..., None], ids[None], ids.astype(np.float32)]
+    return [*flat, ids.T, ids.T.reshape(-1)]
+
+
+@pytest.mark.parametrize("arrange", range(7))
+@pytest.mark.parametrize("wrong", [10, -1, 2**40])
+def test_an_id_outside_the_table_is_named(arrange: int, wrong: int) -> None:
+    ids = IDS.copy()
+    ids[1, 2] = wrong
+    batch = embgrad.TokenBatch(np.abs(ids)) if wrong > 0 else BATCH
+    indices = arrangements(ids)[arrange]
+    if wrong < 0:
+        with pytest.raises(embgrad.BatchError, match=r"index -1.* is outside the table: .* 10 rows: expected 0 to 9"):
+            PointWatch(batch, ["word"]).see("table", indices, 10, 4)
+        return
+    expected = float(np.float32(wrong)) if indices.dtype.kind == "f" else wrong
+    message = (
+        rf"id {expected} at example 1, position 2 is outside the table: table 'table' has 10 rows: expected 0 to 9"
+    )
+    with pytest.raises(embgrad.BatchError, match=message):
+        PointWatch(batch, ["word"]).see("table", indices, 10, 4)
+
+
+def test_several_ids_outside_the_table_are_counted() -> None:
+    message = r"id 4 at example 1, position 0 .*\(3 such in all\).* belongs to this"
+    for names in (["word"], [], None):  # whoever asks, and whatever for
+        with pytest.raises(embgrad.BatchError, match=message):
+            PointWatch(BATCH, names).see("small", IDS, 4, 2)
+
+
+def test_an_index_of_the_models_own_outside_the_table() -> None:
+    message = (
+        r"index 2 \(at \(0, 2\) of indices of shape \(1, 3\)\).*table 'positions' has 2 rows.*longer than the model"
+    )
+    with pytest.raises(embgrad.BatchError, match=message):
+        PointWatch(BATCH, ["word"]).see("positions", POSITIONS, 2, 4)
+    with pytest.raises(embgrad.BatchError, match="index nan"):
+        PointWatch(BATCH, ["word"]).see("table", np.array([0.0, np.nan]), 2, 4)
+
+
+def test_no_indices_at_all_are_no_error() -> None:
+    watch = watched("word")
+    watch.see("empty", np.zeros((0, 3), int), 5, 4)
+    assert watch.resolve() == {"word": "table#0"}
+
+
+# Modules
+
+
+def test_the_modules_that_must_be_told_are_those_named() -> None:
+    assert PointWatch(BATCH, ["a:output#0", "b:input#2", "word", "c#0"]).modules == {"a", "b"}
+    assert PointWatch(BATCH, None).everything
+    assert not PointWatch(BATCH, []).everything
+
+
+def test_sides_and_occurrences_of_a_module() -> None:
+    keys = ["block:input#0", "block:output#1"]
+    watch = PointWatch(BATCH, keys)
+    assert run_modules(watch, ("block", "Block"), ("other", "Block"), ("block", "Block")) == [
+        ("block:input#0", None),
+        (None, None),
+        (None, "block:output#1"),
+    ]
+    assert watch.resolve() == {key: key for key in keys}
+    call = watch.found("block:output#1")
+    assert isinstance(call, ModuleCall)
+    assert call is watch.calls[2]
+
+
+def test_a_table_and_a_module_of_one_path_are_counted_apart() -> None:
+    watch = PointWatch(BATCH, ["emb:output#0", "emb#0"])
+    assert watch.enter("emb", "Embedding", None, ()) is None
+    assert watch.see("emb", IDS, 10, 4) == "emb#0"
+    assert watch.leave(Value(), (2, 3, 4)) == "emb:output#0"
+    assert watch.resolve() == {"emb:output#0": "emb:output#0", "emb#0": "emb#0"}
+
+
+def test_a_side_without_a_tensor_is_not_reached() -> None:
+    watch = PointWatch(BATCH, ["block:input#0", "block:output#0"])
+    assert watch.enter("block", "Block", None, ()) is None
+    assert watch.leave(None, ()) is None
+    with pytest.raises(embgrad.PointNotReachedError, match="'block:input#0'"):
+        watch.resolve()
+
+
+def test_what_was_called_inside_what() -> None:
+    watch = PointWatch(BATCH, None)
+    watch.enter("", "Model", None, ())
+    watch.enter("encoder", "Encoder", None, (), also=["enc"])
+    watch.see("table", IDS, 10, 4)
+    watch.enter("broken", "Block", None, ())
+    watch.broke()
+    watch.leave(Value(), (2, 3, 4))
+    watch.see("late", POSITIONS, 10, 4)
+    watch.leave(Value(), (2, 5))
+    assert [(call.path, call.parent, call.ended) for call in watch.calls] == [
+        ("", None, 1),
+        ("encoder", 0, 0),
+        ("broken", 1, -1),
+    ]
+    assert [lookup.parent for lookup in watch.lookups] == [1, 0]
+    assert watch.calls[1].also == ("enc",)
+
+
+def test_one_tensor_has_one_token_and_another_tensor_another() -> None:
+    watch = PointWatch(BATCH, None)
+    rows = Value()
+    watch.see("table", IDS, 10, 4)
+    watch.gave(rows)
+    watch.enter("block", "Block", rows, (2, 3, 4))
+    watch.leave(rows, (2, 3, 4))
+    assert watch.lookups[0].token == watch.calls[0].source == watch.calls[0].token
+    run_modules(watch, ("block", "Block"))
+    assert watch.calls[1].token != watch.calls[0].token
+
+
+def test_tokens_keep_no_tensor_alive_and_are_not_given_again() -> None:
+    watch = PointWatch(BATCH, None)
+    tokens = set()
+    for _ in range(50):  # the memory of one is soon that of the next
+        value = Value()
+        watch.enter("block", "Block", value, (2, 3, 4))
+        watch.leave(None, ())
+        tokens.add(watch.calls[-1].source)
+        del value
+    assert len(tokens) == 50
+    assert not [one for one in gc.get_objects() if isinstance(one, Value)]
+
+
+def test_tensors_without_weak_references_are_told_apart_too() -> None:
+    watch = PointWatch(BATCH, None)
+    tokens = set()
+    for number in range(50):
+        watch.enter("block", "Block", (number, number), (2, 3, 4))
+        watch.leave(None, ())
+        tokens.add(watch.calls[-1].source)
+    assert len(tokens) == 50
+
+
+def test_points_come_with_their_names_shapes_and_further_paths() -> None:
+    watch = PointWatch(BATCH, None)
+    watch.enter("", "Model", None, ())
+    watch.see("table", IDS, 10, 4)
+    watch.gave(Value())
+    watch.enter("head", "Head", Value(), (2, 4), also=("classifier",))
+    watch.leave(Value(), (2, 7))
+    watch.leave(Value(), (2, 7))
+    points = watch.points()
+    assert [(point.name, point.key, point.shape, point.listed) for point in points] == [
+        ("table#0", "table#0", (2, 3, 4), True),
+        ("head:input#0", "head:input#0", (2, 4), False),
+        ("head#0", "head:output#0", (2, 7), True),
+    ]
+    assert points[2].also == ("classifier",)
+    assert points[0].lookup is not None
+    assert points[1].lookup is points[2].lookup is None
+
+
+def test_a_table_of_a_float_array_is_looked_up_by_whole_numbers() -> None:
+    """Gluon's users pass indices as floats."""
+    watch = PointWatch(BATCH, ["word"])
+    indices: Any = IDS.astype(np.float32)
+    assert watch.see("table", indices, 10, 4) == "table#0"
+    assert watch.lookups[0].indices.dtype == np.int64
