@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run
+from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
 
@@ -19,7 +20,10 @@ class TorchBackend:
     name: Final = "torch"
     package: Final = "torch"
     extra: Final = "torch"
-    supports: Final = frozenset({"word", "training", "split", "native", "float64", "load_bert"})
+    supports: Final = frozenset(
+        {"word", "training", "split", "native", "float64", "load_bert"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture"}
+    )
 
     def owns(self, part: object) -> bool:
         """Whether it is a `torch.nn.Module`, told by its type, without importing PyTorch."""
@@ -33,7 +37,7 @@ class TorchBackend:
         return {name: str(sys.modules[name].__version__) for name in ("torch", "transformers") if name in sys.modules}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The lookups that a forward pass on the batch makes, in order."""
+        """What a forward pass on the batch reaches: lookups and modules, in order."""
         from embgrad_torch.run import points
 
         return points(model, batch, call)
@@ -44,8 +48,26 @@ class TorchBackend:
 
         return run(model, batch, request)
 
+    def paths(self, model: Any) -> Collection[str]:
+        """The attribute paths of the modules and tables, also the further ones of modules that are shared."""
+        from embgrad_torch.walk import paths
+
+        return paths(model)
+
+    def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
+        """While it is open, the user's own passes through the model in this thread are told to the listener."""
+        from embgrad_torch.capture import capture
+
+        return capture(model, listener)
+
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """A `transformers.BertModel` of that configuration, and where each of its weights goes."""
         from embgrad_torch.bert import bert
 
         return bert(config)
+
+    def bert_targets(self, model: Any) -> list[WeightTarget] | None:
+        """Where each weight of a checkpoint belongs in an existing model; None where it is no plain BERT."""
+        from embgrad_torch.bert import bert_targets
+
+        return bert_targets(model)

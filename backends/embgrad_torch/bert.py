@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from embgrad.checkpoint import WeightTarget, bert_names
 from embgrad.errors import BackendError, UnsupportedError, listed
 
-__all__ = ["bert"]
+__all__ = ["bert", "bert_targets"]
 
 
 def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
@@ -31,16 +32,29 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     settings = BertConfig.from_dict(dict(config))
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # the weights that it draws are not kept
         model = BertModel(settings).eval()
-    parameters = dict(model.named_parameters())
     names = bert_names(settings.num_hidden_layers)
-    other = sorted(set(parameters) ^ set(names))
+    other = sorted({name for name, _ in model.named_parameters()} ^ set(names))
     if other:
         raise UnsupportedError(
             f"the configuration makes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}: "
             "expected no cross-attention and absolute positions; build it with transformers, embgrad.gradients takes it as "
             "it is"
         )
-    return model, [_target(name, parameters[name]) for name in names]
+    return model, _targets(model, names)
+
+
+def bert_targets(model: Any) -> list[WeightTarget] | None:
+    """Where each weight of a checkpoint belongs in an existing model; None where it is no plain `transformers.BertModel`."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None or not isinstance(model, transformers.BertModel):
+        return None
+    names = bert_names(model.config.num_hidden_layers)
+    return _targets(model, names) if {name for name, _ in model.named_parameters()} == set(names) else None
+
+
+def _targets(model: Any, names: Sequence[str]) -> list[WeightTarget]:
+    parameters = dict(model.named_parameters())
+    return [_target(name, parameters[name]) for name in names]
 
 
 def _target(name: str, parameter: Any) -> WeightTarget:
@@ -48,4 +62,4 @@ def _target(name: str, parameter: Any) -> WeightTarget:
         with torch.no_grad():
             parameter.copy_(torch.tensor(value))
 
-    return WeightTarget(source=name, shape=tuple(parameter.shape), put=put)
+    return WeightTarget(source=name, shape=tuple(parameter.shape), put=put, native=name)

@@ -1,11 +1,10 @@
-"""Find the lookups of a forward pass by watching every PyTorch function that it calls, and keep hold of their outputs."""
+"""Find the lookups of a forward pass by watching every PyTorch function that it calls."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,11 +13,15 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from embgrad.batch import TokenBatch
 from embgrad.errors import UnsupportedError
-from embgrad.points import UNNAMED_TABLE, LookupWatch, layout_of
+from embgrad.points import UNNAMED_TABLE, layout_of
+from embgrad.watching import PointWatch
+from embgrad_torch.ours import is_running
+from embgrad_torch.recomputing import Made, made_again
+from embgrad_torch.tap import At
+from embgrad_torch.walk import place_of
 
-__all__ = ["Kept", "LookupMode", "table_paths"]
+__all__ = ["LookupMode"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class _Read:
     Attributes:
         table: a matrix, one row an index.
         indices: an integer tensor of any shape.
+        padding: the row that is declared to be padding.
         indexing: it is written as indexing, which may count from the end, and which is no lookup in a table where
             it picks rows out of activations.
         max_norm: rows with a larger norm are to be scaled in the table itself.
@@ -36,60 +40,51 @@ class _Read:
 
     table: Any
     indices: Any
+    padding: int | None = None
     indexing: bool = False
     max_norm: float | None = None
     norm_type: float = 2.0
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The output of a lookup that may be asked for.
-
-    Attributes:
-        mark: the tensor with respect to which the gradient is taken.
-        table: the table, as the function was given it.
-        indices: the indices looked up.
-        connected: whether the mark hangs on the graph below it, as where the table itself is computed.
-    """
-
-    mark: Any
-    table: Any
-    indices: np.ndarray
-    connected: bool
-
-
 class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """While active in this thread: every lookup goes to the watch, and those that it wants become leaves of the graph.
+    """While active in this thread: every lookup goes to the watch, and its rows to who decides what goes on in their place.
 
-    A leaf is the lookup's own output, cut off from the table, so that nothing below it is differentiated. What
-    goes on is a clone of it, because models write into it (scale it in place).
-
-    Active again during the backward pass, where checkpointed segments run once more: their lookups then give
-    the kept values, and the watch is not told.
+    Active again during the backward pass, where checkpointed segments run once more: their lookups are then told to
+    be those that were made before, and the watch is not told.
 
     Attributes:
         watch: what takes the lookups down.
-        kept: by the lookup's number in the watch.
+        at: what happens at the points.
         pulling: whether this is the backward pass.
         suspended_grad: whether the forward pass switched gradients off somewhere.
     """
 
-    def __init__(self, batch: TokenBatch, names: Sequence[str], paths: Mapping[Any, str]) -> None:
+    def __init__(self, watch: PointWatch, at: At, paths: Mapping[Any, str]) -> None:
         super().__init__()
-        self.watch = LookupWatch(batch, names)
-        self.kept: dict[int, Kept] = {}
+        self.watch = watch
+        self.at = at
         self.pulling = False
         self.suspended_grad = False
-        self._ids = batch.ids
         self._paths = paths
+        self._made: list[tuple[str, np.ndarray, Made]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if torch.compiler.is_compiling():
+            if func in _LOOKING_UP:
+                raise UnsupportedError(
+                    "a function that torch.compile compiles looks up rows: compiled code cannot be watched"
+                )
+            return func(*args, **(kwargs or {}))
         handler = _HANDLERS.get(func)
-        if handler is not None:
+        if handler is not None and not (self.at.plain and is_running()):
             return handler(self, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
+
+    def is_active(self) -> bool:
+        """Whether it is active in this thread, or in one of the engine's that works for it."""
+        return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
     @contextlib.contextmanager
     def tables_as_found(self) -> Iterator[None]:
@@ -106,17 +101,25 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         read = reader(*args, **kwargs)
         if read is None:
             return func(*args, **kwargs)
-        if read.max_norm is not None:
+        if read.max_norm is not None and not self.at.plain:
             kwargs = {**kwargs, "max_norm": None}  # it is done by _scale
         rows = self._rows(read, lambda: func(*args, **kwargs))
         return func(*args, **kwargs) if rows is None else rows
 
     def on_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """A bag of embeddings: where it is asked for, a lookup, which has a point at each position, and a bag of its rows."""
+        """A bag of embeddings: a lookup, which has a point at each position, and a bag of its rows."""
         indices, table = args
         if indices.is_floating_point():  # the order of the arguments before PyTorch 1.0 is still taken
             indices, table = table, indices
-        read = _Read(table, indices, max_norm=kwargs.get("max_norm"), norm_type=kwargs.get("norm_type", 2.0))
+        read = _Read(
+            table,
+            indices,
+            _wrapped(kwargs.get("padding_idx"), table),
+            max_norm=kwargs.get("max_norm"),
+            norm_type=kwargs.get("norm_type", 2.0),
+        )
+        if self.at.plain:
+            return self._plain_bag(read, lambda: func(*args, **kwargs))
         kwargs = {**kwargs, "max_norm": None}
         rows = self._rows(read, lambda: functional.embedding(indices, table))
         return func(indices, table, **kwargs) if rows is None else _bag(rows, indices, len(table), kwargs)
@@ -124,7 +127,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
     def on_closed_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """A bag on a level at which it cannot be taken apart any more."""
         for tensor in [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]:
-            if not tensor.is_floating_point() and layout_of(tensor.cpu().numpy(), self._ids) is not None:
+            if not tensor.is_floating_point() and layout_of(tensor.cpu().numpy(), self.watch.batch.ids) is not None:
                 raise UnsupportedError(
                     "the model sums the rows of the batch's ids by torch.embedding_bag, which has no output at each position: "
                     "expected nn.EmbeddingBag, or nn.Embedding and a sum after it"
@@ -137,7 +140,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return func(*args, **kwargs)
 
     def _rows(self, read: _Read, compute: Callable[[], Any]) -> Any:
-        """The rows that go on in place of those that the lookup computes; None where nobody asks for it."""
+        """The rows that go on; None where it is no lookup in a table after all."""
         if _is_transformed(read.table) or _is_transformed(read.indices):
             if read.indexing:
                 return None
@@ -146,55 +149,56 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
                 "values to be read: expected a lookup outside of it; call the model without the transform by call=..."
             )
         indices = _as_numpy(read)
-        path = self._paths.get(id(read.table)) or self._paths.get(_place(read.table)) or UNNAMED_TABLE
-        if read.indexing and path == UNNAMED_TABLE and layout_of(indices, self._ids) is None:
+        path = self._path(read.table)
+        layout = layout_of(indices, self.watch.batch.ids)
+        if read.indexing and path == UNNAMED_TABLE and layout is None:
             return None
         if self.pulling:
-            return self._again(read, indices, compute)
-        wanted = self.watch.see(path, indices, *read.table.shape)
+            return self._again(read, path, indices, compute, word=layout is not None)
+        key = self.watch.see(path, indices, read.table.shape[0], read.table.shape[1], read.padding)
         self._scale(read)
-        if not wanted:
-            return None
-        if not read.table.is_floating_point():
+        self._expect_floating(read, path, asked=key is not None)
+        self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
+        rows = self.at.lookup(key, read.table, compute, word=layout is not None)
+        self.watch.gave(rows)
+        return rows
+
+    def _plain_bag(self, read: _Read, compute: Callable[[], Any]) -> Any:
+        path = self._path(read.table)
+        if self.watch.see(path, _as_numpy(read), read.table.shape[0], read.table.shape[1], read.padding) is not None:
+            raise UnsupportedError(
+                f"the model sums the rows of {path!r} in one step, nn.EmbeddingBag, so that there is no gradient at each "
+                "position in your own backward pass: expected nn.Embedding and a sum after it; embgrad.gradients takes the bag "
+                "apart"
+            )
+        return compute()
+
+    def _path(self, table: Any) -> str:
+        return self._paths.get(id(table)) or self._paths.get(place_of(table)) or UNNAMED_TABLE
+
+    def _again(self, read: _Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
+        """A lookup of a checkpointed segment that runs again."""
+        before = [(rows, one) for where, rows, one in self._made if where == path]
+        made = [one for rows, one in before if np.array_equal(rows, indices)]
+        seen = sum(one.key is not None for _, one in before)
+        key = made_again(f"lookup in {path!r}", made, self.at.changed, seen=seen)
+        self._scale(read)
+        return self.at.lookup(key, read.table, compute, word=word, again=True)
+
+    @staticmethod
+    def _expect_floating(read: _Read, path: str, *, asked: bool) -> None:
+        if asked and not read.table.is_floating_point():
             raise UnsupportedError(
                 f"the table {path!r} holds {read.table.dtype}: expected floating point, which alone has a gradient; give a "
                 "model that is not quantised"
             )
-        kept = _keep(read, indices, compute)
-        self.kept[len(self.watch.lookups) - 1] = kept
-        return _pass_on(kept.mark)
-
-    def _again(self, read: _Read, indices: np.ndarray, compute: Callable[[], Any]) -> Any:
-        """A lookup of a checkpointed segment that runs again: the same values, and as much saved for the backward."""
-        for kept in self.kept.values():
-            if _place(kept.table) == _place(read.table) and np.array_equal(kept.indices, indices):
-                return _pass_on(compute() if kept.connected else kept.mark)
-        self._scale(read)
-        return None
 
     def _scale(self, read: _Read) -> None:
         """What `max_norm` asks for, by a way that can be undone and that the versions in other graphs do not show."""
-        if read.max_norm is not None:
+        if read.max_norm is not None and not self.at.plain:
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
-
-
-def _keep(read: _Read, indices: np.ndarray, compute: Callable[[], Any]) -> Kept:
-    """The lookup's output as a leaf; where the table is computed, left on the graph, as another point may lie below."""
-    if read.table.grad_fn is not None:
-        rows = compute()
-        if rows.requires_grad:
-            return Kept(rows, read.table, indices, connected=True)
-    with torch.inference_mode(False), torch.no_grad():
-        rows = compute()
-    return Kept(rows.detach().requires_grad_(), read.table, indices, connected=False)
-
-
-def _pass_on(mark: Any) -> Any:
-    """What the model goes on with: connected to the mark, also where gradients are off around the lookup alone."""
-    with torch.inference_mode(False), torch.enable_grad():
-        return mark.clone()
 
 
 def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
@@ -212,11 +216,16 @@ def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
 def _embedding(
     input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0, **_: Any
 ) -> _Read | None:
-    return _Read(weight, input, max_norm=max_norm, norm_type=norm_type)
+    return _Read(weight, input, _wrapped(padding_idx, weight), max_norm=max_norm, norm_type=norm_type)
 
 
-def _torch_embedding(weight: Any, indices: Any, *_: Any, **__: Any) -> _Read | None:
-    return _Read(weight, indices)
+def _torch_embedding(weight: Any, indices: Any, padding_idx: Any = -1, *_: Any, **__: Any) -> _Read | None:
+    return _Read(weight, indices, int(padding_idx) if padding_idx >= 0 else None)
+
+
+def _wrapped(padding: Any, table: Any) -> int | None:
+    """The row of padding, which may be counted from the end."""
+    return None if padding is None else int(padding) % table.shape[0]
 
 
 def _getitem(table: Any, index: Any) -> _Read | None:
@@ -280,36 +289,5 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
 }
 
-
-def table_paths(modules: Iterable[tuple[str, Any]]) -> dict[Any, str]:
-    """The attribute paths of the matrices of modules with these paths, by identity and by their place in memory.
-
-    A table called `weight` has its module's path. One that several modules share has that of an embedding, or
-    of the first.
-    """
-    paths: dict[Any, str] = {}
-    found = []
-    for path, module in modules:
-        embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None and tensor.dim() == 2:
-                found.append((not embedding, _spelled(path, name), tensor))
-    for _, path, tensor in sorted(found, key=operator.itemgetter(0)):
-        paths.setdefault(id(tensor), path)
-        paths.setdefault(_place(tensor), path)
-    return paths
-
-
-def _spelled(module: str, name: str) -> str:
-    steps = [
-        step for step in module.split(".") if step and step != "_orig_mod"
-    ]  # a compiled module has the same attributes
-    return ".".join(steps if steps and name == "weight" else [*steps, name])
-
-
-def _place(tensor: Any) -> Any:
-    """What tells that two tensors, such as a parameter and its `.data`, are the same memory."""
-    try:
-        return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
-    except RuntimeError:  # a subclass without memory of its own
-        return id(tensor)
+#: The functions that look up rows, for a compiler that traces into the watching: it takes no dict of functions.
+_LOOKING_UP: Final = frozenset({*_READERS, functional.embedding_bag, torch.embedding_bag})

@@ -1,9 +1,10 @@
-"""Pull cotangents back to the lookups alone, and to no weight with them."""
+"""Pull cotangents back to what is asked for alone: points, whose hooks receive the gradients, and parameters."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,36 +13,58 @@ import torch
 from embgrad.answering import Cotangents
 from embgrad_torch.inputs import to_numpy
 from embgrad_torch.lookup import LookupMode
+from embgrad_torch.tap import Taps
 
-__all__ = ["pull_back"]
+__all__ = ["Pulled", "pull_back"]
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What one set of cotangents gave.
+
+    Attributes:
+        points: by key the gradients as they went on up; None where the graph has no way.
+        before: by key those that were edited, as they came.
+        parameters: the gradients of the parameters asked for.
+    """
+
+    points: Mapping[str, np.ndarray | None]
+    before: Mapping[str, np.ndarray | None]
+    parameters: Sequence[np.ndarray | None]
 
 
 def pull_back(
-    sets: Sequence[Cotangents], marks: Sequence[Any], mode: LookupMode, parts: Sequence[Any]
-) -> list[list[np.ndarray | None]]:
-    """For each set of cotangents the gradient at each mark; None where the graph has no way to it.
+    sets: Sequence[Cotangents], taps: Taps, parameters: Sequence[Any], mode: LookupMode, leaves: Iterable[Any]
+) -> list[Pulled]:
+    """For each set of cotangents the gradient at each point and parameter.
 
     Args:
         sets: the sets of cotangents.
-        marks: the tensors with respect to which gradients are taken.
+        taps: the points, which receive their gradients by hooks.
+        parameters: the parameters whose gradients are wanted.
         mode: what watched the forward pass; checkpointed segments run again under it.
-        parts: the model's modules.
+        leaves: every parameter of the model.
     """
-    leaves = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
-    pulled: list[list[np.ndarray | None]] = []
+    marks = list(taps.marks.values())
+    behind = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
+    pulled = []
     mode.pulling = True
     with mode:
         for number, one in enumerate(sets):
             reaching = [(output, _like(output, cotangent)) for output, cotangent in one if output.requires_grad]
             more = number + 1 < len(sets)
-            if not reaching:
-                gradients: Sequence[Any] = [None] * len(marks)
-            elif leaves is None:
-                gradients = _differentiate(reaching, marks, more)
-            else:
-                parameters = [parameter for part in parts for parameter in part.parameters()]
-                gradients = _accumulate(reaching, marks, more, [*leaves, *parameters])
-            pulled.append([None if gradient is None else to_numpy(gradient) for gradient in gradients])
+            taps.start()
+            try:
+                if not reaching or not (marks or parameters):
+                    gradients: Sequence[Any] = [None] * len(parameters)
+                elif behind is None:
+                    gradients = _differentiate(reaching, marks, parameters, more)
+                else:
+                    gradients = _accumulate(reaching, marks, parameters, more, [*behind, *leaves])
+            finally:
+                taps.stop()
+            points = {key: taps.gradients.get(key) for key in taps.marks}
+            pulled.append(Pulled(points, taps.before, [None if one is None else to_numpy(one) for one in gradients]))
     return pulled
 
 
@@ -49,45 +72,52 @@ def _like(output: Any, cotangent: np.ndarray) -> Any:
     return torch.tensor(cotangent, dtype=output.dtype, device=output.device)
 
 
-def _differentiate(pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], more: bool) -> Sequence[Any]:
-    outputs, cotangents = zip(*pairs, strict=True)
-    return tuple(_run_engine(outputs, cotangents, more, tuple(marks), accumulate=False))
+def _differentiate(pairs: Sequence[tuple[Any, Any]], marks: Any, parameters: Any, more: bool) -> Sequence[Any]:
+    return tuple(_run_engine(pairs, more, (*marks, *parameters), accumulate=False))[len(marks) :]
 
 
 def _accumulate(
-    pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], more: bool, others: Sequence[Any]
+    pairs: Sequence[tuple[Any, Any]], marks: Sequence[Any], parameters: Sequence[Any], more: bool, others: Sequence[Any]
 ) -> Sequence[Any]:
     """The same by way of `grad`, which reentrant checkpointing insists on; the other leaves neither get nor lose theirs."""
-    outputs, cotangents = zip(*pairs, strict=True)
-    for mark in marks:
-        mark.grad = None
-        mark.retain_grad()
-    own = {id(mark) for mark in marks}
-    with _aside([leaf for leaf in others if id(leaf) not in own]):
-        _run_engine(outputs, cotangents, more, (), accumulate=True)
-    return [mark.grad for mark in marks]
+    own = {id(leaf) for leaf in (*marks, *parameters)}
+    with _aside(parameters, trainable=True), _aside([leaf for leaf in others if id(leaf) not in own], trainable=False):
+        _run_engine(pairs, more, (), accumulate=True)
+        return [parameter.grad for parameter in parameters]
 
 
-def _run_engine(outputs: Any, cotangents: Any, more: bool, marks: Any, *, accumulate: bool) -> Any:
+def _run_engine(pairs: Sequence[tuple[Any, Any]], more: bool, inputs: Any, *, accumulate: bool) -> Any:
     # torch.autograd.grad and backward are functions that the mode is asked about, and they run with the mode off.
+    outputs, cotangents = zip(*pairs, strict=True)
     run = torch.autograd.Variable._execution_engine.run_backward
-    return run(outputs, cotangents, more, False, marks, allow_unreachable=True, accumulate_grad=accumulate)
+    return run(outputs, cotangents, more, False, inputs, allow_unreachable=True, accumulate_grad=accumulate)
 
 
 @contextlib.contextmanager
-def _aside(leaves: Sequence[Any]) -> Iterator[None]:
-    """Leaves that accumulate nothing meanwhile, and whose `grad` is out of reach."""
-    found = [(leaf, leaf.requires_grad, leaf.grad) for leaf in {id(leaf): leaf for leaf in leaves}.values()]
+def _aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
+    """Leaves whose `grad`, and what the user does when it has been accumulated, are out of reach meanwhile.
+
+    Those that are not `trainable` meanwhile accumulate nothing either.
+    """
+    unique = {id(leaf): leaf for leaf in leaves}.values()
+    found = [(leaf, leaf.requires_grad, leaf.grad) for leaf in unique]
+    hooks = [(leaf._post_accumulate_grad_hooks, dict(leaf._post_accumulate_grad_hooks or {})) for leaf in unique]
     try:
-        for leaf, trainable, _ in found:
+        for own, kept in hooks:
+            if kept:
+                own.clear()
+        for leaf, before, _ in found:
             leaf.grad = None
-            if trainable:
+            if before and not trainable:
                 leaf.requires_grad_(False)
         yield
     finally:
-        for leaf, trainable, gradient in found:
-            leaf.requires_grad_(trainable)
+        for leaf, before, gradient in found:
+            leaf.requires_grad_(before)
             leaf.grad = gradient
+        for own, kept in hooks:
+            if kept:
+                own.update(kept)
 
 
 def _leaves_behind_checkpoints(outputs: Iterable[Any]) -> list[Any] | None:

@@ -1,11 +1,32 @@
-"""Walks a model's modules: each once, by the first attribute path that leads there."""
+"""Walks a model's modules: each once, by the first attribute path that leads there, and all names that things in it have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import operator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
-__all__ = ["walk"]
+import torch
+
+from embgrad.calling import as_parts
+
+__all__ = [
+    "further_paths",
+    "is_compiled_wrapper",
+    "named_parameters",
+    "paths",
+    "place_of",
+    "spelled",
+    "table_paths",
+    "walk",
+]
+
+#: The attribute of a compiled module that holds the module which was compiled: it has the same attributes.
+ORIGINAL: Final = "_orig_mod"
+
+#: How many further paths of one module are told. A module that many others share has as many.
+MOST_PATHS: Final = 16
 
 
 def walk(parts: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -21,6 +42,94 @@ def walk(parts: Sequence[Any]) -> list[tuple[str, Any]]:
         if id(module) in seen:
             continue
         seen[id(module)] = (path, module)
-        children = [(name, child) for name, child in module._modules.items() if child is not None]
-        waiting += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children)]
+        waiting += [(_joined(path, name), child) for name, child in reversed(_children(module))]
     return list(seen.values())
+
+
+def further_paths(parts: Sequence[Any], walked: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, ...]]:
+    """By the identity of a module that several others hold, or that lies in such a one, its paths but the first."""
+    first = {id(module): spelled(path) for path, module in walked}
+    held = sum(len(_children(module)) for _, module in walked)
+    if held + len(parts) == len(walked):  # a tree: each is held once
+        return {}
+    found: dict[int, list[str]] = defaultdict(list)
+    numbered = len(parts) > 1
+    waiting = [(str(number) if numbered else "", part, frozenset[int]()) for number, part in enumerate(parts)][::-1]
+    while waiting:
+        path, module, above = waiting.pop()
+        others = found[id(module)]
+        if spelled(path) != first[id(module)]:
+            if len(others) >= MOST_PATHS or id(module) in above:
+                continue
+            others.append(spelled(path))
+        inside = above | {id(module)}
+        waiting += [(_joined(path, name), child, inside) for name, child in reversed(_children(module))]
+    return {key: tuple(dict.fromkeys(paths)) for key, paths in found.items() if paths}
+
+
+def _children(module: Any) -> list[tuple[str, Any]]:
+    return [(name, child) for name, child in module._modules.items() if child is not None]
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def spelled(path: str) -> str:
+    """A path as users write it: without the steps into compiled modules."""
+    return ".".join(step for step in path.split(".") if step != ORIGINAL) if ORIGINAL in path else path
+
+
+def is_compiled_wrapper(module: Any) -> bool:
+    """Whether it is what `torch.compile` makes of a module: it calls that module, which has the same path."""
+    return ORIGINAL in module._modules
+
+
+def named_parameters(walked: Iterable[tuple[str, Any]], *, repeated: bool = False) -> Iterator[tuple[str, Any]]:
+    """The parameters by attribute path, in the model's order: each once, under its first name, or `repeated` under all."""
+    seen: set[int] = set()
+    for path, module in walked:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and (repeated or id(parameter) not in seen):
+                seen.add(id(parameter))
+                yield spelled(_joined(path, name)), parameter
+
+
+def table_paths(walked: Iterable[tuple[str, Any]]) -> dict[Any, str]:
+    """The attribute paths of the matrices of modules with these paths, by identity and by their place in memory.
+
+    A table called `weight` has its module's path. One that several modules share has that of an embedding, or
+    of the first.
+    """
+    paths: dict[Any, str] = {}
+    found = []
+    for path, module in walked:
+        embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and tensor.dim() == 2:
+                found.append((not embedding, _table_path(spelled(path), name), tensor))
+    for _, path, tensor in sorted(found, key=operator.itemgetter(0)):
+        paths.setdefault(id(tensor), path)
+        paths.setdefault(place_of(tensor), path)
+    return paths
+
+
+def _table_path(module: str, name: str) -> str:
+    return module if module and name == "weight" else _joined(module, name)
+
+
+def place_of(tensor: Any) -> Any:
+    """What tells that two tensors, such as a parameter and its `.data`, are the same memory."""
+    try:
+        return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
+    except RuntimeError:  # a subclass without memory of its own
+        return id(tensor)
+
+
+def paths(model: Any) -> list[str]:
+    """Every path under which a module or a table can be named."""
+    parts = as_parts(model)
+    walked = walk(parts)
+    further = [path for some in further_paths(parts, walked).values() for path in some]
+    own = [spelled(path) for path, _ in walked]
+    return list(dict.fromkeys(path for path in (*own, *table_paths(walked).values(), *further) if path))

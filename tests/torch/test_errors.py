@@ -110,7 +110,9 @@ def test_outputs() -> None:
 
 
 def test_points() -> None:
-    with pytest.raises(embgrad.UnknownPointError, match=r"no point 'tabel': .*one of 'table'.*Did you mean 'table'"):
+    with pytest.raises(
+        embgrad.UnknownPointError, match=r"no point 'tabel': .*or a path, of 'table'.*Did you mean 'table'"
+    ):
         embgrad.gradients(Net(), IDS, embgrad.Logit(0), at="tabel")
     with pytest.raises(embgrad.UnknownPointError, match=r"'table' was reached 1 time"):
         embgrad.gradients(Net(), IDS, embgrad.Logit(0), at="table#1")

@@ -171,7 +171,7 @@ def test_a_bag_that_scales_its_table() -> None:
     model = Bag(mode="mean", max_norm=1.0).double()
     before, version = model.bag.weight.detach().clone(), model.bag.weight._version
     result = embgrad.gradients(model, IDS, embgrad.Logit(1))
-    assert [point.name for point in embgrad.points(model, IDS)] == ["bag#0"]
+    assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["bag#0"]
     assert torch.equal(model.bag.weight, before)
     assert model.bag.weight._version == version
     assert np.linalg.norm(before.numpy()[IDS], axis=-1).max() > 1.1
@@ -342,11 +342,11 @@ def test_a_computed_table_hides_no_lookup_below_it() -> None:
         result.values, finite_differences(lambda: plain(tensor())[:, 1].sum(), computed), atol=1e-8
     )
     points = embgrad.points(model, IDS)
-    assert [point.name for point in points] == ["small#0", "lookup#0"]
-    request = embgrad.Request(("small", "word"), lambda outputs: [{None: np.ones_like(outputs[None])}], (None,))
+    assert [point.name for point in points if point.lookup] == ["small#0", "lookup#0"]
+    request = embgrad.Request(("small#0", "word"), lambda outputs: [{None: np.ones_like(outputs[None])}], (None,))
     run = embgrad.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
     below = own_gradient(lambda: model(tensor()).sum(), model.small.weight, np.arange(VOCAB)[:, None])[:, 0]
-    np.testing.assert_allclose(run.points["small"].gradients[0], below, atol=1e-12)
+    np.testing.assert_allclose(run.points["small#0"].gradients[0], below, atol=1e-12)
     assert run.points["word"].gradients[0] is not None
 
 
@@ -358,7 +358,7 @@ def test_rows_picked_out_of_activations_are_no_lookup() -> None:
 
     torch.manual_seed(0)
     model = Picking().double()
-    assert [point.name for point in embgrad.points(model, IDS)] == ["table#0"]
+    assert [point.name for point in embgrad.points(model, IDS) if point.lookup] == ["table#0"]
     expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
     request = embgrad.Request(("word",), embgrad.NativeObjective(lambda logits: logits[:, 1], scalar=False))
     run = embgrad.list_backends()["torch"].run(model, embgrad.TokenBatch(IDS), request)
@@ -375,7 +375,7 @@ def test_indices_of_a_bare_table_may_count_from_the_end() -> None:
             return self.head((self.words[ids] + self.places[torch.arange(-ids.shape[1], 0)]).tanh().mean(1))
 
     model = FromTheEnd().double()
-    places = [point for point in embgrad.points(model, IDS) if point.role is None]
+    places = [point for point in embgrad.points(model, IDS) if point.lookup and "word" not in point.roles]
     assert [point.name for point in places] == ["places#0"]
     np.testing.assert_array_equal(places[0].lookup.indices, [2, 3, 4, 5])
 

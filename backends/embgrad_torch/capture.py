@@ -1,0 +1,321 @@
+"""Listens to the user's own training loop: forward passes by hooks on modules, backward passes by hooks on tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from embgrad.backend import Listener, Point
+from embgrad.batch import TokenBatch
+from embgrad.calling import NAMES
+from embgrad.errors import UnsupportedError
+from embgrad.watching import PointWatch
+from embgrad_torch.inputs import parameters, to_numpy
+from embgrad_torch.listening import Listening, expect_uncompiled
+from embgrad_torch.lookup import LookupMode
+from embgrad_torch.modules import ModuleWatch, hooked
+from embgrad_torch.ours import is_running
+from embgrad_torch.run import points
+from embgrad_torch.tap import is_floating
+from embgrad_torch.walk import is_compiled_wrapper, spelled, table_paths, walk
+
+__all__ = ["capture"]
+
+
+@contextlib.contextmanager
+def capture(model: Any, listener: Listener) -> Iterator[None]:
+    """While it is open, the user's own passes through the model in this thread are told to the listener.
+
+    Raises:
+        UnsupportedError: the model's calls cannot be listened to.
+    """
+    _expect_audible(model)
+    with contextlib.ExitStack() as stack:
+        one = _Capture(model, listener, stack)
+        stack.callback(one.close)
+        stack.enter_context(hooked(model, one.begin, one.end))
+        yield
+
+
+class _Passing:
+    """One forward pass of the user's. What its graph holds keeps it alive, and nothing else: it is part of no cycle.
+
+    Attributes:
+        watch: takes it down.
+        at: its points.
+        modules: the calls of its modules.
+        token: what stands for it with the listener.
+    """
+
+    def __init__(self, watch: PointWatch, at: Listening) -> None:
+        self.watch = watch
+        self.at = at
+        self.at.passing = weakref.ref(self)
+        self.modules = ModuleWatch(watch, at, lambda: True, lambda: at.over)
+        self.token: Any = None
+
+
+class _Open:
+    """The forward pass that runs now.
+
+    Attributes:
+        passing: the pass.
+        mode: sees its lookups.
+        frame: of the model's call, which tells a call inside it from one that comes after it broke off.
+        handled: the exception that was being handled when it began.
+    """
+
+    def __init__(self, passing: _Passing, mode: TorchFunctionMode, frame: Any) -> None:
+        self.passing = passing
+        self.mode = mode
+        self.frame = frame
+        self.handled = sys.exc_info()[1]
+        self.inner = 0
+
+
+class _Capture:
+    """One open capture."""
+
+    def __init__(self, model: Any, listener: Listener, stack: contextlib.ExitStack) -> None:
+        self._model = model
+        self._listener = listener
+        self._stack = stack
+        self._thread = threading.get_ident()
+        self._closed = False
+        self._open: _Open | None = None
+        self._hooked: set[int] = set()
+        self._again: list[tuple[Any, _Passing | None]] = []
+        self._alive: weakref.WeakSet[_Passing] = weakref.WeakSet()
+        self._task: int | None = None
+        self._gradients: list[tuple[Any, str, np.ndarray]] = []
+
+    # The model's own calls
+
+    def begin(self, model: Any, args: Any, kwargs: Any) -> None:
+        """A call of the model begins."""
+        if model is not self._model or not self._is_heard():
+            return
+        expect_uncompiled()
+        frame = sys._getframe(3)  # below the two functions of the hook: the call of the model
+        if self._open is not None and _is_on_stack(self._open.frame):
+            self._open.inner += 1
+            return
+        self._abandon()
+        bound = _bound(model, args, kwargs)
+        if bound is None:  # the call itself will say what is wrong with it
+            return
+        if torch._C._current_graph_task_id() == -1:
+            self._task = None  # a backward pass that began to be told broke off
+            self._gradients.clear()
+        watch = self._listener.begin(_whole_numbers(bound), lambda batch: _discovered(model, args, kwargs, batch))
+        passing = _Passing(watch, Listening(self.came))
+        walked = walk([model])
+        self._listen_to(passing.modules.of(walked, {}))
+        self._open = _Open(passing, LookupMode(watch, passing.at, table_paths(walked)), frame)
+        if not watch.modules:  # else no lookup is asked for
+            self._open.mode.__enter__()
+
+    def end(self, model: Any, returned: Any) -> None:
+        """A call of the model ends."""
+        if model is not self._model or self._open is None or not self._is_heard():
+            return
+        if self._open.inner:
+            self._open.inner -= 1
+            return
+        one = self._open
+        self._abandon()
+        if sys.exc_info()[1] is not one.handled:  # it raised
+            return
+        passing = one.passing
+        passing.at.over = True
+        passing.at.expect_unwritten()
+        passing.token = self._listener.end(passing.watch, passing.at.values)
+        passing.at.values = {}
+        self._alive.add(passing)
+        if passing.at.awaited:
+            self._hold(passing, returned)
+
+    def _is_heard(self) -> bool:
+        return threading.get_ident() == self._thread and not is_running()
+
+    def _abandon(self) -> None:
+        """What was open is no more, whether it ended or broke off."""
+        if self._open is not None:
+            _take_off(self._open.mode)
+            self._open = None
+
+    def _hold(self, passing: _Passing, returned: Any) -> None:
+        """The graph behind what the model returned keeps the pass alive, and tells when a backward pass comes to it."""
+        reached = [tensor for tensor in _tensors(returned) if tensor.requires_grad]
+        if not reached:
+            raise UnsupportedError(
+                f"the points {sorted(passing.at.awaited)} lie in a gradient checkpoint with use_reentrant=True, and the model "
+                "returned no tensor whose gradient would tell of the backward pass: expected use_reentrant=False"
+            )
+        for tensor in reached:
+            tensor.register_hook(lambda grad, passing=passing: self._queue())
+
+    # The calls of its modules
+
+    def _listen_to(self, modules: Sequence[Any]) -> None:
+        """The hooks stay while the capture is open: a checkpointed segment runs again in the backward pass."""
+        for module in modules:
+            if id(module) not in self._hooked:
+                self._hooked.add(id(module))
+                self._stack.enter_context(hooked(module, self._before, self._after))
+
+    def _before(self, module: Any, args: Any, kwargs: Any) -> Any:
+        if self._open is not None and self._is_heard():
+            expect_uncompiled()
+            return self._open.passing.modules.before(module, args, kwargs)
+        if not self._is_again():
+            return None
+        fitting = [one for one in self._alive if one.modules.made(module, args, kwargs)]
+        if len(fitting) > 1 and any(one.at.awaited for one in fitting):
+            raise UnsupportedError(
+                f"a gradient checkpoint with use_reentrant=True runs {type(module).__name__} again, and {len(fitting)} forward "
+                "passes gave it the same values, so that its gradient cannot be told among them: expected use_reentrant=False"
+            )
+        passing = fitting[0] if fitting else None
+        self._again.append((module, passing))
+        return None if passing is None else passing.modules.before(module, args, kwargs)
+
+    def _after(self, module: Any, returned: Any) -> Any:
+        if self._open is not None and self._is_heard():
+            return self._open.passing.modules.after(module, returned)
+        if not self._is_again():
+            return None
+        while self._again and self._again[-1][0] is not module:
+            self._again.pop()
+        _, passing = self._again.pop() if self._again else (None, None)
+        return None if passing is None else passing.modules.after(module, returned)
+
+    def _is_again(self) -> bool:
+        """Whether a call is made by a backward pass: a checkpointed segment that runs again, maybe in the engine's thread."""
+        return not self._closed and torch._C._current_graph_task_id() != -1 and not is_running()
+
+    # The backward passes
+
+    def came(self, passing: _Passing, key: str, grad: Any, again: bool) -> None:
+        """A gradient came to a point."""
+        if self._closed or passing.token is None or grad is None:
+            return
+        if not again or self._task is None:  # a reentrant segment has a backward pass of its own, inside the user's
+            self._queue()
+        self._gradients.append((passing.token, key, to_numpy(grad)))
+
+    def _queue(self) -> None:
+        """At the end of this backward pass the listener hears of it."""
+        task = torch._C._current_graph_task_id()
+        if self._closed or self._task == task:
+            return
+        self._task = task
+        self._gradients = []  # of a backward pass that broke off
+        torch.autograd.Variable._execution_engine.queue_callback(self._step)
+
+    def _step(self) -> None:
+        gradients, self._gradients, self._task = self._gradients, [], None
+        if gradients and not self._closed:
+            self._listener.step(gradients)
+
+    def close(self) -> None:
+        """Nothing is heard any more; graphs that are left may have our hooks, which then do nothing."""
+        self._closed = True
+        self._abandon()
+
+
+def _is_on_stack(frame: Any) -> bool:
+    here: Any = sys._getframe()
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is frame
+
+
+def _take_off(mode: TorchFunctionMode) -> None:
+    """The mode leaves the stack, wherever in it it is: another capture's may lie above."""
+    above = []
+    if any(one is mode for one in _get_current_function_mode_stack()):
+        while (top := _pop_mode()) is not mode:
+            above.append(top)
+        for one in reversed(above):
+            _push_mode(one)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if is_floating(value):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _tensors(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _tensors(entry)
+
+
+def _bound(model: Any, args: Any, kwargs: Any) -> Mapping[str, Any] | None:
+    """The arguments by the parameters' names; None where they do not fit."""
+    try:
+        return inspect.Signature(parameters(model)).bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+
+
+def _whole_numbers(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
+    """Those of the arguments that are integer tensors, also in dicts and sequences; masks may be truth values."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            found |= _whole_numbers({str(key): entry for key, entry in value.items()})
+        elif isinstance(value, (list, tuple)):
+            found |= _whole_numbers({f"{prefix}{name}.{number}": entry for number, entry in enumerate(value)})
+        elif isinstance(value, torch.Tensor) and _is_whole(name, value):
+            found[name] = to_numpy(value)
+    return found
+
+
+def _is_whole(name: str, tensor: Any) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
+        return False
+    whole = not tensor.is_floating_point() and not tensor.is_complex() and not tensor.is_quantized
+    return whole and (tensor.dtype is not torch.bool or name in NAMES["mask"])
+
+
+def _discovered(model: Any, args: Any, kwargs: Any, batch: TokenBatch) -> Sequence[Point]:
+    """The points that the same call reaches, made once without a trace; what is saved for a graph is saved for none other."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        return points(model, batch, lambda *_: model.forward(*args, **kwargs))
+
+
+def _expect_audible(model: Any) -> None:
+    for path, module in walk([model]):
+        if is_compiled_wrapper(module) or getattr(module, "_compiled_call_impl", None) or _is_compiled(module):
+            raise UnsupportedError(
+                f"{spelled(path) or type(module).__name__!r} is compiled by torch.compile, and what runs inside compiled code "
+                "cannot be listened to: train the plain model (the one you gave to torch.compile, model._orig_mod) while you "
+                "capture; embgrad.gradients takes compiled models as they are"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{spelled(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be listened to: give "
+                "the torch.nn.Module that it was made from"
+            )
+        if isinstance(module, torch.nn.DataParallel) and len(module.device_ids) > 1:
+            raise UnsupportedError(
+                f"the model is replicated on {len(module.device_ids)} devices by DataParallel, and its replicas run in other "
+                "threads: expected one device; capture model.module"
+            )
+
+
+def _is_compiled(module: Any) -> bool:
+    """Whether its own `forward`, or a function that it holds, was given to `torch.compile`."""
+    functions = [type(module).forward, *(value for value in vars(module).values() if callable(value))]
+    return any(hasattr(one, "_torchdynamo_orig_callable") for one in functions if not isinstance(one, torch.nn.Module))

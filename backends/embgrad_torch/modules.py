@@ -1,0 +1,211 @@
+"""Watches the calls of modules, by hooks that are on them for one pass, and lets a point's tensor be replaced there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from embgrad.points import INPUT, OUTPUT
+from embgrad.structures import first, with_first
+from embgrad.watching import PointWatch
+from embgrad_torch.recomputing import Made, made_again
+from embgrad_torch.tap import At, is_floating
+from embgrad_torch.walk import is_compiled_wrapper, spelled
+
+__all__ = ["ModuleWatch", "hooked"]
+
+
+@dataclass
+class _Called:
+    """A call of a module in the forward pass.
+
+    Attributes:
+        path: the module's.
+        given: the first floating tensor that it was given, off the graph.
+        version: of that tensor's memory, when it was given.
+        traced: see `Made`.
+        keys: by side the keys of the points, where they are asked for.
+    """
+
+    path: str
+    given: Any
+    version: int
+    traced: bool
+    keys: dict[str, str | None]
+
+
+class ModuleWatch:
+    """Tells the watch of the calls of modules, and puts what goes on at points in the place of what they are given and give.
+
+    Args:
+        watch: what takes the calls down.
+        at: what happens at the points.
+        active: whether a call, in this thread, is one of the pass's.
+        pulling: whether it is made in the backward pass, by a checkpointed segment that runs again.
+    """
+
+    def __init__(
+        self, watch: PointWatch, at: At, active: Callable[[], bool], pulling: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._watch = watch
+        self._at = at
+        self._active = active
+        self._pulling = pulling
+        self._names: dict[int, tuple[str, str, tuple[str, ...]]] = {}
+        self._open: list[tuple[Any, _Called | None]] = []
+        self._called: list[_Called] = []
+        self._busy = False
+
+    @contextlib.contextmanager
+    def on(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> Iterator[None]:
+        """Watches those of the modules that the watch is to be told of."""
+        with contextlib.ExitStack() as stack:
+            for module in self.of(walked, also):
+                stack.enter_context(hooked(module, self.before, self.after))
+            yield
+
+    def of(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> list[Any]:
+        """Those of the modules that the watch is to be told of; from now on they are known."""
+        wanted = [
+            (spelled(path), module)
+            for path, module in walked
+            if (self._watch.everything or spelled(path) in self._watch.modules)
+            and not is_compiled_wrapper(module)
+            and not isinstance(module, torch.jit.ScriptModule)  # they take no hooks
+        ]
+        self._names = {id(one): (path, type(one).__name__, also.get(id(one), ())) for path, one in wanted}
+        return [module for _, module in wanted]
+
+    def made(self, module: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call may be one of the pass's that is made again."""
+        path, *_ = self._names.get(id(module), ("",))
+        given = first((args, kwargs), is_floating)
+        return any(call.path == path and _may_be(call, given) for call in self._called)
+
+    def before(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """A call begins: the arguments with which it goes on, or None for the same."""
+        if self._busy or id(module) not in self._names or not self._active():  # a copy of a module has its hooks, too
+            return None
+        given = first((args, kwargs), is_floating)
+        again = self._pulling()
+        called = self._made_before(module, given) if again else self._enter(module, given)
+        self._open.append((module, called))
+        key = None if called is None else called.keys.get(INPUT)
+        return None if key is None else self._put(key, (args, kwargs), given, again, aliased=True)
+
+    def after(self, module: Any, returned: Any) -> Any:
+        """A call ends: what goes on in place of what it returned, or None for the same."""
+        if self._busy or id(module) not in self._names or not self._active():
+            return None
+        while self._open and self._open[-1][0] is not module:  # ended by an exception that the hooks do not hear of
+            self._break()
+        if not self._open:
+            return None
+        _, called = self._open.pop()
+        gave, again = first(returned, is_floating), self._pulling()
+        if again:
+            key = None if called is None or gave is None else called.keys.get(OUTPUT)
+        else:
+            key = self._watch.leave(gave, () if gave is None else gave.shape)
+            if called is not None:
+                called.keys[OUTPUT] = key
+        return None if key is None else self._put(key, returned, gave, again, aliased=_is_aliased(module, gave, called))
+
+    def _enter(self, module: Any, given: Any) -> _Called | None:
+        path, kind, also = self._names[id(module)]
+        key = self._watch.enter(path, kind, given, () if given is None else given.shape, also)
+        if self._watch.everything:  # nothing is pulled back, so that nothing runs again
+            return None
+        with torch.inference_mode(False), torch._C.DisableTorchFunction():
+            kept = None if given is None else given.detach()
+        version = -1 if kept is None or kept.is_inference() else kept._version
+        called = _Called(path, kept, version, torch.is_grad_enabled(), {INPUT: key})
+        self._called.append(called)
+        return called
+
+    def _break(self) -> None:
+        self._open.pop()
+        if not self._pulling():
+            self._watch.broke()
+
+    def _made_before(self, module: Any, given: Any) -> _Called | None:
+        """The call of the forward pass that is made again."""
+        path = self._names[id(module)][0]
+        every = [call for call in self._called if call.path == path]
+        calls = every if len(every) < 2 else [call for call in every if _may_be(call, given)]
+        keys = {}
+        for side in (INPUT, OUTPUT):
+            made = [Made(call.keys.get(side), call.traced) for call in calls]
+            keys[side] = made_again(f"call of the module {path!r}", made, self._at.changed, seen=len(every))
+        return _Called(path, None, -1, traced=True, keys=keys)
+
+    def _put(self, key: str, nest: Any, tensor: Any, again: bool, *, aliased: bool) -> Any:
+        self._busy = True
+        try:
+            new = self._at.tensor(key, tensor, again=again, aliased=aliased)
+        finally:
+            self._busy = False
+        return None if new is tensor else with_first(nest, is_floating, new)
+
+
+def _may_be(call: _Called, given: Any) -> bool:
+    """Whether the call was given the same values, as far as they are still there to be compared."""
+    if given is None or call.given is None:
+        return (given is None) is (call.given is None)
+    if call.given.shape != given.shape:
+        return False
+    overwritten = call.given.is_inference() or call.given._version != call.version
+    return bool(overwritten or torch.equal(call.given, given.detach()))
+
+
+def _is_aliased(module: Any, gave: Any, called: _Called | None) -> bool:
+    """Whether others may hold the memory of what a module gave: what it was given, what it keeps, or what is a view of it."""
+    memory, given = gave.untyped_storage(), None if called is None else called.given
+    if gave.is_inference() or (given is not None and memory.data_ptr() == given.untyped_storage().data_ptr()):
+        return True
+    if any(one is gave for one in (*vars(module).values(), *module._buffers.values(), *module._parameters.values())):
+        return True
+    # The tensor itself, what it is a view of (nn.Linear gives a view of what nobody else holds), and `memory` here.
+    return bool(torch._C._storage_Use_Count(memory._cdata) > 2 + gave._is_view())
+
+
+class _Hook:
+    """A hook of ours. A copy of it, in a copy of the model or in a file, does nothing."""
+
+    def __init__(self, ask: Callable[..., Any] | None) -> None:
+        self._ask = ask
+
+    def __call__(self, module: Any, *told: Any) -> Any:
+        """What takes the place of what the hook is told, or None."""
+        return None if self._ask is None else self._ask(module, *told)
+
+    def __reduce__(self) -> Any:
+        return _Hook, (None,)
+
+
+@contextlib.contextmanager
+def hooked(module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
+    """Meanwhile `before(module, args, kwargs)` and `after(module, returned)` are asked at each call, behind the user's hooks.
+
+    They hear of calls in every thread. One that has taken the hooks up while they are being removed finds them without
+    the mark that they take keywords.
+    """
+
+    def pre(module: Any, *told: Any) -> Any:
+        return before(module, *told) if len(told) == 2 else None
+
+    def post(module: Any, *told: Any) -> Any:
+        return after(module, told[-1])
+
+    handles = []
+    try:
+        handles.append(module.register_forward_pre_hook(_Hook(pre), with_kwargs=True))
+        handles.append(module.register_forward_hook(_Hook(post), with_kwargs=True, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

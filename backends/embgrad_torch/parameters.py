@@ -1,0 +1,125 @@
+"""The parameters of a model by name: their gradients, and what else reaches the tables that lookups are made in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from embgrad.backend import ParameterValues, Request, TableRest
+from embgrad.points import WORD, split_name
+from embgrad_torch.walk import further_paths, named_parameters, spelled, table_paths
+
+__all__ = ["Tables", "parameter_values", "trainable"]
+
+
+def trainable(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The trainable parameters by attribute path, each once, in the model's order."""
+    return {name: one for name, one in named_parameters(walked) if one.requires_grad}
+
+
+def parameter_values(
+    parameters: Mapping[str, Any], gradients: Sequence[np.ndarray | None]
+) -> dict[str, ParameterValues]:
+    """What a request for parameters is answered."""
+    return {
+        name: ParameterValues(tuple(one.shape), gradient, str(one.dtype).removeprefix("torch."))
+        for (name, one), gradient in zip(parameters.items(), gradients, strict=True)
+    }
+
+
+class Tables:
+    """The tables of the lookups that a request asks for, and the parameters that share their memory.
+
+    Attributes:
+        parameters: those of them through which the graph may have a way, each once.
+    """
+
+    def __init__(self, parts: Sequence[Any], walked: Sequence[tuple[str, Any]], request: Request) -> None:
+        asked = {split_name(name).path for name in request.points}
+        self._tables = {
+            path: one
+            for path, one in _by_table_path(walked).items()
+            if request.tables and (WORD in request.points or path in asked)
+        }
+        memory = {_memory(one) for one in self._tables.values()}
+        shared = {id(one): one for _, one in named_parameters(walked) if memory and _memory(one) in memory}
+        self.parameters = list(shared.values())
+        self._names = _names(parts, walked, shared)
+
+    @contextlib.contextmanager
+    def differentiable(self) -> Iterator[None]:
+        """Meanwhile those that are frozen are not."""
+        frozen = [one for one in self.parameters if not one.requires_grad]
+        try:
+            for one in frozen:
+                one.requires_grad_(True)
+            yield
+        finally:
+            for one in frozen:
+                one.requires_grad_(False)
+
+    def rests(self, paths: Mapping[str, str], gradients: Sequence[np.ndarray | None]) -> dict[str, TableRest]:
+        """By the keys of lookups what reaches their tables by other ways.
+
+        Args:
+            paths: by key the table's path.
+            gradients: of `parameters`.
+        """
+        return {key: self._rest(self._tables[path], gradients) for key, path in paths.items() if path in self._tables}
+
+    def _rest(self, table: Any, gradients: Sequence[np.ndarray | None]) -> TableRest:
+        sharing = [
+            (one, gradient)
+            for one, gradient in zip(self.parameters, gradients, strict=True)
+            if _memory(one) == _memory(table)
+        ]
+        own = self._names[id(table)]
+        names = [*own, *(name for one, _ in sharing for name in self._names[id(one)])]
+        return TableRest(_gathered(table, sharing), tuple(dict.fromkeys(names)))
+
+
+def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    paths = table_paths(walked)
+    found: dict[str, Any] = {}
+    for _, one in named_parameters(walked):
+        if id(one) in paths and one.is_floating_point():
+            found.setdefault(paths[id(one)], one)
+    return found
+
+
+def _names(parts: Sequence[Any], walked: Sequence[tuple[str, Any]], shared: Mapping[int, Any]) -> dict[int, list[str]]:
+    """By the parameter's identity all its names, first the one that it goes by."""
+    found: dict[int, list[str]] = {}
+    if not shared:
+        return found
+    also = further_paths(parts, walked)
+    for path, module in walked:
+        for name, one in module._parameters.items():
+            if id(one) in shared:
+                spelt = [f"{path}.{name}" if path else name for path in (spelled(path), *also.get(id(module), ()))]
+                found.setdefault(id(one), []).extend(spelt)
+    return found
+
+
+def _memory(tensor: Any) -> Any:
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):  # a subclass without memory of its own
+        return id(tensor)
+
+
+def _gathered(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> np.ndarray | None:
+    """The sum of the gradients of all that lies in the table's memory, each at its place there."""
+    if all(gradient is None for _, gradient in sharing):
+        return None
+    kept = next(gradient for _, gradient in sharing if gradient is not None)
+    memory = torch.zeros(table.untyped_storage().nbytes() // table.element_size(), dtype=torch.from_numpy(kept).dtype)
+    for one, gradient in sharing:
+        if gradient is not None:
+            place = memory.as_strided(one.shape, one.stride(), one.storage_offset())
+            place += torch.from_numpy(gradient)
+    return np.array(memory.as_strided(table.shape, table.stride(), table.storage_offset()).numpy(), order="C")

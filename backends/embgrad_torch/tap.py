@@ -1,0 +1,198 @@
+"""What happens at a point: its value overridden, added to and copied, its gradient received by a hook and edited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from embgrad.backend import Request
+from embgrad.errors import UnsupportedError
+from embgrad_torch.inputs import to_numpy
+
+__all__ = ["At", "Taps", "expect_unwritten", "going_on", "is_floating"]
+
+
+class At(Protocol):
+    """What happens at the points of a forward pass.
+
+    Attributes:
+        plain: every lookup must be made as the model makes it, by the same function of PyTorch.
+        changed: the keys of the points whose values are changed.
+    """
+
+    plain: bool
+    changed: Collection[str]
+
+    def lookup(
+        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
+    ) -> Any:
+        """The rows that go on in place of those that a lookup computes.
+
+        Args:
+            key: of the point, where it is asked for.
+            table: the table.
+            compute: makes the lookup.
+            word: whether the ids are looked up.
+            again: it was made before, and a checkpointed segment runs once more.
+        """
+        ...
+
+    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+        """The tensor that goes on in place of another at a point of a module that is asked for.
+
+        Args:
+            key: of the point.
+            tensor: what would go on.
+            again: it was there before, and a checkpointed segment runs once more.
+            aliased: others may hold the same memory, and see what is written into it.
+        """
+        ...
+
+
+def is_floating(value: object) -> bool:
+    """Whether it is a tensor at which a gradient can be taken and read."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type != "meta"
+        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )
+
+
+class Taps:
+    """What a request asks for at each point.
+
+    Attributes:
+        plain: see `At`.
+        changed: see `At`.
+        values: by key the values that went on, of the points to read.
+        marks: by key the tensors whose gradients are taken.
+        gradients: by key the gradients of the pullback that runs, as they went on.
+        before: by key those that were edited, as they came.
+        pulling: whether a pullback runs.
+        aliased: by key the clones that went on in place of tensors whose memory others may hold.
+    """
+
+    plain = False
+
+    def __init__(self, request: Request) -> None:
+        self.changed: Collection[str] = {*request.override, *request.add}
+        self.values: dict[str, np.ndarray] = {}
+        self.marks: dict[str, Any] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+        self.before: dict[str, np.ndarray] = {}
+        self.pulling = False
+        self.aliased: list[tuple[str, Any]] = []
+        self._request = request
+        self._changes: dict[str, tuple[Any, Any]] = {}
+        self._readable = None if "word" in request.points else frozenset(request.points)
+
+    def lookup(
+        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
+    ) -> Any:
+        """Where it is asked for, cut off the table, so that nothing below it is differentiated.
+
+        A computed table stays on the graph, as another point may lie below it. The rows of the ids require gradients also
+        where nobody asks for them: whether they do can decide which way a model takes, and every pass is to go the same way.
+        """
+        if key is not None:
+            if table.grad_fn is None:
+                with torch.inference_mode(False), torch.no_grad():
+                    return self.tensor(key, compute(), again=again)
+            return self.tensor(key, compute(), again=again)
+        rows = compute()
+        return _requiring_gradients(rows) if word and is_floating(rows) and not rows.requires_grad else rows
+
+    def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
+        """Overridden, added to, marked; its gradient is received, and edited, by a hook on the mark.
+
+        What goes on is a clone of the mark, because models write into what they are given (scale it in place).
+        """
+        with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
+            if again:
+                over, added = self._changes[key]
+            else:
+                over, added = self._changes[key] = self._computed(key, tensor)
+            value = tensor if over is None else over
+            value = value if added is None else value + added
+            mark = value.clone() if value.requires_grad else value.detach().clone().requires_grad_()
+            mark.register_hook(lambda grad: self._came(key, grad))
+            if not again:
+                self.marks[key] = mark
+                if self._readable is None or key in self._readable:
+                    self.values[key] = to_numpy(mark)
+        new = going_on(mark)
+        if aliased and not again:
+            self.aliased.append((key, new))
+        return new
+
+    def start(self) -> None:
+        """A pullback begins."""
+        self.gradients, self.before, self.pulling = {}, {}, True
+
+    def stop(self) -> None:
+        """It ended."""
+        self.pulling = False
+
+    def _computed(self, key: str, tensor: Any) -> tuple[Any, Any]:
+        """What takes the place of the value, and what is added to it; kept for when the segment runs again."""
+        over = added = None
+        if key in self._request.override:
+            over = _like(self._request.override[key](to_numpy(tensor)), tensor)
+        if key in self._request.add:
+            added = _like(self._request.add[key](to_numpy(tensor if over is None else over)), tensor)
+        return over, added
+
+    def _came(self, key: str, grad: Any) -> Any:
+        """The gradient that goes on in place of one that came. What others than the pullback differentiate is left alone."""
+        if not self.pulling or grad is None:
+            return None
+        if key in self.gradients:
+            raise UnsupportedError(
+                f"the gradient at the point {key!r} came several times in one backward pass, from a checkpointed segment that "
+                "ran more than once: run the model without gradient checkpointing"
+            )
+        edit = self._request.edit.get(key)
+        if edit is None:
+            self.gradients[key] = to_numpy(grad)
+            return None
+        self.before[key] = to_numpy(grad)
+        with torch._C.DisableTorchFunction():  # what the user's function does is nothing to be watched
+            edited = _like(edit(to_numpy(grad)), grad)
+        self.gradients[key] = to_numpy(edited)
+        return edited
+
+
+def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
+    """Refuse to have given a clone where something was written into it that others were to see.
+
+    Raises:
+        UnsupportedError: it was.
+    """
+    for key, clone in clones:
+        if clone is not None and not clone.is_inference() and clone._version:
+            raise UnsupportedError(
+                f"the tensor at the point {key!r} shares its memory with another, and the model writes into it, which the other "
+                "would have to show: expected x = x * 2 in place of x *= 2 there; or name another point, such as the module "
+                "before"
+            )
+
+
+def going_on(mark: Any) -> Any:
+    """What the model goes on with: connected to the mark, also where gradients are off around the point alone."""
+    with torch.inference_mode(False), torch.enable_grad():
+        return mark.clone()
+
+
+def _requiring_gradients(rows: Any) -> Any:
+    with torch.inference_mode(False):
+        return going_on(rows.detach().clone().requires_grad_())
+
+
+def _like(values: np.ndarray, tensor: Any) -> Any:
+    return torch.tensor(values, dtype=tensor.dtype, device=tensor.device)
