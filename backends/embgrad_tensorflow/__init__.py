@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run
+from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
 
@@ -28,7 +29,10 @@ class TensorFlowBackend:
     name = "tensorflow"
     package = "tensorflow"
     extra = "tensorflow"
-    supports = frozenset({"word", "training", "split", "native", "float64", "load_bert"})
+    supports = frozenset(
+        {"word", "training", "split", "native", "float64", "load_bert"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture"}
+    )
 
     def owns(self, part: object) -> bool:
         """Whether the object is a Keras model or layer on TensorFlow, a `tf.Module` or a `tf.function`."""
@@ -41,7 +45,7 @@ class TensorFlowBackend:
         return {name: str(getattr(module, "__version__", "unknown")) for name, module in loaded.items()}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The lookups that a forward pass on the batch makes, in order."""
+        """The lookups and the calls of modules that a forward pass on the batch makes, in order."""
         from embgrad_tensorflow.run import points
 
         return points(model, batch, call)
@@ -51,6 +55,24 @@ class TensorFlowBackend:
         from embgrad_tensorflow.run import run
 
         return run(model, batch, request)
+
+    def paths(self, model: Any) -> Collection[str]:
+        """The attribute paths of the model's modules and tables, and other names under which they can be named."""
+        from embgrad_tensorflow.run import paths
+
+        return paths(model)
+
+    def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
+        """While it is open, the user's own passes through the model in this thread are told to the listener."""
+        from embgrad_tensorflow.capture import capture
+
+        return capture(model, listener)
+
+    def bert_targets(self, model: Any) -> list[WeightTarget] | None:
+        """The places of the weights of a BERT as `bert` makes it; None for any other model."""
+        from embgrad_tensorflow.bert import bert_targets
+
+        return bert_targets(model)
 
     def bert(self, config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """A `transformers.TFBertModel` of that configuration, and its weights' places."""

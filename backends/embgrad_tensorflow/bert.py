@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.checkpoint import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
 
-__all__ = ["bert"]
+__all__ = ["bert", "bert_targets"]
 
 #: What TensorFlow's classes name otherwise than the checkpoint.
 LAST_NAMES: Final = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}
@@ -42,7 +42,19 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
             f"TFBertModel cannot be built from the configuration (hidden_act={config.get('hidden_act')!r}, hidden_size="
             f"{config.get('hidden_size')!r}, …): {error}; load the model in PyTorch"
         ) from error
-    return model, [_target(variable) for variable in model.weights]
+    targets = bert_targets(model)
+    assert targets is not None, "a TFBertModel is one"
+    return model, targets
+
+
+def bert_targets(model: Any) -> list[WeightTarget] | None:
+    """The place of each weight of a TFBertModel; None for any other model."""
+    if not any(
+        base.__module__.startswith("transformers.") and base.__qualname__ == "TFBertModel"
+        for base in type(model).__mro__
+    ):
+        return None
+    return [_target(variable) for variable in model.weights]
 
 
 def _classes() -> tuple[Any, Any]:
@@ -72,4 +84,6 @@ def _target(variable: Any) -> WeightTarget:
     def put(value: np.ndarray) -> None:
         variable.assign(np.asarray(value, variable.dtype.as_numpy_dtype))
 
-    return WeightTarget(".".join([*modules, LAST_NAMES.get(last, last)]), shape, put, transposed=last == "kernel")
+    return WeightTarget(
+        ".".join([*modules, LAST_NAMES.get(last, last)]), shape, put, variable.name, transposed=last == "kernel"
+    )

@@ -17,7 +17,7 @@ from embgrad.calling import as_parts, parameters_of, plan_call, plan_mapping
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad_tensorflow.walk import is_keras
 
-__all__ = ["Plan", "TensorFlowTensors", "plan"]
+__all__ = ["MODES", "Plan", "TensorFlowTensors", "as_dtype", "plan"]
 
 #: Parameters that say in which mode to run.
 MODES: Final = ("training", "is_training")
@@ -141,7 +141,7 @@ def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
 def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) -> Plan:
     leaves = _leaves(declared)
     filled, unused = plan_mapping(list(leaves), batch)
-    tensors = {name: _as_dtype(name, filled[name], dtype) for name, dtype in leaves.items()}
+    tensors = {name: as_dtype(name, filled[name], dtype) for name, dtype in leaves.items()}
     inputs = _like(declared, tensors)
     names = _told_apart(getattr(part, "output_names", None) or ())
     return Plan(lambda: part(inputs, training=training), unused, names)
@@ -192,7 +192,7 @@ def _dtypes(part: Any, target: Any) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any, dtypes: Mapping[str, Any]) -> Any:
-    return _as_dtype(name, value, dtypes[name]) if dtypes.get(name) is not None else _native(value)
+    return as_dtype(name, value, dtypes[name]) if dtypes.get(name) is not None else _native(value)
 
 
 def _native(value: Any) -> Any:
@@ -205,7 +205,7 @@ def _native(value: Any) -> Any:
     return tf.convert_to_tensor(value)
 
 
-def _as_dtype(name: str, value: Any, dtype: Any) -> Any:
+def as_dtype(name: str, value: Any, dtype: Any) -> Any:
     """The value in a declared dtype, if that holds it exactly."""
     if dtype is None or not isinstance(value, np.ndarray):
         return _native(value)

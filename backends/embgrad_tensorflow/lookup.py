@@ -7,14 +7,17 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.points import LookupWatch
+from embgrad.watching import PointWatch
+from embgrad_tensorflow.onehot import PRODUCTS, OneHots
+from embgrad_tensorflow.replacing import Replacing
+from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
 __all__ = ["Watcher"]
@@ -47,63 +50,107 @@ SAME_TABLE: Final = ("Cast", "Identity")
 WRITES: Final = ("Assign", "Resource", "Rng", "Stateful")
 
 
+class Points(Protocol):
+    """What is done at the lookups that are asked for.
+
+    Attributes:
+        working: whether what is computed just now is not the model's.
+        failure: what was raised meanwhile.
+        replaces: whether any lookup's rows may be replaced.
+    """
+
+    working: bool
+    failure: BaseException | None
+
+    @property
+    def replaces(self) -> bool: ...
+
+    def found(self, key: str, rows: Any) -> bool:
+        """Take the rows of a lookup; whether others are to go on in their place."""
+        ...
+
+    def cut(self, key: str, rows: Any) -> Any:
+        """What goes on in their place."""
+        ...
+
+
 class Watcher:
     """An op callback: TensorFlow calls it after every operation of the thread, with the very tensors that go on.
 
-    Marking such a tensor as watched is all that is done to the forward pass: no layer, no function and no tensor is
-    replaced, so nothing that hangs on them (a Keras mask, a trace) can be lost.
+    Marking such a tensor as watched is all that reading takes: no layer, no function and no tensor is replaced, so nothing
+    that hangs on them (a Keras mask, a trace) can be lost.
 
     Attributes:
         watch: what takes the lookups down.
-        kept: the rows of the lookups that may be asked for, by the lookup's number.
-        graphs: the names of the compiled functions that ran, into which a callback cannot see.
+        points: what is done at those that are asked for.
+        handles: by the lookup's key the variable of its table; None for a computed one.
+        graphs: the names of the compiled functions that ran, into which a callback cannot see, and that give what has a
+            gradient.
+        closed: why such functions could not be run openly.
         written: the resources of the variables that were written to; None stands for unknown ones.
         tables: what names the tables.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
     """
 
-    def __init__(self, watch: LookupWatch, tables: Tables, mark: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, watch: PointWatch, tables: Tables, points: Points | None = None) -> None:
         self.watch = watch
-        self.kept: dict[int, Any] = {}
+        self.points = points
+        self.handles: dict[str, Any] = {}
         self.graphs: list[str] = []
+        self.closed: list[str] = []
         self.written: list[Any] = []
         self.recomputed = False
         self._failure: BaseException | None = None
         self.tables = tables
-        self._mark = mark
+        self._replacing = Replacing()
+        self._depth = depth()  # so that a pass inside of this one is not taken for a part of it
         self._reads: dict[int, tuple[weakref.ref[Any], Any]] = {}
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers["ReadVariableOp"] = self._read
+        self._one_hots = OneHots()
+        self._handlers |= dict.fromkeys(("OneHot", "Reshape", "Transpose"), self._one_hot)
+        self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""
         op_callbacks.add_op_callback(self._called)
+        replaces = self.points is not None and self.points.replaces
         try:
-            yield
+            with self._replacing.active() if replaces else contextlib.nullcontext():
+                yield
         except BaseException as error:
             self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
             for operation, operands in _failed_lookups(error):
-                self._see(operation, operands, failed=True)  # raises BatchError: an index is outside
+                self._see(operation, operands)  # raises BatchError: an index is outside
             raise
         finally:
             op_callbacks.remove_op_callback(self._called)
         self._raise_failure()  # the model may have caught it
+        self._replacing.expect_done()
+
+    def going_on(self, tensor: Any) -> Any:
+        """What goes on in place of a tensor that an operation gave just now, for whoever runs operations by himself."""
+        return self._replacing.going_on(tensor)
 
     def _called(
         self, op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
     ) -> None:
         if graph is not None:  # not run now: a function is being traced
             return
+        if depth() != self._depth or (self.points is not None and self.points.working):
+            return
         name = op_type if type(op_type) is str else op_type.decode()
         self.recomputed = self.recomputed or pywrap_tfe.TFE_Py_TapeSetIsStopped()
         handler = self._handlers.get(name)
         try:
+            self._replacing.expect_done()
             if handler is not None:
                 handler(name, inputs, attrs, outputs)
             elif name.startswith("__") or name.endswith("PartitionedCall"):
-                self.graphs.append(name)
+                if any(one.dtype.is_floating for one in outputs):
+                    self.graphs.append(name)
                 self.written.append(None)
             elif name.startswith(WRITES):
                 self.written.append(inputs[0] if inputs else None)
@@ -112,13 +159,15 @@ class Watcher:
             raise
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure from None
+        failure = self._failure or (None if self.points is None else self.points.failure)
+        if failure is not None:
+            raise failure from None
 
     def _read(self, _: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         self._remember(outputs[0], inputs[0])
 
-    def _same_table(self, _: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+    def _same_table(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        self._one_hot(name, inputs, attrs, outputs)
         handle = self._handle(inputs[0])
         if handle is not None:
             self._remember(outputs[0], handle)
@@ -126,22 +175,40 @@ class Watcher:
     def _looked_up(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         if _batch_dims(attrs):
             return
-        if self._see(name, inputs):
-            self.kept[len(self.watch.lookups) - 1] = outputs[0]
-            if self._mark is not None:
-                # where the model wants to be recomputed from what it was given, which is ids, there is no way to the rows
-                pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
-                self._mark(outputs[0])
+        self._see(name, inputs, outputs[0])
 
-    def _see(self, operation: str, operands: Sequence[Any], failed: bool = False) -> bool:
-        """Take the lookup down if it is one in the rows of a matrix, or one that failed; True where it may be asked for."""
+    def _one_hot(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        self._one_hots.follow(name, inputs, attrs, outputs[0])
+
+    def _multiplied(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        """A product of one-hot rows with a table is a lookup too."""
+        found = self._one_hots.looked_up(name, inputs, attrs)
+        if found is not None:
+            table, indices = found
+            self._take_down(self._handle(table), indices, tuple(map(int, table.shape)), outputs[0])
+
+    def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
+        """Take the lookup down if it is one in the rows of a matrix, or one that failed and gave no rows."""
         shape, dtype = _table(operands[0])
-        if not shape or not (failed or (len(shape) == 2 and dtype.is_floating)):
-            return False
+        if not shape or not (rows is None or (len(shape) == 2 and dtype.is_floating)):
+            return
         indices = _indices(operation, operands, len(shape))
-        if indices is None:
-            return False
-        return self.watch.see(self.tables.path(self._handle(operands[0])), indices, shape[0], shape[-1])
+        if indices is not None:
+            self._take_down(self._handle(operands[0]), indices, shape, rows)
+
+    def _take_down(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
+        path = self.tables.path(handle)
+        key = self.watch.see(path, indices, shape[0], shape[-1], self.tables.padding(handle))
+        if rows is None:
+            return
+        self.watch.gave(rows)
+        lookup = self.watch.lookups[-1]
+        self.handles[lookup.key] = handle
+        if self.watch.everything and lookup.layout is not None:
+            key = lookup.key  # so that the pass goes the same way as one in which it is asked for
+        points = self.points
+        if key is not None and points is not None and points.found(key, rows):
+            self._replacing.promise(rows, lambda rows: points.cut(key, rows))
 
     def _handle(self, operand: Any) -> Any:
         """The variable that an operand is, or was read from; None where it was computed."""

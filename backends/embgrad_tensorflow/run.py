@@ -1,117 +1,185 @@
-"""Values and pullbacks at lookups: one eager forward pass under a tape that records only what lies behind them."""
+"""Values and pullbacks at points: one eager forward pass under a tape that records only what lies behind them."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 
 from embgrad.answering import Answer, Cotangents, answer, native_answer, values_at
 from embgrad.arrays import owned
-from embgrad.backend import Call, NativeObjective, Point, Request, Run
+from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
 from embgrad.locks import model_lock
-from embgrad.points import LookupWatch
+from embgrad.points import split_name
+from embgrad.structures import first
+from embgrad.watching import PointWatch
+from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.lookup import Watcher
-from embgrad_tensorflow.state import Snapshot, eagerly, expect_eager, in_mode, other_tapes_paused, whole_tracebacks
+from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
+from embgrad_tensorflow.parameters import Parameters, native_variable
+from embgrad_tensorflow.restored import plan_restored
+from embgrad_tensorflow.savedmodel import opened
+from embgrad_tensorflow.state import (
+    Snapshot,
+    eagerly,
+    expect_eager,
+    in_mode,
+    on_our_own,
+    other_tapes_paused,
+    whole_tracebacks,
+)
+from embgrad_tensorflow.tap import Taps, dense
 from embgrad_tensorflow.walk import Tables
 
-__all__ = ["points", "run"]
+__all__ = ["closed_graphs", "paths", "points", "run"]
+
+#: A request that changes nothing and reads no point.
+NOTHING: Final = Request((), lambda outputs: [])
+
+
+class _Pass:
+    """One forward pass of a model, watched.
+
+    Attributes:
+        watcher: sees its operations.
+        taps: hold what was read.
+    """
+
+    def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
+        self.taps = Taps(tape, request)
+        self.watcher = Watcher(watch, Tables(as_parts(model)), self.taps)
+        self._model = model
+        self._request = request
+
+    @contextlib.contextmanager
+    def as_found(self) -> Iterator[None]:
+        """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds."""
+        parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
+        with eagerly(), whole_tracebacks(), contextlib.ExitStack() as held:
+            snapshot = Snapshot([*parts, *([] if call is None else [call])], self._request.training)
+            held.callback(lambda: snapshot.restore(self.watcher.written))
+            if call is None:
+                self.watcher.tables.learn(snapshot.nodes)
+            if watch.everything or watch.modules:
+                modules = Modules(parts)
+                calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
+                held.enter_context(calls_go_to(calls.around, modules.classes))
+            opening = held.enter_context(opened(GraphPoints(watch, self.taps.passed, self.watcher.going_on).of))
+            self.watcher.closed = opening.closed
+            held.enter_context(in_mode(self._request.training))
+            held.enter_context(self.watcher.watching())
+            yield
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
-    """The lookups that a forward pass on the batch makes, in order."""
+    """The lookups and the calls of modules that a forward pass on the batch makes, in order."""
     with _working(model):
         planned = _planned(model, batch, False, call)
-        watcher = Watcher(LookupWatch(batch, ()), Tables(as_parts(model)))
-        with _as_found(model, call, watcher, training=False):
+        tape = tf.GradientTape(watch_accessed_variables=False)
+        one = _Pass(model, Request((), NOTHING.respond, call=call), PointWatch(batch, None), tape)
+        with tape, one.as_found():
             planned.call()
-    return watcher.watch.points()
+    return one.watcher.watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
     with _working(model):
         planned = _planned(model, batch, request.training, request.call)
-        tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=False)
-        watcher = Watcher(LookupWatch(batch, request.points), Tables(as_parts(model)), tape.watch)
-        with tape, _as_found(model, request.call, watcher, request.training):
+        tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
+        one = _Pass(model, request, PointWatch(batch, request.reached), tape)
+        with tape, one.as_found():
+            _watch_variables(tape, model, one.watcher.tables, request)
             returned = planned.call()
-        chosen = _resolve(watcher)
+        chosen = _resolve(one.watcher)
         answered = _answer(returned, planned, batch, request, tape)
-        rows = [watcher.kept[number] for number in chosen.values()]
-        with contextlib.ExitStack() as held:
-            if watcher.recomputed:  # the pullback runs parts of the model once more
-                again = Watcher(LookupWatch(batch, ()), Tables(as_parts(model)))
-                held.enter_context(_as_found(model, request.call, again, request.training))
-            gradients = [_pull_back(tape, cotangents, rows) for cotangents in answered.sets]
-        activations = [owned(one.numpy()) for one in rows]
-        found = values_at(chosen, watcher.watch.lookups, activations, gradients)
-        return Run(found, rows[0].dtype.name, planned.unused, answered.objective)
+        keys = list(dict.fromkeys(chosen[name] for name in request.points))
+        parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
+        variables = _sources(one.watcher, keys, parameters, request)
+        with _run_again(one, model, batch, request):
+            pulled = [
+                _pull_back(one.taps, cotangents, [one.taps.kept[key] for key in keys], variables)
+                for cotangents in answered.sets
+            ]
+        below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
+        found = values_at(
+            {name: chosen[name] for name in request.points},
+            one.watcher.watch,
+            {key: owned(one.taps.kept[key].numpy()) for key in keys},
+            [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
+            one.taps.before,
+            _rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
+        )
+        return Run(
+            found,
+            _compute_dtype(one.taps, keys, answered, returned, variables),
+            planned.unused,
+            answered.objective,
+            {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
+            if parameters is not None and request.parameters
+            else None,
+        )
+
+
+def paths(model: Any) -> list[str]:
+    """The names of the model's modules and tables."""
+    parts = as_parts(model)
+    return list(dict.fromkeys([*Modules(parts).names(), *Tables(parts).named()]))
 
 
 @contextlib.contextmanager
 def _working(model: Any) -> Iterator[None]:
     """Nobody else changes the model's state, and nobody's tape records what is done."""
     expect_eager()
-    with model_lock(as_parts(model)), other_tapes_paused():
+    with model_lock(as_parts(model)), on_our_own(), other_tapes_paused():
         yield
 
 
-@contextlib.contextmanager
-def _as_found(model: Any, call: Callable[..., Any] | None, watcher: Watcher, training: bool) -> Iterator[None]:
-    """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds."""
-    with eagerly(), whole_tracebacks():
-        snapshot = Snapshot([*as_parts(model), *([] if call is None else [call])], training)
-        if call is None:
-            watcher.tables.learn(snapshot.nodes)
-        try:
-            with in_mode(training), watcher.watching():
-                yield
-        finally:
-            snapshot.restore(watcher.written)
+def _watch_variables(tape: Any, model: Any, tables: Tables, request: Request) -> None:
+    """Those that are frozen, or not yet made, TensorFlow does not watch by itself, or only when they are made."""
+    if request.parameters:
+        tape.watch([native_variable(one) for one in Parameters(as_parts(model)).trainable.values()])
+    if request.tables:
+        for key in request.points:
+            tape.watch([native_variable(one) for one in tables.variables(split_name(key).path)])
 
 
 def _planned(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
-    for part in as_parts(model):
-        if _is_compiled(part):
-            raise UnsupportedError(
-                f"the model is a {type(part).__qualname__}, a graph that was saved or compiled without its Python, as of TF Hub: "
-                "its lookups cannot be seen yet; expected a Keras model, a tf.Module or a tf.function"
-            )
-    return plan(model, batch, training, call)
+    parts = as_parts(model)
+    restored = plan_restored(parts[0], batch, training) if call is None and parts == (model,) else None
+    return restored or plan(model, batch, training, call)
 
 
-def _is_compiled(part: Any) -> bool:
-    bases = [(base.__module__, base.__qualname__) for base in type(part).__mro__]
-    return any(
-        module.startswith(("tensorflow.python.saved_model", "tensorflow_hub"))
-        or name in ("ConcreteFunction", "RevivedLayer", "TFSMLayer")
-        for module, name in bases
-    )
-
-
-def _resolve(watcher: Watcher) -> dict[str, int]:
-    """The lookups that are asked for; what ran where they cannot be seen is said."""
+def closed_graphs(watcher: Watcher) -> str:
+    """What is said where compiled functions ran into which nobody could see; empty where none did."""
     if not watcher.graphs:
-        return watcher.watch.resolve()
-    hint = (
+        return ""
+    why = f" ({watcher.closed[0]})" if watcher.closed else ""
+    return (
         f"The model ran {len(watcher.graphs)} compiled graph(s), such as {watcher.graphs[0]!r}, and lookups inside those are "
-        "not seen"
+        f"not seen{why}"
     )
+
+
+def _resolve(watcher: Watcher) -> dict[str, str]:
+    """The points that are asked for; what ran where they cannot be seen is said."""
+    hint = closed_graphs(watcher)
+    if not hint:
+        return watcher.watch.resolve()
     try:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:
         raise UnsupportedError(
-            f"{error}. A SavedModel (TF Hub, hub.KerasLayer, tf.saved_model.load), a concrete function and tf.vectorized_map "
-            "run as such graphs: give the model as Keras layers, a tf.Module or a tf.function"
+            f"{error}. Expected a graph that can be run operation by operation, as all of TensorFlow 2's can: save the model "
+            "anew with TensorFlow 2, or give it as Keras layers, a tf.Module or a tf.function"
         ) from error
     warnings.warn(f"{hint}: what they look up has no gradient in the result", EmbgradWarning, stacklevel=6)
     return chosen
@@ -121,14 +189,63 @@ def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, t
     if isinstance(request.respond, NativeObjective):
         with tape:
             value = request.respond.function(returned)
-        return native_answer(value, request.respond, batch, TensorFlowTensors())
+            return native_answer(value, request.respond, batch, TensorFlowTensors(), several=request.several)
     return answer(returned, request, TensorFlowTensors(), planned.outputs)
 
 
-def _pull_back(tape: Any, cotangents: Cotangents, rows: Sequence[Any]) -> list[np.ndarray | None]:
-    """The gradient at each lookup; None where the tape has no way to it."""
+@contextlib.contextmanager
+def _run_again(one: _Pass, model: Any, batch: TokenBatch, request: Request) -> Iterator[None]:
+    """Where the pullback runs parts of the model once more, as they were run before."""
+    if not one.watcher.recomputed:
+        yield
+        return
+    again = Request((), NOTHING.respond, training=request.training, call=request.call)
+    with _Pass(model, again, PointWatch(batch, ()), one.taps.tape).as_found():
+        yield
+
+
+def _sources(watcher: Watcher, keys: Sequence[str], parameters: Parameters | None, request: Request) -> dict[str, Any]:
+    """The variables whose gradients are asked for, by name."""
+    if parameters is None:
+        return {}
+    found = dict(parameters.trainable) if request.parameters else {}
+    if request.tables:
+        for key in keys:
+            name = parameters.name(watcher.handles.get(key))
+            if name is not None:
+                found[name] = parameters.variable(name)
+    return found
+
+
+def _pull_back(
+    taps: Taps, cotangents: Cotangents, marks: Sequence[Any], variables: Mapping[str, Any]
+) -> list[np.ndarray | None]:
+    """The gradient at each point and variable; None where the tape has no way to it."""
+    taps.pulling()
     targets = [target for target, _ in cotangents]
     given = [tf.cast(tf.constant(one), target.dtype) for target, one in cotangents]
-    gradients = tape.gradient(targets, list(rows), output_gradients=given)
+    sources = [*marks, *map(native_variable, variables.values())]
+    gradients = taps.tape.gradient(targets, sources, output_gradients=given)
     # what was looked up in the rows again comes as IndexedSlices
-    return [None if one is None else owned(tf.convert_to_tensor(one).numpy()) for one in gradients]
+    return [None if one is None else owned(dense(one).numpy()) for one in gradients]
+
+
+def _rests(
+    watcher: Watcher, keys: Sequence[str], parameters: Parameters, below: Mapping[str, np.ndarray | None]
+) -> dict[str, TableRest]:
+    names = {key: parameters.name(watcher.handles.get(key)) for key in keys}
+    return {key: TableRest(below[name], (name,)) for key, name in names.items() if name is not None}
+
+
+def _values(variable: Any, gradient: np.ndarray | None) -> ParameterValues:
+    native = native_variable(variable)
+    return ParameterValues(tuple(map(int, native.shape)), gradient, str(native.dtype.name))
+
+
+def _compute_dtype(
+    taps: Taps, keys: Sequence[str], answered: Answer, returned: Any, variables: Mapping[str, Any]
+) -> str:
+    outputs = [target for cotangents in answered.sets for target, _ in cotangents]
+    given = first(returned, is_floating)
+    found = [*(taps.kept[key] for key in keys), *outputs, *([] if given is None else [given])]
+    return str(next(iter([*found, *map(native_variable, variables.values())])).dtype.name)

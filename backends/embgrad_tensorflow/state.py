@@ -6,6 +6,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Final
 
 import tensorflow as tf
@@ -15,7 +16,17 @@ from embgrad.errors import UnsupportedError
 from embgrad.locks import process_lock
 from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of, walk
 
-__all__ = ["Snapshot", "eagerly", "expect_eager", "in_mode", "other_tapes_paused", "whole_tracebacks"]
+__all__ = [
+    "Snapshot",
+    "depth",
+    "eagerly",
+    "expect_eager",
+    "in_mode",
+    "on_our_own",
+    "other_tapes_paused",
+    "tapes_of_this_thread",
+    "whole_tracebacks",
+]
 
 #: Variables with more entries are not kept in evaluation mode: tables, which a read copies. A write to one is an error.
 LARGE: Final = 1 << 20
@@ -27,6 +38,9 @@ GENERATORS: Final = ("SeedGenerator", "Generator")
 GROWN: Final = frozenset({"variable", "module"})
 
 Undo = Callable[[], None]
+
+#: How many passes of embgrad's own are under way in this thread, one inside the other.
+_depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def expect_eager() -> None:
@@ -40,6 +54,21 @@ def expect_eager() -> None:
             "embgrad was called inside a tf.function (or another graph): expected eager execution, since its results are "
             "NumPy arrays; call it outside, or through tf.py_function"
         )
+
+
+@contextlib.contextmanager
+def on_our_own() -> Iterator[None]:
+    """What is called meanwhile in this thread is not the user's own loop."""
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
+def depth() -> int:
+    """How many passes of embgrad's own are under way in this thread, one inside the other; 0 in the user's own loop."""
+    return _depth.get()
 
 
 class Snapshot:
@@ -210,12 +239,12 @@ def other_tapes_paused() -> Iterator[None]:
         if pywrap_tfe.TFE_Py_TapeSetIsStopped():
             pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
             held.callback(pywrap_tfe.TFE_Py_TapeSetStopOnThread)
-        for tape in _tapes_of_this_thread():
+        for tape in tapes_of_this_thread():
             held.enter_context(tape.stop_recording())
         yield
 
 
-def _tapes_of_this_thread() -> list[Any]:
+def tapes_of_this_thread() -> list[Any]:
     """TensorFlow keeps them where Python does not see them: a tape is ours if what it watches is to be recorded here."""
     if pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return []

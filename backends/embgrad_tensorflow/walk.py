@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,25 +17,27 @@ import tensorflow as tf
 
 from embgrad.points import UNNAMED_TABLE
 
-__all__ = ["Node", "Tables", "handle_of", "is_keras", "kind_of", "walk"]
+__all__ = ["Node", "Tables", "handle_of", "is_keras", "is_saved", "kind_of", "walk"]
 
 #: Attributes under which Keras and TensorFlow hold what the model's own attributes hold already.
-BOOKKEEPING: Final = (
-    "_checkpoint",
-    "_functional",
-    "_layers",
-    "_metrics",
-    "_non_trainable_variables",
-    "_non_trainable_weights",
-    "_operations",
-    "_operations_by_depth",
-    "_seed_generators",
-    "_self_tracked_trackables",
-    "_self_unconditional_checkpoint_dependencies",
-    "_tracked",
-    "_tracker",
-    "_trainable_variables",
-    "_trainable_weights",
+BOOKKEEPING: Final = frozenset(
+    {
+        "_checkpoint",
+        "_functional",
+        "_layers",
+        "_metrics",
+        "_non_trainable_variables",
+        "_non_trainable_weights",
+        "_operations",
+        "_operations_by_depth",
+        "_seed_generators",
+        "_self_tracked_trackables",
+        "_self_unconditional_checkpoint_dependencies",
+        "_tracked",
+        "_tracker",
+        "_trainable_variables",
+        "_trainable_weights",
+    }
 )
 
 #: Attributes that hold no modules or variables of the forward pass.
@@ -54,7 +57,15 @@ APART: Final = (
 )
 
 #: Libraries whose functions and plain objects hold no modules of the user's.
-LIBRARIES: Final = frozenset({"embgrad", "keras", "keras_hub", "numpy", "tensorflow", "tf_keras", "transformers"})
+LIBRARIES: Final = frozenset(
+    {"embgrad", "embgrad_tensorflow", "keras", "keras_hub", "numpy", "tensorflow", "tf_keras", "transformers"}
+)
+
+#: The attributes under which saved objects list their variables.
+LISTED: Final = re.compile(r"\w*variables\.\d+")
+
+#: The attributes under which layers around saved objects hold them: `hub.KerasLayer`, Keras 3's `TFSMLayer`.
+HELD_BY_LAYERS: Final = ("_func", "_handle", "_reloaded_obj")
 
 #: The attribute under which each Keras's Embedding layer holds its table.
 EMBEDDING_TABLES: Final = ("embeddings", "_embeddings")
@@ -79,11 +90,15 @@ class Node:
     owner_path: str
 
 
-def walk(parts: Sequence[Any]) -> Iterator[Node]:
+def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> Iterator[Node]:
     """The modules and variables of a model, nearest first, each once, under the shortest path that leads there.
 
     Layers of functional and sequential models go by their names. With several parts, a path begins with the part's number.
     What only a plain object holds, or a function by its closure or its globals, is found too: it runs with the model.
+
+    Args:
+        parts: the model's parts.
+        aliases: takes the other paths of the model's own attributes that lead to an object, by its id.
     """
     numbered = len(parts) > 1
     open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
@@ -91,8 +106,11 @@ def walk(parts: Sequence[Any]) -> Iterator[Node]:
     kinds = _Kinds()
     seen: dict[int, Any] = {}  # keeps them alive, so that no two have one id
     while open_ or late:
-        node = open_.popleft() if open_ else late.popleft()
+        own = bool(open_)
+        node = open_.popleft() if own else late.popleft()
         if id(node.value) in seen:
+            if own and aliases is not None and BOOKKEEPING.isdisjoint(node.path.split(".")):
+                aliases.setdefault(id(node.value), []).append(node.path)
             continue
         seen[id(node.value)] = node.value
         kind = kinds[type(node.value)] or ("module" if node.owner is None else None)
@@ -165,6 +183,12 @@ def _keras_bases(cls: type) -> frozenset[str]:
     return _known_bases[cls]
 
 
+def is_saved(part: Any) -> bool:
+    """Whether it was restored from a SavedModel without its Python; one of TensorFlow 1 shows it by its signatures alone."""
+    classes = (*type(part).__mro__, *type(getattr(part, "signatures", None)).__mro__)
+    return any(base.__module__.startswith("tensorflow.python.saved_model") for base in classes)
+
+
 def handle_of(variable: Any) -> Any:
     """The resource that operations know a variable by, or None where it has none (yet)."""
     native = getattr(variable, "_value", variable)  # a Keras 3 variable wraps one of TensorFlow's
@@ -172,6 +196,8 @@ def handle_of(variable: Any) -> Any:
 
 
 def _children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
+    if any(base.__qualname__ == "ConcreteFunction" for base in type(value).__mro__):
+        return ((variable.name.removesuffix(":0"), variable) for variable in value.variables)
     if kind == "list":
         return ((str(number), entry) for number, entry in enumerate(value))
     if kind == "dict":
@@ -220,6 +246,7 @@ class Tables:
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
         self._paths: dict[int, tuple[Any, str]] = {}
+        self._nodes: dict[int, Node] = {}
 
     def path(self, handle: Any) -> str:
         """The attribute path of the table's owner, for a bare variable its own; `UNNAMED_TABLE` for none of the model's."""
@@ -230,15 +257,46 @@ class Tables:
             self._paths.setdefault(id(handle), (handle, UNNAMED_TABLE))
         return self._paths[id(handle)][1]
 
+    def padding(self, handle: Any) -> int | None:
+        """The row that the table's owner declares to be padding: 0 under Keras's `mask_zero`."""
+        node = None if handle is None else self._nodes.get(id(handle))
+        return 0 if node is not None and getattr(node.owner, "mask_zero", False) is True else None
+
+    def variables(self, path: str) -> list[Any]:
+        """The variables whose tables go by that path."""
+        if not self._nodes:
+            self.learn(walk(self._parts))
+        return [
+            self._nodes[number].value
+            for number, (_, known) in self._paths.items()
+            if known == path and number in self._nodes
+        ]
+
+    def named(self) -> list[str]:
+        """The paths of what may be a table."""
+        if not self._nodes:
+            self.learn(walk(self._parts))
+        matrices = (number for number, node in self._nodes.items() if len(node.value.shape) == 2)
+        return list(dict.fromkeys(self._paths[number][1] for number in matrices))
+
     def learn(self, nodes: Iterable[Node]) -> None:
         """Take the paths of these nodes of the parts, for a walk that has been made already."""
-        found = ((handle_of(node.value), node) for node in nodes if node.kind == "variable")
-        self._paths = {id(known): (known, _table_path(node)) for known, node in found if known is not None}
+        found = [(handle_of(node.value), node) for node in nodes if node.kind == "variable"]
+        spelled = Counter(_table_path(node) for _, node in found)
+        named = ((known, node, _table_path(node)) for known, node in found if known is not None)
+        self._paths = {
+            id(known): (known, path if spelled[path] == 1 else node.path or UNNAMED_TABLE)
+            for known, node, path in named
+        }
+        self._nodes = {id(known): node for known, node in found if known is not None}
 
 
 def _table_path(node: Node) -> str:
-    """An Embedding layer goes by its own path: it holds one table."""
+    """An Embedding layer goes by its own path: it holds one table. In a saved model, which lists its variables, by its name."""
     attribute = node.path.removeprefix(f"{node.owner_path}.") if node.owner_path else node.path
+    if is_saved(node.owner) and LISTED.fullmatch(attribute):
+        holder = [part for part in node.owner_path.split(".") if part not in HELD_BY_LAYERS]
+        return ".".join([*filter(None, holder), node.value.name.removesuffix(":0")])
     is_embedding = any(base.__qualname__ == "Embedding" for base in type(node.owner).__mro__)
     if is_embedding and attribute in EMBEDDING_TABLES and node.owner_path:
         return node.owner_path

@@ -60,31 +60,6 @@ def test_inside_a_py_function_is_eager() -> None:
     np.testing.assert_array_equal(traced(), np.ones((2, 4, 2)))
 
 
-def test_a_saved_model(tmp_path: Any) -> None:
-    model = Net(None)
-    model.forward = None
-    model.run = tf.function(
-        lambda ids: tf.reduce_sum(tf.gather(model.rows, ids), 1), [tf.TensorSpec([None, None], tf.int32)]
-    )
-    tf.saved_model.save(model, str(tmp_path))
-    loaded = tf.saved_model.load(str(tmp_path))
-    with pytest.raises(embgrad.UnsupportedError, match=r"a graph that was saved or compiled.*expected a Keras model"):
-        embgrad.gradients(loaded, IDS, embgrad.Sum(), call=lambda m, inputs: m.run(inputs))
-    with pytest.raises(embgrad.UnsupportedError, match=r"saved or compiled"):
-        embgrad.gradients(model.run.get_concrete_function(), IDS, embgrad.Sum())
-
-    class Wrapped(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = loaded
-
-        def __call__(self, ids: Any) -> Any:
-            return self.inner.run(ids)
-
-    with pytest.raises(embgrad.UnsupportedError, match=r"no lookup whose indices.*ran 1 compiled graph.*SavedModel"):
-        embgrad.gradients(Wrapped(), IDS, embgrad.Sum())
-
-
 @pytest.mark.parametrize(
     ("forward", "why"),
     [
@@ -222,14 +197,6 @@ def test_the_models_own_error_comes_through_unchanged() -> None:
     bad = Net(lambda rows, ids: tf.matmul(tf.gather(rows, ids), tf.ones((7, 7))))
     with pytest.raises(tf.errors.InvalidArgumentError):
         embgrad.gradients(bad, IDS, embgrad.Sum())
-
-
-def test_a_graph_beside_the_lookup_is_a_warning() -> None:
-    doubled = tf.function(lambda value: 2 * value).get_concrete_function(tf.TensorSpec([None, None], tf.float32))
-    model = Net(lambda rows, ids: doubled(tf.reduce_sum(tf.gather(rows, ids), 1)))
-    with pytest.warns(embgrad.EmbgradWarning, match=r"ran 1 compiled graph\(s\).*no gradient in the result"):
-        result = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_array_equal(result.values, np.full((2, 4, 2), 2.0))
 
 
 @pytest.mark.parametrize("shape", [(12,), (12, 2, 2)])

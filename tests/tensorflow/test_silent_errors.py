@@ -11,7 +11,7 @@ from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.walk import Tables
 
 import embgrad
-from embgrad.points import LookupWatch
+from embgrad.watching import PointWatch
 from tests.tensorflow.helpers import KERAS, assert_slopes, policy
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0], [6, 0, 0, 0]])
@@ -205,9 +205,9 @@ def test_an_error_that_the_model_swallows_is_not_lost() -> None:
 def test_a_device_that_gives_zeros_for_ids_outside(keras: Any, swallow: bool) -> None:
     """As a GPU does: the operation comes to pass, and the lookup is refused when it is seen."""
 
-    class Watch(LookupWatch):
-        def see(self, path: str, indices: Any, rows: int, dim: int) -> bool:
-            return super().see(path, indices, 3, dim)
+    class Watch(PointWatch):
+        def see(self, path: str, indices: Any, rows: int, dim: int, padding: int | None = None) -> str | None:
+            return super().see(path, indices, 3, dim, padding)
 
     model, _ = masked_lstm(keras)
     watcher = Watcher(Watch(embgrad.TokenBatch(IDS), ("word",)), Tables([model]))

@@ -1,0 +1,273 @@
+"""Hears the user's own passes through a model: their tape is asked for the gradient at a point beside what they ask it for."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+import tensorflow as tf
+
+from embgrad.arrays import owned
+from embgrad.backend import Listener, Point
+from embgrad.batch import TokenBatch
+from embgrad.errors import PointNotReachedError, UnsupportedError
+from embgrad.interception import Interception
+from embgrad_tensorflow.arguments import integers, is_symbolic, like_evaluation
+from embgrad_tensorflow.compiled import function_calls, runs_model
+from embgrad_tensorflow.lookup import Watcher
+from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.run import closed_graphs, points
+from embgrad_tensorflow.state import depth, expect_eager, tapes_of_this_thread
+from embgrad_tensorflow.tap import dense, with_mask
+from embgrad_tensorflow.walk import Tables, handle_of
+
+__all__ = ["capture"]
+
+_gradient_calls: Final = Interception(lambda: tf.GradientTape, "gradient")
+_pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
+
+_ears: ContextVar[tuple[_Ear, ...]] = ContextVar("ears", default=())
+
+#: What to do about a compiled pass.
+RUN_EAGERLY: Final = (
+    "expected a step that runs eagerly: take the tf.function away or call tf.config.run_functions_eagerly(True), and compile a "
+    "Keras model with run_eagerly=True for Model.fit; close the capture for what is not to be captured"
+)
+
+
+@contextlib.contextmanager
+def capture(model: Any, listener: Listener) -> Iterator[None]:
+    """While it is open, the user's own passes through the model in this thread are told to the listener."""
+    expect_eager()
+    ear = _Ear(model, listener)
+    token = _ears.set((*_ears.get(), ear))
+    try:
+        with (
+            calls_go_to(_module_called, ear.modules.classes),
+            _gradient_calls.by(_gradient),
+            _pushes.by(_pushed),
+            function_calls.by(_function_called),
+        ):
+            yield
+    finally:
+        _ears.reset(token)
+
+
+class _Kept:
+    """The points of one of the user's forward passes.
+
+    A lookup's rows are kept as they are. At a module an identity stands in for its tensor, since what a module passes on
+    unchanged is used by others too; the sums of gradients come about in the same order, so that the bits stay the same.
+
+    Attributes:
+        tensors: by the point's key.
+    """
+
+    working = False
+    failure: BaseException | None = None
+    replaces = False
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Any] = {}
+
+    def found(self, key: str, rows: Any) -> bool:
+        """Take the rows of a lookup, which go on."""
+        self.tensors[key] = rows
+        return False
+
+    def cut(self, key: str, rows: Any) -> Any:
+        """Nothing is cut."""
+        return rows
+
+    def passed(self, key: str, tensor: Any) -> Any:
+        """What goes on in place of a tensor that a module was given or gave."""
+        self.tensors[key] = with_mask(tf.identity(tensor), tensor)
+        return self.tensors[key]
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """A point that one of the user's forward passes came by.
+
+    Attributes:
+        tensor: the tensor at it.
+        passed: what stands for the forward pass.
+        key: the point's.
+        table: the variable that a lookup was made in; None at a module, or where the table was computed.
+    """
+
+    tensor: Any
+    passed: Any
+    key: str
+    table: Any
+
+    def leads_to(self, handles: Collection[int]) -> bool:
+        """Whether a pullback to these variables goes by it: beyond a lookup there is only its table."""
+        return self.table is None or id(self.table) in handles
+
+
+class _Ear:
+    """Hears the passes of one model for one listener.
+
+    Attributes:
+        modules: the model's.
+    """
+
+    def __init__(self, model: Any, listener: Listener) -> None:
+        self.modules = Modules([model])
+        self._model = model
+        self._listener = listener
+        self._calls: Calls | None = None
+        self._pulling = False
+        self._traced: WeakSet[Any] = WeakSet()
+        self._holding: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._tapes: WeakSet[Any] = WeakSet(tapes_of_this_thread())
+        # No longer than the tape is held.
+        self._kept: WeakKeyDictionary[Any, list[_Point]] = WeakKeyDictionary()
+
+    def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of a module's `__call__`."""
+        if self._calls is not None:
+            return self._calls.around(function, module, *args, **kwargs)
+        if module is not self._model or is_symbolic(args, kwargs):
+            return function(module, *args, **kwargs)
+        if not tf.executing_eagerly():
+            self._trace()
+            return function(module, *args, **kwargs)
+        return self._forward(function, args, kwargs)
+
+    def pushed(self, tape: Any) -> None:
+        """A tape begins to record."""
+        self._tapes.add(tape)
+
+    def kept(self, tape: Any) -> list[_Point]:
+        """The points of which the tape knows."""
+        return self._kept.get(tape, [])
+
+    @contextlib.contextmanager
+    def pulling(self, tape: Any) -> Iterator[None]:
+        """The tape computes gradients; one that is not persistent is done then."""
+        before, self._pulling = self._pulling, True
+        try:
+            yield
+        finally:
+            self._pulling = before
+            if tape._tape is None or not tape._persistent:
+                self._kept.pop(tape, None)
+
+    def step(self, kept: Sequence[_Point], gradients: Sequence[Any]) -> None:
+        """What the tape gave for these points."""
+        reached = [
+            (one.passed, one.key, owned(dense(gradient).numpy()))
+            for one, gradient in zip(kept, gradients, strict=True)
+            if gradient is not None
+        ]
+        if reached:
+            self._listener.step(reached)
+
+    def expect_open(self, function: Any) -> None:
+        """Refuse a compiled function that holds a pass through the model.
+
+        Raises:
+            UnsupportedError: it does.
+        """
+        if self._calls is not None or self._pulling:
+            return
+        if function not in self._holding:
+            self._holding[function] = function.graph in self._traced or runs_model(function, self._model)
+        if self._holding[function]:
+            raise UnsupportedError(
+                f"the model runs inside the compiled function {function.name!r} (tf.function, Model.fit, Model.predict), where "
+                f"embgrad.capture sees no values: {RUN_EAGERLY}"
+            )
+
+    def _trace(self) -> None:
+        graph: Any = tf.compat.v1.get_default_graph()
+        while graph is not None:
+            self._traced.add(graph)
+            graph = getattr(graph, "outer_graph", None)
+
+    def _forward(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        def discover(batch: TokenBatch) -> Sequence[Point]:
+            given, by_name = like_evaluation(self._model, args, kwargs)
+            return points(self._model, batch, lambda model, _: model(*given, **by_name))
+
+        watch = self._listener.begin(integers(self._model, args, kwargs), discover)
+        kept = _Kept()
+        watcher = Watcher(watch, Tables([self._model]), kept)
+        self._calls = Calls(watch, self.modules, kept.passed)
+        try:
+            with watcher.watching():
+                returned = self._calls.around(function, self._model, *args, **kwargs)
+        finally:
+            self._calls = None
+        passed = self._ended(watcher, {key: owned(one.numpy()) for key, one in kept.tensors.items()})
+        for tape in [one for one in self._tapes if one._recording]:
+            self._kept.setdefault(tape, []).extend(
+                _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in kept.tensors.items()
+            )
+        return returned
+
+    def _ended(self, watcher: Watcher, values: Mapping[str, np.ndarray]) -> Any:
+        try:
+            return self._listener.end(watcher.watch, values)
+        except PointNotReachedError as error:
+            hint = closed_graphs(watcher)
+            if not hint:
+                raise
+            raise UnsupportedError(f"{error}. {hint}: {RUN_EAGERLY}") from error
+
+
+def _module_called(function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    if depth() == 0:
+        for ear in _ears.get():
+            function = functools.partial(ear.around, function)
+    return function(module, *args, **kwargs)
+
+
+def _function_called(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    if tf.executing_eagerly() and depth() == 0:
+        for ear in _ears.get():
+            ear.expect_open(function)
+    return original(function, *args, **kwargs)
+
+
+def _pushed(original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
+    if depth() == 0:
+        for ear in _ears.get():
+            ear.pushed(tape)
+    return original(tape, *args, **kwargs)
+
+
+def _gradient(
+    original: Callable[..., Any],
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
+    """In place of `GradientTape.gradient`: asks for the gradients at the points in the same pullback."""
+    known: list[tuple[_Ear, list[_Point]]] = []
+    if depth() == 0 and tf.executing_eagerly():
+        handles = {id(handle_of(one)) for one in tf.nest.flatten(sources)}
+        known = [(ear, [one for one in ear.kept(tape) if one.leads_to(handles)]) for ear in _ears.get()]
+    wanted = [[one.tensor for one in kept] for _, kept in known]
+    if not any(wanted):
+        return original(tape, target, sources, output_gradients, unconnected_gradients)
+    with contextlib.ExitStack() as held:
+        for ear, _ in known:
+            held.enter_context(ear.pulling(tape))
+        # Zeros for what is not connected would make steps of passes that the loss does not depend on.
+        theirs, ours = original(tape, target, (sources, wanted), output_gradients, tf.UnconnectedGradients.NONE)
+    for (ear, kept), gradients in zip(known, ours, strict=True):
+        ear.step(kept, gradients)
+    if tf.UnconnectedGradients(unconnected_gradients) == tf.UnconnectedGradients.ZERO:
+        return tf.nest.map_structure(lambda one, source: tf.zeros_like(source) if one is None else one, theirs, sources)
+    return theirs

@@ -1,0 +1,83 @@
+"""Runs a compiled function's program eagerly, one operation after the other, so that each can be seen and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context, execute
+
+from embgrad_tensorflow.program import Program, Step, tensor_name
+
+__all__ = ["OnTensor", "run_program"]
+
+#: Takes the name of a floating-point tensor that was computed just now, and the tensor; gives what is to go on.
+OnTensor = Callable[[str, Any], Any]
+
+
+def run_program(program: Program, inputs: Sequence[Any], on_tensor: OnTensor | None = None) -> list[Any]:
+    """What the program gives for these arguments.
+
+    Args:
+        program: what is to be run.
+        inputs: eager tensors, those that the function captured last.
+        on_tensor: called for each floating-point result of each operation, which it may replace.
+    """
+    values: dict[int, Any] = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
+    for step in program.steps:
+        results = _run_step(step, values, on_tensor)
+        if on_tensor is not None:
+            results = [
+                on_tensor(tensor_name(step, number), one) if floating else one
+                for number, (one, floating) in enumerate(zip(results, step.floating, strict=True))
+            ]
+        values.update(zip(step.outputs, results, strict=True))
+        for slot in step.done:
+            del values[slot]
+    return [values[slot] for slot in program.outputs]
+
+
+def _run_step(step: Step, values: dict[int, Any], on_tensor: OnTensor | None) -> Sequence[Any]:
+    operands = [values[slot] for slot in step.inputs]
+    if step.branches:
+        return _run_control(step, operands, on_tensor)
+    results = _execute(step, operands)
+    if step.gradient is not None:
+        step.gradient.record(step.op, operands, results, [values[slot] for slot in step.gradient.captured])
+    elif execute.must_record_gradient():
+        execute.record_gradient(step.op, operands, step.attrs, results)
+    return results
+
+
+def _execute(step: Step, operands: Sequence[Any]) -> list[Any]:
+    # What tf.raw_ops ends in: it takes the operations of other libraries too, and records nothing by itself. Op callbacks
+    # replace it while they are on, so it has to be looked up in its module.
+    return list(execute.execute(step.op, len(step.outputs), list(operands), step.attrs, context.context()) or ())
+
+
+def _run_control(step: Step, operands: Sequence[Any], on_tensor: OnTensor | None) -> Sequence[Any]:
+    if step.op.endswith("While"):
+        condition, body = step.branches
+        return _repeat(condition, body, operands, on_tensor)
+    if step.op.endswith("If"):
+        chosen = step.branches[0 if _is_true(operands[0]) else 1]
+    else:
+        index = int(operands[0])
+        last = len(step.branches) - 1
+        chosen = step.branches[index if 0 <= index <= last else last]
+    return run_program(chosen, operands[1:], on_tensor)
+
+
+def _repeat(condition: Program, body: Program, operands: Sequence[Any], on_tensor: OnTensor | None) -> Sequence[Any]:
+    state = list(operands)
+    while _is_true(run_program(condition, state, on_tensor)[0]):
+        state = run_program(body, state, on_tensor)
+    return state
+
+
+def _is_true(value: Any) -> bool:
+    """As TensorFlow's `If` takes it: a scalar that is not zero or empty, or an array that has entries."""
+    if value.shape.rank == 0:
+        return bool(value.numpy())
+    return bool(tf.size(value) > 0)

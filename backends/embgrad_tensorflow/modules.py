@@ -1,0 +1,170 @@
+"""Tells of the calls of a model's modules: Keras 2 and 3 layers, and `tf.Module`s by their classes' `__call__`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from embgrad.interception import Interception
+from embgrad.locks import process_lock
+from embgrad.structures import first, with_first
+from embgrad.watching import PointWatch
+from embgrad_tensorflow.state import depth
+from embgrad_tensorflow.walk import Node, is_keras, walk
+
+__all__ = ["Calls", "Modules", "calls_go_to", "is_floating"]
+
+#: Where each Keras has the class of all layers.
+LAYERS: Final = {"tf_keras": "tf_keras.src.engine.base_layer", "keras": "keras.src.layers.layer"}
+
+_interceptions: WeakKeyDictionary[type, Interception] = WeakKeyDictionary()
+
+#: Takes the key of a point and its tensor; gives what goes on.
+Passed = Callable[[str, Any], Any]
+
+
+class Modules:
+    """The names of a model's modules: attribute paths, and what else leads there."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+        self._known: dict[int, tuple[Any, str, tuple[str, ...]]] = {}
+        self._strangers: dict[int, Any] = {}
+        self.classes: tuple[type, ...] = ()
+        self._learn()
+
+    def name(self, module: Any) -> tuple[str, tuple[str, ...]] | None:
+        """A module's path, and its other names; None for none of the model's."""
+        if id(module) not in self._known and id(module) not in self._strangers:
+            self._learn()  # a layer that was built just now
+        if id(module) not in self._known:
+            self._strangers[id(module)] = module
+            return None
+        _, path, also = self._known[id(module)]
+        return path, also
+
+    def names(self) -> list[str]:
+        """All names."""
+        found = [(path, *also) for _, path, also in self._known.values()]
+        return list(dict.fromkeys(name for names in found for name in names if name))
+
+    def _learn(self) -> None:
+        aliases: dict[int, list[str]] = {}
+        nodes = [node for node in walk(self._parts, aliases) if node.kind == "module"]
+        by_path = {node.path: aliases[id(node.value)] for node in nodes if id(node.value) in aliases}
+        layers = [node for node in nodes if is_keras(node.value)]
+        spelled = Counter(getattr(node.value, "name", None) for node in layers)
+        self._known = {
+            id(node.value): (node.value, node.path, tuple(dict.fromkeys(_other_names(node, by_path, spelled))))
+            for node in nodes
+        }
+        self.classes = tuple(dict.fromkeys(cls for node in nodes if (cls := _caller(node.value)) is not None))
+
+
+def _other_names(node: Node, aliases: Mapping[str, Sequence[str]], spelled: Mapping[Any, int]) -> Iterator[str]:
+    parts = node.path.split(".")
+    for count in range(len(parts), 0, -1):
+        for alias in aliases.get(".".join(parts[:count]), ()):
+            yield ".".join([alias, *parts[count:]])
+    name = getattr(node.value, "name", None) if is_keras(node.value) else None
+    if node.path and isinstance(name, str) and name != node.path and spelled[name] == 1:
+        yield name
+
+
+def _caller(module: Any) -> type | None:
+    """The class whose `__call__` a call of the module goes through."""
+    cls = type(module)
+    if is_keras(module):
+        return next(base for base in cls.__mro__ if _is_layer_class(base))
+    return next((base for base in cls.__mro__ if base is not object and "__call__" in vars(base)), None)
+
+
+def _is_layer_class(cls: type) -> bool:
+    root = cls.__module__.partition(".")[0]
+    return root in LAYERS and cls is importlib.import_module(LAYERS[root]).Layer
+
+
+class Calls:
+    """Takes down in one forward pass the calls of modules that are watched, and hands on the tensors that are asked for.
+
+    Args:
+        watch: what takes the pass down.
+        modules: the names of the model's modules.
+        passed: gives what goes on in place of a tensor at a point.
+        idle: whether what is computed just now is not the model's.
+    """
+
+    def __init__(
+        self, watch: PointWatch, modules: Modules, passed: Passed, idle: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._watch = watch
+        self._modules = modules
+        self._passed = passed
+        self._idle = idle
+        self._depth = depth()
+        self._open: list[Any] = []
+
+    def around(self, function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        """In place of a module's `__call__`. What a class calls of the class above it is the same call."""
+        nested = bool(self._open) and self._open[-1] is module
+        named = None if nested or not self._hears() else self._modules.name(module)
+        if named is None or not (self._watch.everything or named[0] in self._watch.modules):
+            return function(module, *args, **kwargs)
+        path, also = named
+        given = first((args, kwargs), is_floating)
+        key = self._watch.enter(path, type(module).__name__, given, () if given is None else given.shape, also)
+        self._open.append(module)
+        try:
+            if key is not None:
+                args, kwargs = with_first((args, kwargs), is_floating, self._passed(key, given))
+            returned = function(module, *args, **kwargs)
+        except BaseException:
+            self._watch.broke()
+            raise
+        finally:
+            self._open.pop()
+        gave = first(returned, is_floating)
+        key = self._watch.leave(gave, () if gave is None else gave.shape)
+        return returned if key is None else with_first(returned, is_floating, self._passed(key, gave))
+
+    def _hears(self) -> bool:
+        return depth() == self._depth and not self._idle() and tf.executing_eagerly()
+
+
+@contextlib.contextmanager
+def calls_go_to(handler: Callable[..., Any], classes: Iterable[type]) -> Iterator[None]:
+    """This thread's calls of modules of these classes go to the handler, as `handler(function, module, *args)`."""
+
+    def bound(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        return handler(_method(original), module, *args, **kwargs)
+
+    with contextlib.ExitStack() as held:
+        for cls in classes:
+            held.enter_context(_interception(cls).by(bound))
+        yield
+
+
+def _interception(cls: type) -> Interception:
+    with process_lock:
+        if cls not in _interceptions:
+            _interceptions[cls] = Interception(weakref.ref(cls), "__call__")
+        return _interceptions[cls]
+
+
+def _method(original: Any) -> Callable[..., Any]:
+    """What was found in a class as a function of the module: a `tf.function` keeps its traces by the module."""
+    if not hasattr(original, "python_function"):
+        return original  # type: ignore[no-any-return]
+    return lambda module, *args, **kwargs: original.__get__(module, type(module))(*args, **kwargs)
+
+
+def is_floating(value: object) -> bool:
+    """Whether it is a tensor with values, of floating point."""
+    return isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.dtype.is_floating

@@ -1,0 +1,94 @@
+"""Follows one-hot rows through a forward pass to the product with a table, which looks those rows up."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["PRODUCTS", "OneHots"]
+
+#: The operations that multiply matrices, with the attributes that transpose or conjugate an operand; Einsum tells it.
+PRODUCTS: Final = {
+    "MatMul": ("transpose_a", "transpose_b"),
+    "BatchMatMul": ("adj_x", "adj_y"),
+    "BatchMatMulV2": ("adj_x", "adj_y"),
+    "BatchMatMulV3": ("adj_x", "adj_y"),
+    "Einsum": (),
+}
+
+#: The equations of a product of rows and a table, by whether the table comes first.
+EINSUMS: Final = {
+    False: re.compile(
+        r"(?P<rows>(\.\.\.)?[a-zA-Z]*)(?P<depth>[a-zA-Z]),(?P=depth)(?P<dim>[a-zA-Z])->(?P=rows)(?P=dim)"
+    ),
+    True: re.compile(r"(?P<depth>[a-zA-Z])(?P<dim>[a-zA-Z]),(?P<rows>(\.\.\.)?[a-zA-Z]*)(?P=depth)->(?P=rows)(?P=dim)"),
+}
+
+
+class OneHots:
+    """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
+
+    def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
+        """Take down an operation that makes one-hot rows, or that keeps them what they are."""
+        if operation == "OneHot":
+            indices = _made(inputs, attrs)
+        else:
+            indices = self._indices(inputs[0])
+            if indices is not None and operation == "Reshape":
+                shape = tuple(output.shape)
+                indices = indices.reshape(shape[:-1]) if shape[-1:] == tuple(inputs[0].shape)[-1:] else None
+            if indices is not None and operation == "Transpose":
+                indices = indices if np.array_equal(inputs[1], range(indices.ndim + 1)) else None
+        if indices is not None:
+            self._known[id(output)] = (weakref.ref(output), indices)
+
+    def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, np.ndarray] | None:
+        """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
+        if len(inputs) != 2 or any(_attribute(attrs, name) for name in PRODUCTS[operation]):
+            return None
+        rows, table = inputs
+        if operation == "Einsum":
+            swapped = _einsum(_attribute(attrs, "equation"))
+            if swapped is None:
+                return None
+            rows, table = (table, rows) if swapped else (rows, table)
+        indices = self._indices(rows)
+        if indices is None or len(table.shape) != 2 or not table.dtype.is_floating:
+            return None
+        return table, indices
+
+    def _indices(self, tensor: Any) -> np.ndarray | None:
+        reference, indices = self._known.get(id(tensor), (None, None))
+        return indices if reference is not None and reference() is tensor else None
+
+
+def _made(inputs: Any, attrs: Any) -> np.ndarray | None:
+    """The places of the ones, where each row of the result is of zeros and a single one."""
+    indices, _, on, off = inputs
+    axis = _attribute(attrs, "axis")
+    if axis is not None and int(axis) not in (-1, len(indices.shape)):
+        return None
+    places = np.asarray(indices)
+    # a negative place gives a row of zeros, which is how an author leaves a row out
+    return places if np.asarray(on) == 1 and np.asarray(off) == 0 and not (places < 0).any() else None
+
+
+def _einsum(equation: Any) -> bool | None:
+    """Whether the table comes first in a product of rows and a table; None where it is another one."""
+    text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
+    for swapped, pattern in EINSUMS.items():
+        match = pattern.fullmatch(text)
+        if match is not None:
+            labels = "".join(match.group("rows", "depth", "dim")).replace("...", "")
+            return swapped if len(set(labels)) == len(labels) else None
+    return None
+
+
+def _attribute(attrs: Any, name: str) -> Any:
+    return attrs[attrs.index(name) + 1] if name in attrs else None

@@ -1,0 +1,94 @@
+"""Finds a model's trainable variables, and names them as their framework does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from embgrad_tensorflow.walk import handle_of, is_keras, walk
+
+__all__ = ["Parameters", "native_variable"]
+
+
+class Parameters:
+    """The trainable variables of a model's parts, each once, in the model's order.
+
+    A module with a list of its own of what is trainable decides on all variables that it holds, as a frozen Keras layer does;
+    the outermost one has the say.
+
+    Attributes:
+        trainable: the variables by name: `name` in Keras 2 and of plain `tf.Variable`s, `path` in Keras 3. Repeats have `#1`,
+            `#2`, …; with several parts a name begins with the part's number.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts = parts
+        found = [(number, variable, trains) for number, part in enumerate(parts) for variable, trains in _held(part)]
+        self._names: dict[int, tuple[Any, str]] = {}
+        self._variables: dict[str, Any] = {}
+        self.trainable: dict[str, Any] = {}
+        spelled: Counter[str] = Counter()
+        for number, variable, trains in sorted(found, key=lambda one: not one[2]):  # the others are named after them
+            handle = handle_of(variable)
+            if handle is None or id(handle) in self._names:
+                continue
+            plain = f"{number}." * (len(parts) > 1) + _spelled(variable)
+            name = f"{plain}#{spelled[plain]}" if spelled[plain] else plain
+            spelled[plain] += 1
+            self._names[id(handle)], self._variables[name] = (handle, name), variable
+            if trains:
+                self.trainable[name] = variable
+
+    def name(self, handle: Any) -> str | None:
+        """The name of a variable, trainable or not; None for none of the model's."""
+        return self._names[id(handle)][1] if handle is not None and id(handle) in self._names else None
+
+    def variable(self, name: str) -> Any:
+        """The variable of that name, trainable or not."""
+        return self._variables[name]
+
+
+def native_variable(variable: Any) -> Any:
+    """TensorFlow's own variable, which a variable of Keras 3 wraps."""
+    return getattr(variable, "_value", variable)
+
+
+def is_hub_layer(module: Any) -> bool:
+    """Whether it is a `hub.KerasLayer`."""
+    return any(base.__module__.startswith("tensorflow_hub") for base in type(module).__mro__)
+
+
+def _spelled(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _held(part: Any) -> Iterator[tuple[Any, bool]]:
+    """The variables of a part, and whether each is trainable."""
+    claimed: set[int] = set()
+    decided: list[str] = []
+    for node in walk([part]):
+        if any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided):
+            continue
+        if is_hub_layer(node.value):
+            decided.append(node.path)  # on all that it has loaded, which says of itself that it is trainable
+        if node.kind == "variable":
+            # a Keras layer lists what it trains; what else hangs on it, such as a model's counters, is none of that
+            trains = node.value.trainable and not is_keras(node.owner)
+            held, trainable = [node.value], [node.value] if trains else []
+        else:
+            # the trainable ones first, which makes the order that users know
+            trainable = _listed(node.value, "trainable_variables")
+            held = [*trainable, *_listed(node.value, "variables")]
+        kept = {id(handle_of(one)) for one in trainable}
+        for variable in held:
+            handle = handle_of(variable)
+            if handle is not None and id(handle) not in claimed:
+                claimed.add(id(handle))
+                yield variable, id(handle) in kept
+
+
+def _listed(module: Any, name: str) -> list[Any]:
+    if is_keras(module) and not module.built:  # some refuse to tell what they have not made yet
+        return []
+    return list(getattr(module, name, None) or ())

@@ -1,0 +1,188 @@
+"""Turns the batch into the arguments of a function that was saved or compiled, by the inputs that it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.batch import TokenBatch
+from embgrad.calling import plan_mapping
+from embgrad.errors import BatchError, UnsupportedError, listed
+from embgrad_tensorflow.inputs import MODES, Plan, as_dtype
+from embgrad_tensorflow.walk import is_saved
+
+__all__ = ["plan_restored"]
+
+#: The signature that serving takes, where a saved object has no function of its own.
+SERVING: Final = "serving_default"
+
+#: Keras's layers around saved functions, with the attribute that holds one of these: of Keras 3, and what Keras 2 makes of a
+#: saved layer whose class it does not know.
+LAYERS: Final[Mapping[str, str]] = {
+    "TFSMLayer": "call_endpoint_fn",
+    "RevivedLayer": "keras_api.call_and_return_conditional_losses",
+}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is called: `invoke(args, kwargs)` ends in one of the functions, whichever fits the arguments."""
+
+    functions: Sequence[Any]
+    invoke: Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
+
+def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
+    """How to call a saved object, a layer around one, or a compiled function; None for anything else.
+
+    Raises:
+        BatchError: no function takes what the batch holds.
+        UnsupportedError: there is no function to call, or none for the mode.
+    """
+    target = _target(part, training)
+    if target is None:
+        return None
+    if _says_mode(part):
+        training = training and bool(part.trainable)  # as `hub.KerasLayer` has it
+    plans: list[Plan] = []
+    wrong: list[Exception] = []
+    for function in target.functions:
+        try:
+            plans.append(_plan(target, function, batch, training))
+        except (BatchError, UnsupportedError) as error:
+            wrong.append(error)
+    if not plans:
+        raise next((error for error in wrong if isinstance(error, BatchError)), wrong[0])
+    return min(plans, key=lambda plan: len(plan.unused))
+
+
+def _target(part: Any, training: bool) -> _Target | None:
+    names = {base.__qualname__ for base in type(part).__mro__}
+    held = part._callable if _says_mode(part) else None
+    held = next((attrgetter(path)(part) for base, path in LAYERS.items() if base in names), held)
+    if held is not None:
+        functions = _functions(held)
+        if functions is None:
+            return None
+        return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training))
+    functions = _functions(part)
+    if functions is not None:
+        return _Target(functions, lambda args, kwargs: part(*args, **kwargs))
+    if not is_saved(part):
+        return None
+    signature = _signature(part)
+    return _Target([signature], lambda args, kwargs: signature(*args, **kwargs))
+
+
+def _says_mode(part: Any) -> bool:
+    """Whether it is a `hub.KerasLayer`, which decides on the mode by itself."""
+    return any(
+        base.__qualname__ == "KerasLayer" and base.__module__.startswith("tensorflow_hub")
+        for base in type(part).__mro__
+    )
+
+
+def _functions(part: Any) -> list[Any] | None:
+    """The compiled functions among which a call of the object chooses; None where it is not known for such."""
+    if any(base.__qualname__ == "ConcreteFunction" for base in type(part).__mro__):
+        return [part]
+    restored = getattr(part, "concrete_functions", None)
+    if restored is None and is_saved(part):
+        restored = getattr(part.__call__, "concrete_functions", None) if callable(part) else None
+    return list(restored) if restored else None
+
+
+def _signature(part: Any) -> Any:
+    signatures = dict(getattr(part, "signatures", None) or {})
+    if SERVING in signatures:
+        return signatures[SERVING]
+    if len(signatures) == 1:
+        return next(iter(signatures.values()))
+    methods = [name for name, value in vars(part).items() if getattr(value, "concrete_functions", None)]
+    expected = "call=lambda model, inputs: ... that calls one of its functions"
+    if signatures:
+        raise UnsupportedError(
+            f"the saved model has {len(signatures)} signatures, {listed(signatures)}, and none is {SERVING!r}: expected "
+            f"{expected}, model.signatures[...](**inputs)"
+        )
+    raise UnsupportedError(
+        f"the saved model cannot be called and has no signature; its functions are {listed(methods)}: expected {expected}, "
+        f"model.{methods[0] if methods else 'method'}(inputs)"
+    )
+
+
+def _first(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The inputs of a layer, which takes one argument: a dict for a signature."""
+    return args[0] if args else dict(kwargs) if len(kwargs) > 1 else next(iter(kwargs.values()))
+
+
+def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> Plan:
+    declared, keywords = function.structured_input_signature
+    named = [*zip(_parameters(function), declared, strict=False), *keywords.items()]
+    leaves = {name: spec for parameter, one in named for name, spec in _leaves(parameter, one)}
+    if not leaves:
+        raise UnsupportedError(
+            f"the saved function {function.name!r} takes no tensors: expected one that takes token ids"
+        )
+    for parameter, one in named:
+        if parameter in MODES and isinstance(one, bool) and one is not training:
+            raise UnsupportedError(
+                f"the saved model was saved for {parameter}={one} alone: expected a function for {parameter}={training}; call "
+                f"embgrad with training={one}, or save the model with both"
+            )
+    filled, unused = plan_mapping(list(leaves), batch)
+    tensors = {name: _fitting(name, filled[name], spec) for name, spec in leaves.items()}
+    args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
+    kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
+    return Plan(lambda: target.invoke(args, kwargs), unused)
+
+
+def _parameters(function: Any) -> list[str]:
+    """The names of the positional parameters."""
+    if function.function_type is None:
+        return list(function._arg_keywords or ())
+    return list(function.function_type.parameters)
+
+
+def _leaves(name: str, declared: Any) -> Iterator[tuple[str, Any]]:
+    """The declared tensors by name: a dict's keys, else their own names, else the parameter's."""
+    if isinstance(declared, Mapping):
+        for key, one in declared.items():
+            yield from _leaves(str(key), one)
+    elif isinstance(declared, (list, tuple)):
+        for number, one in enumerate(declared):
+            yield from _leaves(getattr(one, "name", None) or f"{name}.{number}", one)
+    elif hasattr(declared, "dtype") and hasattr(declared, "shape"):
+        yield name, declared
+
+
+def _like(name: str, declared: Any, tensors: Mapping[str, Any]) -> Any:
+    """What is declared, with tensors in the places of their descriptions; anything else stands as it was saved."""
+    if isinstance(declared, Mapping):
+        return {key: _like(str(key), one, tensors) for key, one in declared.items()}
+    if isinstance(declared, (list, tuple)):
+        inner = [
+            _like(getattr(one, "name", None) or f"{name}.{number}", one, tensors) for number, one in enumerate(declared)
+        ]
+        return tuple(inner) if isinstance(declared, tuple) else inner
+    return tensors.get(name, declared) if hasattr(declared, "dtype") else declared
+
+
+def _fitting(name: str, value: Any, spec: Any) -> Any:
+    """The value in the declared dtype, if it has the declared shape."""
+    if type(spec).__name__ != "TensorSpec":
+        raise UnsupportedError(
+            f"the saved model's input {name!r} is declared as a {type(spec).__name__}, and a batch is a dense array: expected "
+            "call=lambda model, inputs: ... that makes one of the other"
+        )
+    tensor, shape = as_dtype(name, value, spec.dtype), np.shape(value)
+    if not spec.shape.is_compatible_with(shape):
+        raise BatchError(
+            f"the saved model's input {name!r} is of shape {tuple(spec.shape)}, and the batch gives {shape}: expected the "
+            "lengths that it was saved with; pad or cut the batch to them"
+        )
+    return tensor
