@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run
+from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget
-from embgrad_gluon import bert, run
+from embgrad_gluon import bert, capture, run, walk
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]
 
 
 class GluonBackend:
-    """Gluon blocks of MXNet 1.9: any Block or HybridBlock, hybridised or not. A SymbolBlock is refused."""
+    """Gluon blocks of MXNet 1.9: any Block or HybridBlock, hybridised or not, and SymbolBlocks."""
 
     name: Final = "gluon"
     package: Final = "mxnet"
     extra: Final = "mxnet"
-    supports: Final = frozenset({"word", "training", "split", "native", "float64", "load_bert"})
+    supports: Final = frozenset(
+        {"word", "training", "split", "native", "float64", "load_bert"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture"}
+    )
 
     def owns(self, part: object) -> bool:
         """Whether it is a Gluon Block, told by its type; imports nothing."""
@@ -35,7 +40,7 @@ class GluonBackend:
         return {name: str(sys.modules[name].__version__) for name in ("mxnet", "gluonnlp") if name in sys.modules}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The lookups that a forward pass makes, in order."""
+        """What a forward pass reaches, in order."""
         return run.points(model, batch, call)
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -45,3 +50,15 @@ class GluonBackend:
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """A `gluonnlp.model.BERTModel` of this configuration, and where its weights go."""
         return bert.build(config)
+
+    def bert_targets(self, model: Any) -> list[WeightTarget] | None:
+        """Where the weights of a checkpoint go in an existing BERT; None for another model."""
+        return bert.targets(model)
+
+    def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
+        """While it is open, the user's own recorded passes through the model in this thread are told to the listener."""
+        return capture.capture(model, listener)
+
+    def paths(self, model: Any) -> Collection[str]:
+        """The attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
+        return walk.paths(as_parts(model))

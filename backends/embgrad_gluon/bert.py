@@ -10,8 +10,9 @@ import numpy as np
 from embgrad.checkpoint import WeightTarget
 from embgrad.errors import FileFormatError, UnsupportedError, listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
+from embgrad_gluon.walk import unique_names
 
-__all__ = ["build", "output_names"]
+__all__ = ["build", "output_names", "targets"]
 
 #: What Hugging Face's configuration means where it says nothing.
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -71,15 +72,25 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     with mx.autograd.pause():
         one = mx.nd.zeros((1, 1))
         model(one, one, mx.nd.ones((1,)))  # the first call tells the layers their sizes
-    parameters = model._collect_params_with_prefix()
-    sources = _sources(known["num_hidden_layers"])
-    return model, [_target(sources[name], parameter) for name, parameter in parameters.items()]
+    known_targets = targets(model)
+    assert known_targets is not None, "a model of this class has these parameters"
+    return model, known_targets
+
+
+def targets(model: Any) -> list[WeightTarget] | None:
+    """Where the weights of a checkpoint go in a gluonnlp BERT of the form that `build` gives; None for another model."""
+    if not _is_bert(model) or not hasattr(model.encoder, "transformer_cells"):
+        return None
+    parameters = unique_names([model])
+    sources = _sources(len(model.encoder.transformer_cells))
+    if parameters.keys() != sources.keys():  # further heads, or parts that are shared or left out
+        return None
+    return [_target(sources[name], name, parameter) for name, parameter in parameters.items()]
 
 
 def output_names(model: Any) -> tuple[str, ...]:
     """The names of what a gluonnlp BERT returns by position; none for another model."""
-    kinds = {(kind.__module__, kind.__qualname__) for kind in type(model).__mro__}
-    if ("gluonnlp.model.bert", "BERTModel") not in kinds:
+    if not _is_bert(model):
         return ()
     returned = {
         "sequence_output": True,
@@ -89,6 +100,11 @@ def output_names(model: Any) -> tuple[str, ...]:
         "logits": model._use_decoder,
     }
     return tuple(name for name, there in returned.items() if there)
+
+
+def _is_bert(model: Any) -> bool:
+    kinds = {(kind.__module__, kind.__qualname__) for kind in type(model).__mro__}
+    return ("gluonnlp.model.bert", "BERTModel") in kinds
 
 
 def _model(known: Mapping[str, Any]) -> Any:
@@ -149,8 +165,8 @@ def _sources(layers: int) -> dict[str, str]:
     return named
 
 
-def _target(source: str, parameter: Any) -> WeightTarget:
+def _target(source: str, native: str, parameter: Any) -> WeightTarget:
     def put(value: np.ndarray) -> None:
         parameter.set_data(import_mxnet().nd.array(value, dtype=parameter.dtype))
 
-    return WeightTarget(source, tuple(parameter.shape), put)
+    return WeightTarget(source, tuple(parameter.shape), put, native=native)

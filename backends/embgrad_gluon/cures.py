@@ -12,7 +12,7 @@ from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
 
-__all__ = ["WRONG", "Cures"]
+__all__ = ["OWN", "WRONG", "Cures", "drops_between_layers", "is_native"]
 
 OWN: Final = "gives its input a gradient of its own in place of the objective's"
 ZERO: Final = "has the gradient zero in MXNet, which is wrong"
@@ -39,19 +39,22 @@ class Cures:
 
     Args:
         training: the mode of the pass, and of the pullbacks after it.
+        parameters: whether gradients of parameters are asked for.
 
     Attributes:
         also: arrays whose gradient must be asked for along with those of the points.
     """
 
-    def __init__(self, training: bool) -> None:
+    def __init__(self, training: bool, *, parameters: bool = False) -> None:
         self.also: list[Any] = []
         self._training = training
+        self._parameters = parameters
 
     def handlers(self) -> dict[str, Handler]:
         """By the operators' names."""
         return {
             "BatchNorm": self._batch_norm,
+            "Deconvolution": self._deconvolution,
             "LeakyReLU": _leaky_relu,
             "_contrib_BatchNormWithReLU": self._batch_norm,
             "_contrib_SyncBatchNorm": self._batch_norm,
@@ -73,7 +76,7 @@ class Cures:
         training, mode = import_mxnet().autograd.is_training(), operation.attributes.get("mode")
         if not training:
             operation.attributes["p"] = 0.0
-        elif mode == "gru" and _drops_between_layers(operation) and _is_native(operation.inputs[0]):
+        elif mode == "gru" and drops_between_layers(operation) and is_native(operation.inputs[0]):
             raise UnsupportedError(
                 "the model runs a GRU of several layers with dropout between them in training mode, and MXNet's gradient of "
                 "that is wrong: leave training=True out, or use a GRU without dropout, one for each layer with Dropout between"
@@ -93,6 +96,13 @@ class Cures:
         self.also.append(zero)
         return mx.nd.broadcast_add(array, zero)
 
+    def _deconvolution(self, operation: Operation, proceed: Proceed) -> Any:
+        """oneDNN's gradient of its weight fails in `autograd.grad`, and breaks the process; MXNet's own kernel is float64's."""
+        if not self._parameters or operation.inputs[0].dtype != np.float32 or operation.out is not None:
+            return proceed()
+        operation.inputs = [array.astype("float64") for array in operation.inputs]
+        return proceed().astype("float32")
+
     def _batch_norm(self, operation: Operation, proceed: Proceed) -> Any:
         """Batch norm goes by the mode of the pullback, not by that in which it ran; and moves its averages in it."""
         mx = import_mxnet()
@@ -110,11 +120,12 @@ class Cures:
         return proceed()
 
 
-def _drops_between_layers(operation: Operation) -> bool:
+def drops_between_layers(operation: Operation) -> bool:
+    """Whether a recurrent operator drops out between its layers in training mode."""
     return float(operation.attributes.get("p", 0)) > 0 and int(operation.attributes.get("num_layers", 1)) > 1
 
 
-def _is_native(array: Any) -> bool:
+def is_native(array: Any) -> bool:
     """Whether MXNet's own kernel runs a recurrent layer: oneDNN has none but float32, and can be switched off."""
     switches = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
     off = any(os.environ.get(switch, "1") == "0" for switch in switches)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet
 
-__all__ = ["reached"]
+__all__ = ["DRAWING", "Way", "in_order", "is_recorded", "reached", "regrouped", "sources", "way_to"]
 
 #: Whose random numbers MXNet draws by `mx.nd.random`.
 DISTRIBUTIONS: Final = (
@@ -39,6 +41,16 @@ NO_GRADIENT: Final = frozenset(
     )
 )
 
+#: Operators that draw random numbers, in training mode at least.
+DRAWING: Final = (
+    *("Dropout", "RNN", "_npi_choice", "_npi_shuffle", "_random_randint", "_sample_multinomial", "_shuffle"),
+    *("_sample_unique_zipfian", "_random_generalized_negative_binomial_like", "_random_negative_binomial_like"),
+    *(f"_npi_{name}" for name in ("bernoulli", "exponential", "gamma", "gumbel", "logistic", "multinomial", "normal")),
+    *(f"_npi_{name}" for name in ("normal_n", "pareto", "powerd", "rayleigh", "uniform", "uniform_n", "weibull")),
+    *(f"_random_{name}{like}" for name in DISTRIBUTIONS for like in ("", "_like")),
+    *(f"_sample_{name}" for name in DISTRIBUTIONS),
+)
+
 #: The same operator for scalars, with broadcasting and for mx.np: `_greater_scalar`, `broadcast_greater`, `_npi_greater`.
 AFFIXES: Final = re.compile(r"^_?(npi_|npx_|np_|contrib_|broadcast_)?|_scalar$")
 
@@ -63,21 +75,84 @@ DIFFERENTIABLE: Final = {
 }
 
 
+@dataclass(frozen=True)
+class Way:
+    """What lies between an output and some variables.
+
+    Attributes:
+        reached: for each variable whether a gradient can come to it.
+        operators: those on the way.
+        nodes: the whole graph, as MXNet's JSON describes it.
+    """
+
+    reached: list[bool]
+    operators: frozenset[str]
+    nodes: Sequence[dict[str, Any]]
+
+
 def reached(output: Any, variables: Sequence[Any]) -> list[bool]:
     """For each marked variable whether a gradient can come to it from the output.
 
     Raises:
         UnsupportedError: it would come through an operator whose gradient is wrong.
     """
+    way = way_to(output, variables)
+    for operator in sorted(way.operators & WRONG.keys()):
+        raise UnsupportedError(
+            f"between the lookup and the objective is the operator {operator!r}, which {WRONG[operator]}: expected an "
+            "operator with the gradient of its value, such as softmax in place of SoftmaxOutput"
+        )
+    return way.reached
+
+
+def way_to(output: Any, variables: Sequence[Any]) -> Way:
+    """The way from an output to marked variables."""
     symbol = _symbol(output)
     if symbol is None:
-        return [False] * len(variables)
+        return Way([False] * len(variables), frozenset(), [])
     graph = json.loads(symbol.tojson())
     names = [_symbol(variable).name for variable in variables]
     below = _below(graph["nodes"], set(names))
     heads = [head[0] for head in graph["heads"]]
-    _expect_right(graph["nodes"], heads, below)
-    return [any(name in below[head] for head in heads) for name in names]
+    operators = frozenset(_operators(graph["nodes"], heads, below))
+    return Way([any(name in below[head] for head in heads) for name in names], operators, graph["nodes"])
+
+
+def regrouped(way: Way, mark: Any) -> bool:
+    """Whether a mark that is added to an array makes MXNet add up the array's gradient in another order than without.
+
+    It adds up all that come to an array at once. What comes through the sum with the mark, and what comes to the array past
+    it, are added up apart; of two numbers the order does not matter.
+    """
+    name = _symbol(mark).name
+    places = {number for number, node in enumerate(way.nodes) if node["op"] == "null" and node["name"] == name}
+    uses: Counter[tuple[int, int]] = Counter((one[0], one[1]) for node in way.nodes for one in node["inputs"])
+    for number, node in enumerate(way.nodes):
+        entries = [(one[0], one[1]) for one in node["inputs"]]
+        if any(source in places for source, _ in entries):
+            past = sum(uses[entry] - 1 for entry in entries if entry[0] not in places)
+            return past > 0 and past + uses[number, 0] > 2
+    return False
+
+
+def in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
+    """Whether operators ran in the order in which MXNet runs a graph of theirs.
+
+    Args:
+        outputs: of the graph.
+        drawn: what the operators gave, in the order in which they ran.
+    """
+    ran = [
+        None if symbol is None else symbol.list_outputs()[0].rpartition("_output")[0] for symbol in map(_symbol, drawn)
+    ]
+    graphs = [json.loads(symbol.tojson())["nodes"] for symbol in map(_symbol, outputs) if symbol is not None]
+    listed = dict.fromkeys(node["name"] for nodes in graphs for node in nodes if node["name"] in set(ran))
+    return None not in ran and list(listed) == ran
+
+
+def is_recorded(array: Any) -> bool:
+    """Whether the array is a variable of a graph, or was computed from one while it was recorded."""
+    return _symbol(array) is not None
 
 
 def _symbol(array: Any) -> Any:
@@ -96,34 +171,30 @@ def _below(nodes: Sequence[dict[str, Any]], names: set[str]) -> list[set[str]]:
     below: list[set[str]] = []
     for node in nodes:
         own = names & {node["name"]} if node["op"] == "null" else set()
-        below.append(own.union(*(below[source] for source in _sources(node))))
+        below.append(own.union(*(below[source] for source in sources(node))))
     return below
 
 
-def _expect_right(nodes: Sequence[dict[str, Any]], heads: Sequence[int], below: Sequence[set[str]]) -> None:
+def _operators(nodes: Sequence[dict[str, Any]], heads: Sequence[int], below: Sequence[set[str]]) -> Iterator[str]:
     waiting = [head for head in heads if below[head]]
     seen = set(waiting)
     while waiting:
         node = nodes[waiting.pop()]
-        if node["op"] in WRONG:
-            raise UnsupportedError(
-                f"between the lookup and the objective is the operator {node['op']!r}, which {WRONG[node['op']]}: expected an "
-                "operator with the gradient of its value, such as softmax in place of SoftmaxOutput"
-            )
-        above = {source for source in _sources(node) if below[source]} - seen
+        yield node["op"]
+        above = {source for source in sources(node) if below[source]} - seen
         seen |= above
         waiting.extend(above)
 
 
-def _sources(node: dict[str, Any]) -> list[int]:
-    """The inputs to which a gradient goes."""
+def sources(node: Mapping[str, Any]) -> list[int]:
+    """The nodes of the inputs to which a gradient goes, of a node as MXNet's JSON describes it."""
     if AFFIXES.sub("", node["op"]) in NO_GRADIENT or _gives_indices(node):
         return []
     through = DIFFERENTIABLE.get(node["op"])
     return [entry[0] for place, entry in enumerate(node["inputs"]) if through is None or place in through]
 
 
-def _gives_indices(node: dict[str, Any]) -> bool:
+def _gives_indices(node: Mapping[str, Any]) -> bool:
     """Whether it is a topk of indices or a mask, or a cast to whole numbers."""
     attributes = node.get("attrs", {})
     if node["op"] == "topk":

@@ -5,18 +5,22 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import owned
+from embgrad.arrays import owned, whole_numbers
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
-from embgrad.calling import CallPlan, parameters_of, plan_call
+from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.symbolic import input_names
 
-__all__ = ["GluonArrays", "call_model", "to_native"]
+__all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native"]
+
+#: Gluon's export's names of what a gluonnlp model takes.
+TRIPLE: Final = ["data0", "data1", "data2"]
 
 
 def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
@@ -31,6 +35,9 @@ def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call |
         return call(model, convert(batch.inputs())), ()
     if isinstance(model, (list, tuple)):
         raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+    if isinstance(model, import_mxnet().gluon.SymbolBlock):
+        arguments, unused = _by_input(model, batch)
+        return model(*map(convert, arguments)), unused
     parameters, by_name = _parameters(model)
     if not by_name:  # what Gluon has no way to pass is left out, and said to be
         parameters = [p for p in parameters if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
@@ -38,6 +45,32 @@ def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call |
     args = plan.args if by_name else _positional(parameters, plan)
     kwargs = plan.kwargs if by_name else {}
     return model(*map(convert, args), **{name: convert(value) for name, value in kwargs.items()}), plan.unused
+
+
+def _by_input(block: Any, batch: TokenBatch) -> tuple[list[Any], tuple[str, ...]]:
+    """The arguments of a SymbolBlock, told by its inputs' names, and what of the batch it cannot take.
+
+    Gluon's export names the inputs data0, data1 and so on by their places alone: gluonnlp's triple has places, too.
+    """
+    names = input_names(block)
+    if batch.convention == "gluonnlp" and names == TRIPLE:
+        return list(batch.to_gluonnlp()), tuple(batch.extras)
+    filled, unused = plan_mapping(names, batch)
+    return [filled[name] for name in names], unused
+
+
+def arguments_of(block: Any, args: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Those of a block's arguments that are whole numbers, by name. Gluon's users pass ids as floats, too."""
+    names = [parameter.name for parameter in _parameters(block)[0]]
+    found: dict[str, np.ndarray] = {}
+    for place, value in enumerate(args):
+        name = names[place] if place < len(names) else f"args.{place}"
+        entries = value.items() if isinstance(value, Mapping) else [(name, value)]
+        for key, entry in entries:
+            whole = whole_numbers(entry.asnumpy()) if GluonArrays().is_tensor(entry) else None
+            if whole is not None:
+                found[str(key)] = whole
+    return found
 
 
 class _Conversion:
@@ -98,6 +131,16 @@ def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> An
     with mx.util.np_shape(as_numpy):  # only the newer kind has the shape ()
         made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)
         return made.as_np_ndarray() if as_numpy else made
+
+
+def native_like(values: np.ndarray, array: Any) -> Any:
+    """The values as an array of another one's kind, dtype and place."""
+    return to_native(values, array.ctx, array.dtype, isinstance(array, import_mxnet().np.ndarray))
+
+
+def is_floating(value: object) -> bool:
+    """Whether it is an array that can have a gradient."""
+    return isinstance(value, import_mxnet().nd.NDArray) and np.dtype(value.dtype).kind == "f"
 
 
 class GluonArrays:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from embgrad.errors import UnsupportedError
+from embgrad.interception import Interception
+from embgrad_gluon import symbolic
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.interception import Interception
+from embgrad_gluon.symbolic import OnValue
 
-__all__ = ["Operation", "imperatively", "watching"]
+__all__ = ["Handler", "Operation", "at_cached_graphs", "imperatively", "run_open", "watching"]
 
 # Every generated function of mx.nd, mx.sym's imperative twin F, mx.np and mx.npx, and every method of an array, ends in
 # this global of `mxnet.ndarray.register`: nn.Embedding, F.Embedding, take, x.take and W[ids] alike.
@@ -43,12 +45,19 @@ Handler = Callable[[Operation, Callable[[], Any]], Any]
 
 
 @contextlib.contextmanager
-def watching(handlers: Mapping[str, Handler]) -> Iterator[None]:
-    """This thread's operators of these names go to their handlers."""
+def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] | None = None) -> Iterator[None]:
+    """This thread's operators of these names go to their handlers.
+
+    Args:
+        handlers: by the operators' names.
+        substitute: gives what takes the place of an array that an operator of any name takes.
+    """
     by_address = {_address(name): (name, handler) for name, handler in handlers.items()}
 
     def handle(original: Any, address: int, inputs: Any, keys: Any, values: Any, out: Any, *kind: Any) -> Any:
         watched = by_address.get(address)
+        if substitute is not None:
+            inputs = [substitute(array) for array in inputs]
         if watched is None:
             return original(address, inputs, keys, values, out, *kind)
         name, handler = watched
@@ -65,20 +74,40 @@ def watching(handlers: Mapping[str, Handler]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def imperatively() -> Iterator[None]:
-    """Hybridised blocks run operator by operator in this thread; their cached graphs stay as they are."""
-    with _cached.by(_run_open):
+def imperatively(on_symbol_block: Callable[[Any], OnValue | None] | None = None) -> Iterator[None]:
+    """Hybridised blocks and SymbolBlocks run operator by operator in this thread; their cached graphs stay as they are.
+
+    Args:
+        on_symbol_block: called with each SymbolBlock that is about to run; gives what sees the values of its graph, or None.
+    """
+    with at_cached_graphs(lambda _original, block, *args: run_open(block, args, on_symbol_block)):
         yield
 
 
-def _run_open(_original: Any, block: Any, *args: Any) -> Any:
+def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """While it is open, what this thread's hybridised blocks and SymbolBlocks give is up to `handler(original, block, *args)`."""
+    return _cached.by(handler)
+
+
+def run_open(block: Any, args: Sequence[Any], on_symbol_block: Callable[[Any], OnValue | None] | None = None) -> Any:
+    """What a hybridised block or a SymbolBlock gives, run operator by operator."""
+    if isinstance(block, import_mxnet().gluon.SymbolBlock):
+        on_value = on_symbol_block(block) if on_symbol_block is not None else None
+        return symbolic.run_open(block, args, _invoke_by_name, on_value)
+    return _run_open(block, *args)
+
+
+def _invoke_by_name(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:
+    """Runs an operator as the generated function of its name does."""
     mx = import_mxnet()
-    if isinstance(block, mx.gluon.SymbolBlock):
-        raise UnsupportedError(
-            f"{type(block).__name__} {block.name!r} is a SymbolBlock: its graph runs as one operator, and embgrad cannot see "
-            "the lookup in it; expected a Block whose layers are Python, build the net from its class and load the parameters "
-            "with load_parameters"
-        )
+    as_list, as_numpy = mx.base._output_is_list(name), as_numpy or mx.base._is_np_op(name)
+    keys, values = list(attributes), list(attributes.values())
+    outputs = mx.ndarray.register._imperative_invoke(_address(name), inputs, keys, values, None, as_numpy, as_list)
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _run_open(block: Any, *args: Any) -> Any:
+    mx = import_mxnet()
     # As `HybridBlock.forward` goes on where it is not hybridised. The block's own flag stays, since other threads see it.
     context = mx.current_context()
     try:

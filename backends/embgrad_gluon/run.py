@@ -2,54 +2,82 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
-
-from embgrad.answering import Answer, Cotangents, answer, native_answer, values_at
+from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.arrays import owned
-from embgrad.backend import Call, NativeObjective, Point, Request, Run
+from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
-from embgrad_gluon.bert import output_names
+from embgrad.structures import first
+from embgrad.watching import PointWatch
+from embgrad_gluon import bert, symbolic
 from embgrad_gluon.cures import Cures
-from embgrad_gluon.graph import reached
+from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.inputs import GluonArrays, call_model, to_native
-from embgrad_gluon.lookup import HINT, Lookups
-from embgrad_gluon.operators import imperatively, watching
+from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
+from embgrad_gluon.lookup import HINT, Lookups, Tables
+from embgrad_gluon.modules import Modules, calling
+from embgrad_gluon.operators import Handler, imperatively, watching
+from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
+from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.state import as_found
+from embgrad_gluon.tap import Taps
 
 __all__ = ["points", "run"]
 
+#: A request that changes nothing and reads no point.
+NOTHING: Final = Request((), lambda outputs: [])
 
-def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
-    """The lookups of a forward pass, in order."""
+#: What is said where MXNet refuses to write into an array that it records.
+WRITTEN: Final = (
+    "the model writes into an array that it has computed from the lookup or from parameters (x += ..., x[i] = ...), "
+    "which MXNet cannot do while it records: expected a new array, such as x + ..., concat or where(...)"
+)
+
+
+def points(
+    model: Any, batch: TokenBatch, call: Call | None, handlers: Mapping[str, Handler] | None = None
+) -> list[Point]:
+    """What a forward pass reaches, in order.
+
+    Args:
+        model: is run in evaluation mode.
+        batch: what it is run on.
+        call: calls it in another way than by its arguments' names.
+        handlers: by operators' names further handlers.
+    """
     parts = as_parts(model)
-    lookups = Lookups(parts, batch, ())
-    with as_found(parts, training=False), imperatively(), watching(lookups.handlers()):
-        _wait_for(call_model(model, parts, batch, call)[0])
-    return lookups.watch.points()
+    with as_found(parts, training=False):
+        return _forward(model, parts, batch, PointWatch(batch, None), NOTHING, call, handlers).taps.watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
     parts = as_parts(model)
     with as_found(parts, training=request.training):
-        trace = _forward(model, parts, batch, request)
-        chosen = trace.lookups.watch.resolve(HINT)
-        for number in chosen.values():
-            trace.lookups.expect_unwritten(number)
-        answered = _answer(trace, batch, request, positional=output_names(model))
-        kept = [trace.lookups.kept[number] for number in chosen.values()]
-        pulled = _pull_back(answered.sets, [leaf for leaf, _ in kept], trace.also, request.training)
-        activations = [owned(gone_on.asnumpy()) for _, gone_on in kept]
-        found = values_at(chosen, trace.lookups.watch.lookups, activations, pulled)
-        return Run(found, GluonArrays().dtype(kept[0][1]), trace.unused, answered.objective)
+        trace = _forward(model, parts, batch, PointWatch(batch, request.reached), request, request.call)
+        chosen = trace.taps.watch.resolve(HINT)
+        for key in chosen.values():
+            trace.taps.expect_unwritten(key)
+        answered = _answer(trace, batch, request, model)
+        keys = list(dict.fromkeys(chosen[name] for name in request.points))
+        wanted = _Wanted(parts, request, trace, keys)
+        pullback = Pullback(trace.taps.kept, keys, wanted.arrays, trace.also, request.edit, training=request.training)
+        pulled = [pullback(cotangents) for cotangents in answered.sets]
+        found = values_at(
+            {name: chosen[name] for name in request.points},
+            trace.taps.watch,
+            {key: owned(trace.taps.kept[key].gone_on.asnumpy()) for key in keys},
+            [one.gradients for one in pulled],
+            [one.before for one in pulled],
+            wanted.rests(pulled),
+        )
+        dtype = _compute_dtype(trace, keys, answered)
+        return Run(found, dtype, trace.unused, answered.objective, wanted.values(pulled))
 
 
 @dataclass(frozen=True)
@@ -59,90 +87,107 @@ class _Trace:
     Attributes:
         returned: what the model returned.
         value: of the user's own objective, computed in the same graph; else None.
-        lookups: seen and kept.
+        taps: the points that were kept hold of.
+        tables: by key the tables of the lookups among them.
+        twins: of the frozen parameters, where tables' gradients are asked for.
         also: see `Cures`.
         unused: what of the batch the model could not take.
     """
 
     returned: Any
     value: Any
-    lookups: Lookups
+    taps: Taps
+    tables: Mapping[str, Any]
+    twins: FrozenTwins
     also: list[Any]
     unused: tuple[str, ...]
 
 
-def _forward(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request) -> _Trace:
-    autograd = import_mxnet().autograd
-    lookups, cures = Lookups(parts, batch, request.points), Cures(request.training)
-    value = None
-    with (
-        autograd.record(train_mode=request.training),
-        imperatively(),
-        watching({**lookups.handlers(), **cures.handlers()}),
-    ):
-        try:
-            returned, unused = call_model(model, parts, batch, request.call)
-        except import_mxnet().MXNetError as error:
-            if "already in a computational graph" not in str(error):
-                raise
-            raise UnsupportedError(
-                "the model writes into an array that it has computed from the lookup or from parameters (x += ..., x[i] = ...), "
-                "which MXNet cannot do while it records: expected a new array, such as x + ..., concat or where(...)"
-            ) from error
-        lookups.stop()
-        if isinstance(request.respond, NativeObjective):
-            value = request.respond.function(returned)
-    _wait_for(returned)
-    return _Trace(returned, value, lookups, cures.also, unused)
+class _Wanted:
+    """The arrays beside the points whose gradient is asked for: the parameters', or the tables'."""
+
+    def __init__(self, parts: Sequence[Any], request: Request, trace: _Trace, keys: Sequence[str]) -> None:
+        self._parameters = trainable(parts) if request.parameters else None
+        arrays = {name: array_of(p) for name, p in (self._parameters or {}).items()}
+        self._arrays = {name: array for name, array in arrays.items() if array is not None}
+        self._tables = None
+        if request.tables:
+            self._tables = TableParameters(
+                parts, {key: trace.tables[key] for key in keys if key in trace.tables}, trace.twins
+            )
+        self.arrays = [*self._arrays.values(), *(self._tables.arrays if self._tables is not None else ())]
+
+    def values(self, pulled: Sequence[Pulled]) -> dict[str, ParameterValues] | None:
+        """The parameters' gradients by name."""
+        if self._parameters is None:
+            return None
+        gradients = dict(zip(self._arrays, pulled[0].others if pulled else (), strict=False))
+        return {name: values_of(p, gradients.get(name)) for name, p in self._parameters.items()}
+
+    def rests(self, pulled: Sequence[Pulled]) -> Any:
+        """What else reaches the tables, by key."""
+        if self._tables is None:
+            return None
+        others = pulled[0].others if pulled else [None] * len(self.arrays)
+        return self._tables.rests(others[len(self._arrays) :])
 
 
-def _answer(trace: _Trace, batch: TokenBatch, request: Request, positional: Sequence[str]) -> Answer:
-    if isinstance(request.respond, NativeObjective):
-        return native_answer(trace.value, request.respond, batch, GluonArrays())
-    alone = positional and GluonArrays().is_tensor(trace.returned)
-    returned = {positional[0]: trace.returned} if alone else trace.returned
-    return answer(returned, request, GluonArrays(), positional)
-
-
-def _pull_back(
-    sets: Sequence[Cotangents], leaves: Sequence[Any], also: Sequence[Any], training: bool
-) -> list[list[np.ndarray | None]]:
-    """For each set of cotangents the gradients at the leaves, None where no way leads there."""
-    variables = [*leaves, *also]
-    outputs = {id(output): output for cotangents in sets for output, _ in cotangents}
-    ways = {key: reached(output, variables) for key, output in outputs.items()}
-    pulled: list[list[np.ndarray | None]] = []
-    for cotangents in sets:
-        heads = [(output, cotangent) for output, cotangent in cotangents if any(ways[id(output)][: len(leaves)])]
-        way = [any(there) for there in zip(*(ways[id(output)] for output, _ in heads), strict=True)]
-        if not heads:
-            pulled.append([None] * len(leaves))
-            continue
-        wanted = [variable for variable, there in zip(variables, way, strict=True) if there]
-        numbers = iter(_gradients(heads, wanted, training))
-        pulled.append([owned(next(numbers).asnumpy()) if there else None for there in way[: len(leaves)]])
-    return pulled
-
-
-def _gradients(heads: Cotangents, variables: Sequence[Any], training: bool) -> list[Any]:
+def _forward(
+    model: Any,
+    parts: Sequence[Any],
+    batch: TokenBatch,
+    watch: PointWatch,
+    request: Request,
+    call: Call | None,
+    handlers: Mapping[str, Handler] | None = None,
+) -> _Trace:
     mx = import_mxnet()
-    cotangents = [
-        to_native(cotangent, output.ctx, output.dtype, isinstance(output, mx.np.ndarray)) for output, cotangent in heads
-    ]
-    try:
-        # The graph is kept, or the user's own graphs lose the parameters that they share with this one.
-        found = mx.autograd.grad(
-            [output for output, _ in heads], variables, head_grads=cotangents, retain_graph=True, train_mode=training
-        )
-    except mx.MXNetError as error:
-        operator = re.search(r"Operator (\S+) is non-differentiable", str(error))
-        if operator is None:
-            raise
-        raise UnsupportedError(
-            f"between the lookup and the objective is the operator {operator[1]!r}, for which MXNet has no gradient: expected "
-            "operators that have one; write it in terms of others"
-        ) from error
-    return list(found)
+    taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
+    # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
+    lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
+    twins = FrozenTwins(parts if request.tables else ())
+    substitute = twins.of if request.tables else None
+    value = None
+    modules = Modules(parts, taps) if watch.everything or watch.modules else _call
+    with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).of):
+        with (
+            watching({**lookups.handlers(), **cures.handlers(), **(handlers or {})}, substitute),
+            calling(modules),
+        ):
+            try:
+                returned, unused = call_model(model, parts, batch, call)
+            except mx.MXNetError as error:
+                if "already in a computational graph" not in str(error):
+                    raise
+                raise UnsupportedError(WRITTEN) from error
+        if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
+            with watching(cures.handlers(), substitute), calling(_call):
+                value = request.respond.function(returned)
+    _wait_for(returned)
+    return _Trace(returned, value, taps, lookups.tables, twins, cures.also, unused)
+
+
+def _call(_block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
+    """Calls a block that nothing is asked of. Whoever captures the user's own calls does not see it."""
+    return proceed(*args)
+
+
+def _answer(trace: _Trace, batch: TokenBatch, request: Request, model: Any) -> Answer:
+    if isinstance(request.respond, NativeObjective):
+        return native_answer(trace.value, request.respond, batch, GluonArrays(), several=request.several)
+    known, exported = bert.output_names(model), symbolic.output_names(model)
+    # The only output of a symbol goes by its name where it is asked for by that, and else as any model's only output.
+    alone = known or tuple(name for name in exported if name in request.outputs)
+    named = alone and GluonArrays().is_tensor(trace.returned)
+    returned = {alone[0]: trace.returned} if named else trace.returned
+    return answer(returned, request, GluonArrays(), known or exported)
+
+
+def _compute_dtype(trace: _Trace, keys: Sequence[str], answered: Answer) -> str:
+    """Of the first point, or else of the first output that was read, or else of the first that there is."""
+    read = [trace.taps.kept[key].gone_on for key in keys] + [output for one in answered.sets for output, _ in one]
+    array = read[0] if read else first(trace.returned, is_floating)
+    return "float32" if array is None else GluonArrays().dtype(array)
 
 
 def _wait_for(returned: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from embgrad_gluon import GluonBackend
 from embgrad_gluon.importing import import_mxnet
 
-from embgrad import Request, TokenBatch
+from embgrad import Point, Request, TokenBatch
 
 mx = import_mxnet()
 
@@ -67,6 +67,12 @@ def pulled_back(net: Any, ids: np.ndarray, cotangent: np.ndarray, *, training: b
     gradient = GluonBackend().run(net, TokenBatch(ids, convention="ids"), request).points["word"].gradients[0]
     assert gradient is not None
     return gradient
+
+
+def lookups_of(net: Any, ids: np.ndarray) -> list[Point]:
+    """The lookups among the backend's points."""
+    seen = GluonBackend().points(net, TokenBatch(ids, convention="ids"))
+    return [point for point in seen if point.lookup is not None]
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:

@@ -7,10 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon import GluonBackend
 
 import embgrad
-from tests.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, pulled_back, randomise, relative
+from tests.gluon.helpers import (
+    DIM,
+    ROWS,
+    built,
+    differences,
+    distinct_ids,
+    lookups_of,
+    mx,
+    pulled_back,
+    randomise,
+    relative,
+)
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
 HybridBlock, Block = mx.gluon.HybridBlock, mx.gluon.Block
@@ -194,9 +204,9 @@ def test_every_way_to_look_up(way: str) -> None:
     else:
         expected = differences(net, net.table, ids, cotangent)
     assert relative(found, expected) < 1e-6
-    (point,) = GluonBackend().points(net, embgrad.TokenBatch(ids))
+    (point,) = lookups_of(net, ids)
     assert point.name == ("lookup#0" if way == "scaled table" else "table#0")
-    assert (point.lookup.rows, point.lookup.dim, point.role) == (ROWS, DIM, "word")
+    assert (point.lookup.rows, point.lookup.dim, point.roles) == (ROWS, DIM, ("word",))
 
 
 def test_table_gradient_is_gluons_own_with_repeated_ids() -> None:
@@ -398,7 +408,7 @@ def test_shared_parameters_and_a_tied_head() -> None:
     rows = net.decoder.weight.data().asnumpy()
     expected = (cotangent @ rows) * (1 - np.tanh(rows[ids]) ** 2)  # of the lookup alone, not of the head
     assert relative(pulled_back(net, ids, cotangent), expected) < 1e-12
-    assert [point.name for point in GluonBackend().points(net, embgrad.TokenBatch(ids))] == ["words.0#0"]
+    assert [point.name for point in lookups_of(net, ids)] == ["words.0#0"]
 
 
 def test_parts_and_calls_of_the_users_own() -> None:

@@ -1,0 +1,268 @@
+"""Tells of the user's own passes through a model: those under their `autograd.record`, and the gradients at its points."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from embgrad.arrays import owned
+from embgrad.backend import Listener, Point
+from embgrad.batch import TokenBatch
+from embgrad.errors import NoGradientError, UnsupportedError
+from embgrad_gluon import run
+from embgrad_gluon.drawing import Draws, drawing_nothing, python_generators_kept
+from embgrad_gluon.graph import DRAWING, Way
+from embgrad_gluon.guards import GUARDED, Guards
+from embgrad_gluon.hearing import Marks, hearing
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.inputs import arguments_of
+from embgrad_gluon.lookup import Lookups, Tables
+from embgrad_gluon.modules import Modules, calling
+from embgrad_gluon.operators import Handler, Operation, at_cached_graphs, run_open, watching
+from embgrad_gluon.tap import Taps
+from embgrad_gluon.walk import named_blocks
+
+__all__ = ["capture"]
+
+
+@contextlib.contextmanager
+def capture(model: Any, listener: Listener) -> Iterator[None]:
+    """While it is open, the user's own recorded passes through the model in this thread are told to the listener.
+
+    Raises:
+        NoGradientError: on leaving, where the model was called, but never under `autograd.record`.
+    """
+    one = _Capture(model, listener)
+    captures = _state.captures
+    with (
+        calling(_on_call),
+        watching({name: functools.partial(_on_operator, name) for name in _WATCHED}),
+        at_cached_graphs(_on_cached_graph),
+        hearing(_marks, _expect_right, _begin_anew),
+    ):
+        captures.append(one)
+        try:
+            yield
+        finally:
+            captures.remove(one)
+            _begin_anew()
+    if any(marks.is_unheard() for marks in one.marks):
+        raise UnsupportedError(
+            "a backward pass came to the point by a function of autograd's that was imported by its name before the capture, "
+            "which embgrad does not hear of: expected loss.backward(), mxnet.autograd.backward(...) or mxnet.autograd.grad(...)"
+        )
+    if one.unrecorded and not one.recorded:
+        raise NoGradientError(
+            f"the model was called {one.unrecorded} time(s) while the capture was open, and never under autograd.record(), "
+            "without which MXNet has no gradient: expected the training loop inside of the capture"
+        )
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass through a model that is captured.
+
+    Attributes:
+        taps: where it is taken down.
+        modules: its blocks.
+        handlers: by the operators' names, of its lookups.
+    """
+
+    taps: Taps
+    modules: Modules
+    handlers: dict[str, Handler]
+
+
+class _Capture:
+    """One capture that is open.
+
+    Attributes:
+        model: the model.
+        current: the pass that is under way.
+        recorded: the number of passes that were recorded.
+        unrecorded: the number of those that were not.
+        marks: those of the passes that may still be pulled back.
+    """
+
+    def __init__(self, model: Any, listener: Listener) -> None:
+        self.model = model
+        self.current: _Pass | None = None
+        self.recorded = 0
+        self.unrecorded = 0
+        self.marks: list[Marks] = []
+        self._listener = listener
+        self._tables = Tables([model])
+
+    def begin(self, args: tuple[Any, ...], proceed: Callable[..., Any]) -> None:
+        """A pass begins."""
+        self.recorded += 1
+
+        def discover(batch: TokenBatch) -> Sequence[Point]:
+            _expect_initialised(self.model, proceed, args)
+
+            def call(*_: Any) -> Any:
+                return import_mxnet().gluon.Block.__call__(self.model, *args)
+
+            with python_generators_kept():
+                return run.points(self.model, batch, call, drawing_nothing())
+
+        taps = Taps(self._listener.begin(arguments_of(self.model, args), discover), run.NOTHING)
+        self.current = _Pass(taps, Modules([self.model], taps), Lookups(self._tables, taps, cut=False).handlers())
+
+    def end(self, one: _Pass) -> None:
+        """It ended. What went on is not held: it would keep the graph."""
+        kept = one.taps.kept
+        for key in kept:
+            one.taps.expect_unwritten(key)
+        values = {key: owned(entry.gone_on.asnumpy()) for key, entry in kept.items()}
+        told = self._listener.end(one.taps.watch, values)
+        marks = {key: entry.mark for key, entry in kept.items()}
+        self.marks.append(Marks(self._listener, told, marks, self.marks))
+
+
+@dataclass
+class _State(threading.local):
+    """A thread's captures.
+
+    Attributes:
+        captures: those that are open.
+        guards: what is wrong in what was recorded while they are.
+        draws: while a hybridised block runs operator by operator, what it draws.
+        resting: nothing is looked at.
+    """
+
+    captures: list[_Capture] = field(default_factory=list)
+    guards: Guards = field(default_factory=Guards)
+    draws: Draws | None = None
+    resting: bool = False
+
+    def active(self) -> list[_Pass]:
+        """The passes that are under way."""
+        return [] if self.resting else [one.current for one in self.captures if one.current is not None]
+
+
+_state = _State()
+
+
+def _marks() -> list[Marks]:
+    """The marks that a backward pass may reach."""
+    return [marks for one in _state.captures for marks in one.marks]
+
+
+def _expect_right(way: Way, training: bool) -> None:
+    _state.guards.expect_right(way, training=training)
+
+
+def _begin_anew() -> None:
+    """What was recorded is gone where nothing is left to be reached."""
+    if not _marks() and not _state.active():
+        _state.guards = Guards()
+
+
+# What is watched
+
+
+_WATCHED = tuple(dict.fromkeys(("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd", *GUARDED, *DRAWING)))
+
+
+def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
+    starting = [one for one in _state.captures if one.model is block and one.current is None and not _state.resting]
+    if starting and not import_mxnet().autograd.is_recording():
+        for one in starting:
+            one.unrecorded += 1
+        starting = []
+    if not starting and not _state.active():
+        return proceed(*args)
+    try:
+        for one in starting:
+            one.begin(args, proceed)
+        begun = [(one, one.current) for one in starting if one.current is not None]
+        call = proceed
+        for under_way in _state.active():
+            call = functools.partial(_through, under_way.modules, block, call)
+        returned = call(*args)
+    finally:
+        for one in starting:
+            one.current = None
+    for one, ended in begun:
+        one.end(ended)
+    return returned
+
+
+def _through(modules: Modules, block: Any, proceed: Callable[..., Any], *args: Any) -> Any:
+    return modules(block, args, proceed)
+
+
+def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) -> Any:
+    if not _state.resting and import_mxnet().autograd.is_recording():
+        _state.guards.look_at(operation)
+    for under_way in _state.active():
+        if name in under_way.handlers:
+            proceed = functools.partial(under_way.handlers[name], operation, proceed)
+    gave = proceed()
+    if _state.draws is not None and name in DRAWING:
+        _state.draws.take_down(operation, gave)
+    return gave
+
+
+def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> Any:
+    """A block that holds the model, is inside of it or comes after it runs operator by operator, so that all is seen."""
+    if _state.resting or not import_mxnet().autograd.is_recording() or not _is_watched(block):
+        return original(block, *args)
+    if block._backend:
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} was optimised for the backend {block._backend!r}, into which embgrad cannot "
+            "see: call hybridize() without a backend before the capture"
+        )
+    if _state.draws is not None:
+        return run_open(block, args)
+    _initialise(block, functools.partial(original, block), args)
+    draws = _state.draws = Draws()
+    try:
+        returned = run_open(block, args)
+    finally:
+        _state.draws = None
+    if not isinstance(block, import_mxnet().gluon.SymbolBlock):  # whose operators run in the order of its graph
+        draws.expect_in_order(block, returned)
+    return returned
+
+
+def _is_watched(block: Any) -> bool:
+    if _state.draws is not None or _state.active() or _marks():
+        return True
+    models = [one.model for one in _state.captures]
+    return any(inner is model for _, inner in named_blocks([block]) for model in models)
+
+
+def _expect_initialised(model: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """A pass beside the user's own may not draw parameters before other numbers that the user's would have drawn first.
+
+    Raises:
+        UnsupportedError: it would.
+    """
+    if getattr(model, "_active", False):
+        _initialise(model, call, args)
+    if _waits(model):
+        raise UnsupportedError(
+            "some parameters of the model wait for their shapes, and to find the point embgrad makes one forward pass beside "
+            "your own, which would draw them before their turn: make one forward pass yourself before the capture"
+        )
+
+
+def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """A hybridised block draws all parameters that wait for their shapes before anything else: in its own order."""
+    if _waits(block):
+        before, _state.resting = _state.resting, True
+        try:
+            with import_mxnet().autograd.pause(train_mode=False):
+                call(*args)
+        finally:
+            _state.resting = before
+
+
+def _waits(block: Any) -> bool:
+    return any(parameter._deferred_init for parameter in block.collect_params().values())

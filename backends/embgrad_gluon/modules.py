@@ -1,0 +1,71 @@
+"""Sees the calls of a model's blocks in this thread, at the one method through which all of them go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from embgrad.interception import Interception
+from embgrad.structures import first, with_first
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.inputs import is_floating
+from embgrad_gluon.tap import Taps
+from embgrad_gluon.walk import block_names
+
+__all__ = ["CallHandler", "Modules", "calling"]
+
+# MXNet takes no notice of what a forward hook returns, so values are replaced where the hooks are called.
+_calls = Interception(lambda: import_mxnet().gluon.Block, "__call__")
+
+#: Takes a block, its arguments, and what calls it; gives what it returns.
+CallHandler = Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
+
+
+@contextlib.contextmanager
+def calling(handler: CallHandler) -> Iterator[None]:
+    """This thread's calls of blocks go to the handler. Those that trace a block's graph do not."""
+
+    def handle(original: Any, block: Any, *args: Any) -> Any:
+        if first(args, _is_symbol) is not None:
+            return original(block, *args)
+        return handler(block, args, lambda *given: original(block, *given))
+
+    with _calls.by(handle):
+        yield
+
+
+class Modules:
+    """The calls of a model's blocks in one forward pass.
+
+    Args:
+        parts: the model's parts.
+        taps: where they are taken down, and what goes on in place of what they take and give.
+    """
+
+    def __init__(self, parts: Sequence[Any], taps: Taps) -> None:
+        self._names = block_names(parts)
+        self._taps = taps
+
+    def __call__(self, block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
+        """What the block gives."""
+        watch = self._taps.watch
+        path, also = self._names.get(id(block), (block.name, ()))  # one that is no child, as in a list
+        if not (watch.everything or path in watch.modules):
+            return proceed(*args)
+        taken = first(args, is_floating)
+        key = watch.enter(path, type(block).__name__, taken, () if taken is None else taken.shape, also)
+        try:
+            if key is not None:
+                args = with_first(args, is_floating, self._taps.at(key, taken))
+            returned = proceed(*args)
+        except BaseException:
+            watch.broke()
+            raise
+        gave = first(returned, is_floating)
+        key = watch.leave(gave, () if gave is None else gave.shape)
+        return returned if key is None else with_first(returned, is_floating, self._taps.at(key, gave))
+
+
+def _is_symbol(value: object) -> bool:
+    return isinstance(value, import_mxnet().sym.Symbol)

@@ -1,0 +1,114 @@
+"""What happens at a point of a forward pass: its value is replaced or added to, and its gradient can be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embgrad.arrays import owned
+from embgrad.backend import Change, Request
+from embgrad.errors import UnsupportedError
+from embgrad.watching import PointWatch
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.inputs import native_like
+
+__all__ = ["Kept", "Taps"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A point that is kept hold of.
+
+    Attributes:
+        mark: the array at which the gradient is taken, marked by `attach_grad`.
+        gone_on: what went on.
+        copy: its values at that time.
+        below: where the graph is cut so that the gradient can be edited, what lies below the cut; else None.
+    """
+
+    mark: Any
+    gone_on: Any
+    copy: Any
+    below: Any = None
+
+
+class Taps:
+    """The points of one forward pass that are kept hold of.
+
+    Args:
+        watch: what takes the pass down.
+        request: what is changed at the points.
+
+    Attributes:
+        watch: the same.
+        kept: by key, in the order in which they were reached.
+    """
+
+    def __init__(self, watch: PointWatch, request: Request) -> None:
+        self.watch = watch
+        self.kept: dict[str, Kept] = {}
+        self._request = request
+
+    def at(self, key: str, array: Any, *, cut: bool = False) -> Any:
+        """What goes on in place of the array.
+
+        Args:
+            key: of the point.
+            array: as it was computed.
+            cut: nothing below is to be differentiated.
+        """
+        changed = _changed(self._request.override, key, array)
+        overridden = changed is not None
+        value = array if changed is None else changed
+        added = _changed(self._request.add, key, value)
+        value = value if added is None else value + added
+        if cut or overridden:
+            return self._keep_leaf(key, value, None)
+        if key in self._request.edit:
+            with import_mxnet().autograd.pause():
+                leaf = value.copy()
+            return self._keep_leaf(key, leaf, value)
+        return self._keep_connected(key, value)
+
+    def expect_unwritten(self, key: str) -> None:
+        """Refuse a point into whose value the model wrote: MXNet's graph knows nothing of what is written outside of it.
+
+        Raises:
+            UnsupportedError: its values are no longer what they were.
+        """
+        kept = self.kept[key]
+        if not np.array_equal(kept.copy.asnumpy(), kept.gone_on.asnumpy(), equal_nan=True):
+            found = next((lookup for lookup in self.watch.lookups if lookup.key == key), None)
+            where = f"the output of the lookup {found}" if found is not None else f"what was at the point {key!r}"
+            raise UnsupportedError(
+                f"the model writes into {where} while it is not recorded, so that MXNet's gradient takes no notice of it: "
+                "expected a new array, such as rows * mask or where(...)"
+            )
+
+    def _keep_leaf(self, key: str, leaf: Any, below: Any) -> Any:
+        with import_mxnet().autograd.pause():
+            leaf.attach_grad()  # which cuts it off what it was computed from
+            self.kept[key] = Kept(leaf, leaf, leaf.copy(), below)
+        return leaf
+
+    def _keep_connected(self, key: str, array: Any) -> Any:
+        """A zero that is added is the mark: marking the array itself would cut the graph below it."""
+        mx = import_mxnet()
+        with mx.autograd.pause():
+            zeros = -mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype)  # -0.0, which changes no bit, +0.0 does
+            zeros = zeros.as_np_ndarray() if isinstance(array, mx.np.ndarray) else zeros
+            zeros.attach_grad()
+        gone_on = array + zeros
+        with mx.autograd.pause():
+            self.kept[key] = Kept(zeros, gone_on, gone_on.copy())
+        return gone_on
+
+
+def _changed(changes: Mapping[str, Change], key: str, array: Any) -> Any:
+    """What a change makes of the array's values, as an array of the same kind; None where there is no change."""
+    if key not in changes:
+        return None
+    return native_like(changes[key](owned(array.asnumpy())), array)

@@ -1,0 +1,112 @@
+"""The blocks and parameters of a model, with their attribute paths."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from embgrad_gluon.importing import import_mxnet
+
+__all__ = [
+    "block_names",
+    "memory",
+    "named_blocks",
+    "named_parameters",
+    "own_parameters",
+    "paths",
+    "table_path",
+    "unique_names",
+]
+
+
+def named_blocks(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Each block with its attribute path, once for each way to it: "" is a model alone, a number a part of several."""
+    for number, part in enumerate(parts):
+        yield from _below(part, str(number) if len(parts) > 1 else "")
+
+
+def _below(block: Any, path: str) -> Iterator[tuple[str, Any]]:
+    yield path, block
+    for name, child in block._children.items():
+        yield from _below(child, f"{path}.{name}" if path else str(name))
+
+
+def block_names(parts: Sequence[Any]) -> dict[int, tuple[str, tuple[str, ...]]]:
+    """By a block's id its path, and its other names: further paths, and the one that Gluon gave it."""
+    paths: dict[int, list[str]] = defaultdict(list)
+    blocks = {}
+    for path, block in named_blocks(parts):
+        paths[id(block)].append(path)
+        blocks[id(block)] = block
+    known = {path for path, *_ in paths.values()}
+    return {
+        key: (first, tuple(name for name in dict.fromkeys((*others, blocks[key].name)) if name and name not in known))
+        for key, (first, *others) in paths.items()
+    }
+
+
+def own_parameters(block: Any) -> dict[str, Any]:
+    """A block's own parameters by name, less those of its children."""
+    # A SymbolBlock's attributes are what its parameters' names do not share; the names themselves say more.
+    opaque = isinstance(block, import_mxnet().gluon.SymbolBlock)
+    owned = dict(block.params.items() if opaque else block._reg_params)
+    spelled = {id(parameter) for parameter in owned.values()} | (set() if opaque else _held_below(block))
+    # Those that no attribute holds, as in a list of them, have their own name.
+    return owned | {p.name.removeprefix(block.prefix): p for p in block.params.values() if id(p) not in spelled}
+
+
+def _held_below(block: Any) -> set[int]:
+    """The parameters that the blocks inside hold as attributes: they may have been made by the block around them."""
+    held: set[int] = set()
+    for child in block._children.values():
+        held |= {id(parameter) for parameter in child._reg_params.values()} | _held_below(child)
+    return held
+
+
+def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each way to it."""
+    return [pair for number, part in enumerate(parts) for pair in _named(part, str(number) if len(parts) > 1 else "")]
+
+
+def _named(block: Any, path: str) -> Iterator[tuple[str, Any]]:
+    spelled, plain = type(block)._collect_params_with_prefix, import_mxnet().gluon.Block._collect_params_with_prefix
+    if spelled is not plain:  # as gluonnlp's attention, whose names are those of an older release
+        yield from block._collect_params_with_prefix(path).items()
+        return
+    for name, parameter in own_parameters(block).items():
+        yield f"{path}.{name}" if path else name, parameter
+    for name, child in block._children.items():
+        yield from _named(child, f"{path}.{name}" if path else str(name))
+
+
+def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
+    """Each parameter once, under the first of its names."""
+    seen: set[int] = set()
+    found: dict[str, Any] = {}
+    for name, parameter in named_parameters(parts):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            found[name] = parameter
+    return found
+
+
+def table_path(name: str) -> str:
+    """The path of a table: that of its block where the parameter is called `weight`."""
+    return name.removesuffix(".weight")
+
+
+def paths(parts: Sequence[Any]) -> list[str]:
+    """The names under which the blocks and the tables can be named."""
+    blocks = [name for path, also in block_names(parts).values() for name in (path, *also)]
+    tables = [table_path(name) for name, _ in named_parameters(parts)]
+    return list(dict.fromkeys(name for name in (*blocks, *tables) if name))
+
+
+def memory(array: Any) -> int:
+    """Where an array's values lie."""
+    base = import_mxnet().base
+    address = ctypes.c_void_p()
+    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return int(address.value or 0)
