@@ -133,7 +133,8 @@ def _unknown(name: str, path: str, points: Sequence[Point]) -> UnknownPointError
         found = (
             f"has {layers} layers: expected layer.0 to layer.{layers - 1}, or layer.-1 for the last"
             if layers
-            else ("repeats no block that turns hidden states into such: name a module by its path instead")
+            else "repeats no block that turns hidden states into such and is the whole of a layer, at all positions throughout: "
+            "name a module by its path instead"
         )
         return UnknownPointError(f"there is no point {name!r}: the model {found}")
     if path in LACKING:

@@ -107,7 +107,7 @@ def padding_report(
         at: the lookup.
 
     Raises:
-        BatchError: the batch has no mask, no padding, or several ids at padding.
+        BatchError: the batch has no mask, no padding, nothing but padding, or several ids at padding.
         PointError: the point is no lookup.
         EmbgradError: as `gradients` raises.
     """
@@ -145,6 +145,11 @@ def _pad_id(batch: TokenBatch) -> int:
         raise BatchError(
             f"the batch has {said}: expected padding, which the report is about; give texts of different lengths, or a mask "
             "with zeros at the padding"
+        )
+    if not batch.real.any():
+        raise BatchError(
+            f"the mask is zero at all {batch.real.size} positions: expected real positions beside the padding, which is 0 in the "
+            "mask, and 1 elsewhere"
         )
     ids = np.unique(batch.ids[~batch.real])
     if len(ids) > 1:

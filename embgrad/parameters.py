@@ -109,7 +109,7 @@ def parameter_gradients(
     if spelled is not None:
         gradients = _renamed(gradients, spelled)
         unreached = [spelled[name].source for name in unreached]
-    warn_of_unused(run.unused, tokens, stacklevel=3)
+    warn_of_unused(run.unused, tokens)
     return ParameterGradients(
         gradients, tuple(unreached), objective_values(respond, run), {**task.provenance(tokens, run), "names": names}
     )

@@ -49,17 +49,27 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
     embeddings = _embeddings(lookups, calls, layers, [one for one in added.values() if one is not None])
     if embeddings is not None:
         roles[embeddings].append(EMBEDDINGS)
+    if _are_parts(batch, calls, layers):
+        layers = []
     for number, call in enumerate(layers):
         roles[calls[call].key(OUTPUT)].append(f"{LAYER}.{number}")
     if layers:
         roles[calls[layers[-1]].key(OUTPUT)].append(f"{LAYER}.-1")
-    also = {call.path: call.also for call in calls}
-    at_lookups = [_at_lookup(lookup, roles[lookup.key], also.get(lookup.path, ())) for lookup in lookups]
+    at_lookups = [_at_lookup(lookup, roles[lookup.key], _other_names(lookup, calls)) for lookup in lookups]
     return [*at_lookups, *_at_modules(lookups, calls, roles)]
 
 
 def _at_lookup(lookup: Lookup, roles: Iterable[str], also: tuple[str, ...]) -> Point:
     return Point(lookup.key, tuple(roles), lookup.shape, lookup, lookup.key, also)
+
+
+def _other_names(lookup: Lookup, calls: Sequence[ModuleCall]) -> tuple[str, ...]:
+    """Other names of the table's module, and those of an embedding that shares the table and made this lookup."""
+    names = [name for call in calls if call.path == lookup.path for name in call.also]
+    maker = None if lookup.parent is None else calls[lookup.parent]
+    if maker is not None and maker.kind == "Embedding" and maker.token is not None and maker.token == lookup.token:
+        names += [maker.path, *maker.also]
+    return tuple(dict.fromkeys(name for name in names if name and name != lookup.path))
 
 
 def _at_modules(
@@ -137,7 +147,7 @@ def _layers(batch: TokenBatch, calls: Sequence[ModuleCall]) -> list[int]:
     Blocks that hold other modules come before those that hold none, such as the linear maps of a head or in a layer.
     """
     holding = {call.parent for call in calls}
-    groups = [group for group in _groups(batch, calls) if len(group) > 1 and _is_stack(calls, group)]
+    groups = [group for group in _groups(batch, calls) if len(group) > 1 and _is_stack(calls, group, holding)]
     outer = _outermost(calls, [group for group in groups if holding.issuperset(group)])
     single = [[number] for number in _singles(batch, calls, holding)]
     if not outer:
@@ -192,12 +202,70 @@ def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
     return bool(call.path) and fits(call.token_shape) and fits(call.source_shape)
 
 
-def _is_stack(calls: Sequence[ModuleCall], group: Sequence[int]) -> bool:
-    """Whether each takes what the one before it gave, or they are numbered one after the other."""
-    if all(calls[after].source == calls[before].token for before, after in pairwise(group)):
+def _is_stack(calls: Sequence[ModuleCall], group: Sequence[int], holding: Collection[int | None]) -> bool:
+    """Whether each takes what the one before it gave, or they are numbered one after the other.
+
+    Between blocks that hold others may come modules such as dropout.
+    """
+    through = [number for number in range(group[0], group[-1]) if calls[number].parent == calls[group[0]].parent]
+    if not all(number in holding for number in group):
+        through = []
+    if all(_leads(calls, before, through, after) for before, after in pairwise(group)):
         return True
     numbers = [found and int(found[1]) for found in (NUMBERED.search(calls[one].path) for one in group)]
     return numbers == list(range(len(group)))
+
+
+def _leads(calls: Sequence[ModuleCall], before: int, through: Sequence[int], after: int) -> bool:
+    """Whether a call takes what one before it gave, as it is or by way of others."""
+    there = {calls[before].token}
+    for number in through:
+        if before < number < after and calls[number].source in there:
+            there.add(calls[number].token)
+    return calls[after].source in there
+
+
+def _are_parts(batch: TokenBatch, calls: Sequence[ModuleCall], layers: Sequence[int]) -> bool:
+    """Whether these are but a part of the model's layers, so that none can be said to be the last.
+
+    Others of their kind run on fewer positions, as behind Funnel's pooling; or what they give goes into other blocks of the
+    same numbers, as XLM's attentions and its feed-forward nets, and is no layer's.
+    """
+    if not layers:
+        return False
+    first = calls[layers[0]]
+    path = first.path.lower()
+    others = [
+        (number, call)
+        for number, call in enumerate(calls)
+        if "decoder" in path or "decoder" not in call.path.lower()  # a decoder's own positions are others
+    ]
+    pooled = [number for number, call in others if call.kind == first.kind and _is_pooled(call, batch)]
+    if len(pooled) > 1 or any(calls[number].parent == first.parent for number in pooled):
+        return True
+    holding = {call.parent for call in calls}
+    beside: dict[str, list[int]] = defaultdict(list)
+    for number, call in others:
+        if call.parent == first.parent and number in holding and NUMBERED.search(call.path) and _is_hidden(call, batch):
+            beside[NUMBERED.sub("", call.path)].append(number)
+    own = beside.pop(NUMBERED.sub("", first.path), [])
+    return any(_take_turns(calls, own, other) for other in beside.values())
+
+
+def _is_pooled(call: ModuleCall, batch: TokenBatch) -> bool:
+    """Whether it takes and gives something for each example, at fewer positions than there are ids."""
+    examples, positions = batch.shape
+    given, gave = call.source_shape, call.token_shape
+    return len(given) == len(gave) == 3 and given[0] == gave[0] == examples and 1 < max(given[1], gave[1]) < positions
+
+
+def _take_turns(calls: Sequence[ModuleCall], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two lists of blocks have the same numbers, and are called in turn."""
+    numbers = [
+        [int(found[1]) for call in side if (found := NUMBERED.search(calls[call].path))] for side in (one, other)
+    ]
+    turns = [number for pair in zip(*sorted((list(one), list(other))), strict=False) for number in pair]
+    return bool(one) and numbers[0] == numbers[1] and turns == sorted(turns)
 
 
 def _singles(batch: TokenBatch, calls: Sequence[ModuleCall], holding: Collection[int | None]) -> list[int]:

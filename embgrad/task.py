@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,7 +181,8 @@ class Task:
         made = change if before is None else lambda value: before(value) + change(value)
         run = self.backend.run(self.model, batch, replace(request, add={**request.add, key: made}))
         values = objective_values(respond, run)
-        return values, max(float(np.abs(values).sum()), respond.size if isinstance(respond, Respond) else 0.0)
+        # An objective of embgrad's is computed in float64 from outputs in the model's dtype, one of the user's in that dtype.
+        return values, respond.size if isinstance(respond, Respond) else float(np.abs(values).sum())
 
     def locate(self, batch: TokenBatch) -> dict[str, Located]:
         """The points that are named anywhere, by the names as given, from a forward pass."""
@@ -355,8 +357,8 @@ def expect_ability(backend: Backend, ability: str) -> None:
         )
 
 
-def warn_of_unused(unused: Sequence[str], batch: TokenBatch, stacklevel: int = 4) -> None:
-    """Tell of what the batch holds and the model does not take; `stacklevel` counts up to the user's own code."""
+def warn_of_unused(unused: Sequence[str], batch: TokenBatch) -> None:
+    """Tell of what the batch holds and the model does not take, where the user's own code called."""
     said = []
     if "mask" in unused and batch.padded:
         said.append("the mask, so that it reads padding as text")
@@ -367,5 +369,13 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, stacklevel: int = 4
         warnings.warn(
             f"the model cannot take {' and '.join(said)}; if it can under another name, pass call=lambda model, inputs: ...",
             EmbgradWarning,
-            stacklevel=stacklevel,
+            stacklevel=_level_of_user() + 1,
         )
+
+
+def _level_of_user() -> int:
+    """How many calls up from the caller the user's own code is."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("embgrad."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -194,19 +194,27 @@ def several_words(words: Sequence[Lookup]) -> str:
 
 
 class _Tokens:
-    """One number a tensor, for as long as the tensor lives."""
+    """One number a tensor, for as long as it lives and is not written into, where that can be told."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, int]] = {}
+        self._known: dict[int, tuple[Any, int, Any]] = {}
         self._next = 0
 
     def __getitem__(self, tensor: Any) -> int:
-        reference, token = self._known.get(id(tensor), (None, 0))
-        if reference is not None and reference() is tensor:
+        reference, token, version = self._known.get(id(tensor), (None, 0, None))
+        if reference is not None and reference() is tensor and version == _version(tensor):
             return token
         self._next += 1
-        self._known[id(tensor)] = (_reference(tensor), self._next)
+        self._known[id(tensor)] = (_reference(tensor), self._next, _version(tensor))
         return self._next
+
+
+def _version(tensor: Any) -> Any:
+    """What changes when a tensor is written into, as PyTorch counts it; None where it is not counted."""
+    try:
+        return getattr(tensor, "_version", None)
+    except RuntimeError:  # made in inference mode
+        return None
 
 
 def _reference(tensor: Any) -> Any:

@@ -11,7 +11,7 @@ from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget
-from embgrad_gluon import bert, capture, run, walk
+from embgrad_gluon import bert, capture, graphpoints, run, walk
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]
@@ -61,4 +61,5 @@ class GluonBackend:
 
     def paths(self, model: Any) -> Collection[str]:
         """The attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
-        return walk.paths(as_parts(model))
+        parts = as_parts(model)
+        return [*walk.paths(parts), *graphpoints.scope_paths(parts)]

@@ -16,6 +16,7 @@ from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad_gluon import run
 from embgrad_gluon.drawing import Draws, drawing_nothing, python_generators_kept
 from embgrad_gluon.graph import DRAWING, Way
+from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.guards import GUARDED, Guards
 from embgrad_gluon.hearing import Marks, hearing
 from embgrad_gluon.importing import import_mxnet
@@ -23,6 +24,7 @@ from embgrad_gluon.inputs import arguments_of
 from embgrad_gluon.lookup import Lookups, Tables
 from embgrad_gluon.modules import Modules, calling
 from embgrad_gluon.operators import Handler, Operation, at_cached_graphs, run_open, watching
+from embgrad_gluon.symbolic import OnValue
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import named_blocks
 
@@ -69,11 +71,13 @@ class _Pass:
     Attributes:
         taps: where it is taken down.
         modules: its blocks.
+        graphs: what were blocks in its SymbolBlocks.
         handlers: by the operators' names, of its lookups.
     """
 
     taps: Taps
     modules: Modules
+    graphs: GraphPoints
     handlers: dict[str, Handler]
 
 
@@ -111,7 +115,8 @@ class _Capture:
                 return run.points(self.model, batch, call, drawing_nothing())
 
         taps = Taps(self._listener.begin(arguments_of(self.model, args), discover), run.NOTHING)
-        self.current = _Pass(taps, Modules([self.model], taps), Lookups(self._tables, taps, cut=False).handlers())
+        handlers = Lookups(self._tables, taps, cut=False).handlers()
+        self.current = _Pass(taps, Modules([self.model], taps), GraphPoints(taps), handlers)
 
     def end(self, one: _Pass) -> None:
         """It ended. What went on is not held: it would keep the graph."""
@@ -219,16 +224,31 @@ def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> An
             "see: call hybridize() without a backend before the capture"
         )
     if _state.draws is not None:
-        return run_open(block, args)
+        return run_open(block, args, _within)
     _initialise(block, functools.partial(original, block), args)
     draws = _state.draws = Draws()
     try:
-        returned = run_open(block, args)
+        returned = run_open(block, args, _within)
     finally:
         _state.draws = None
     if not isinstance(block, import_mxnet().gluon.SymbolBlock):  # whose operators run in the order of its graph
         draws.expect_in_order(block, returned)
     return returned
+
+
+@contextlib.contextmanager
+def _within(block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
+    """What is called for the values of a SymbolBlock's graph by all passes that are under way, one after the other."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(one.graphs.within(block, args)) for one in _state.active()]
+        asking = [on_value for on_value in opened if on_value is not None]
+
+        def on_value(node: int, output: int, name: str, value: Any) -> Any:
+            for one in asking:
+                value = one(node, output, name, value)
+            return value
+
+        yield on_value if asking else None
 
 
 def _is_watched(block: Any) -> bool:

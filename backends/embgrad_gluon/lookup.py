@@ -10,6 +10,7 @@ import numpy as np
 from embgrad.arrays import whole_numbers
 from embgrad.errors import BatchError
 from embgrad.points import UNNAMED_TABLE, layout_of
+from embgrad_gluon.graph import is_recorded
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
 from embgrad_gluon.tap import Taps
@@ -86,10 +87,18 @@ class Lookups:
         rows = proceed()
         watch.gave(rows)
         if key is None:
-            return rows
+            return self._as_activations(rows)
         self.tables[key] = table
         # The rows of a table that the model computed may have another point below them: they keep their history.
         return self._taps.at(key, rows, cut=self._cut and path != UNNAMED_TABLE)
+
+    def _as_activations(self, rows: Any) -> Any:
+        """What a frozen table gave, marked where blocks are watched: a SymbolBlock's points are what has a gradient there."""
+        watch = self._taps.watch
+        if self._cut and (watch.everything or watch.modules) and not is_recorded(rows):
+            with import_mxnet().autograd.pause():
+                rows.attach_grad()
+        return rows
 
 
 class Tables:

@@ -43,6 +43,9 @@ class Operation:
 #: Takes an operation and what runs it; gives the output.
 Handler = Callable[[Operation, Callable[[], Any]], Any]
 
+#: Takes a SymbolBlock that is about to run and its arguments; while it is open gives what sees the values of the graph, or None.
+OnSymbolBlock = Callable[[Any, Sequence[Any]], AbstractContextManager[OnValue | None]]
+
 
 @contextlib.contextmanager
 def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] | None = None) -> Iterator[None]:
@@ -74,11 +77,11 @@ def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] |
 
 
 @contextlib.contextmanager
-def imperatively(on_symbol_block: Callable[[Any], OnValue | None] | None = None) -> Iterator[None]:
+def imperatively(on_symbol_block: OnSymbolBlock = lambda _block, _args: contextlib.nullcontext()) -> Iterator[None]:
     """Hybridised blocks and SymbolBlocks run operator by operator in this thread; their cached graphs stay as they are.
 
     Args:
-        on_symbol_block: called with each SymbolBlock that is about to run; gives what sees the values of its graph, or None.
+        on_symbol_block: is open while a SymbolBlock runs.
     """
     with at_cached_graphs(lambda _original, block, *args: run_open(block, args, on_symbol_block)):
         yield
@@ -89,12 +92,14 @@ def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None
     return _cached.by(handler)
 
 
-def run_open(block: Any, args: Sequence[Any], on_symbol_block: Callable[[Any], OnValue | None] | None = None) -> Any:
+def run_open(
+    block: Any, args: Sequence[Any], on_symbol_block: OnSymbolBlock = lambda _block, _args: contextlib.nullcontext()
+) -> Any:
     """What a hybridised block or a SymbolBlock gives, run operator by operator."""
-    if isinstance(block, import_mxnet().gluon.SymbolBlock):
-        on_value = on_symbol_block(block) if on_symbol_block is not None else None
+    if not isinstance(block, import_mxnet().gluon.SymbolBlock):
+        return _run_open(block, *args)
+    with on_symbol_block(block, args) as on_value:
         return symbolic.run_open(block, args, _invoke_by_name, on_value)
-    return _run_open(block, *args)
 
 
 def _invoke_by_name(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:

@@ -25,8 +25,10 @@ def array_of(parameter: Any) -> Any:
 
 
 def values_of(parameter: Any, gradient: np.ndarray | None) -> ParameterValues:
-    """What was read at a parameter."""
-    return ParameterValues(tuple(map(int, parameter.shape or ())), gradient, np.dtype(parameter.dtype).name)
+    """What was read at a parameter. That of a SymbolBlock may not know its own shape and dtype, and its array does."""
+    array = array_of(parameter)
+    known = parameter if array is None else array
+    return ParameterValues(tuple(map(int, known.shape or ())), gradient, np.dtype(known.dtype).name)
 
 
 class FrozenTwins:

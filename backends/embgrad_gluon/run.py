@@ -149,7 +149,7 @@ def _forward(
     substitute = twins.of if request.tables else None
     value = None
     modules = Modules(parts, taps) if watch.everything or watch.modules else _call
-    with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).of):
+    with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within):
         with (
             watching({**lookups.handlers(), **cures.handlers(), **(handlers or {})}, substitute),
             calling(modules),

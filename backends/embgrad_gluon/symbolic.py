@@ -15,7 +15,18 @@ from embgrad.errors import UnsupportedError, listed
 from embgrad.locks import process_lock
 from embgrad_gluon.importing import import_mxnet
 
-__all__ = ["Entry", "Graph", "Invoke", "Node", "OnValue", "graph_of", "input_names", "output_names", "run_open"]
+__all__ = [
+    "Apart",
+    "Entry",
+    "Graph",
+    "Invoke",
+    "Node",
+    "OnValue",
+    "graph_of",
+    "input_names",
+    "output_names",
+    "run_open",
+]
 
 #: A value in a graph: its node's number and which of the node's outputs it is.
 Entry = tuple[int, int]
@@ -24,7 +35,7 @@ Entry = tuple[int, int]
 Invoke = Callable[[str, list[Any], dict[str, Any], bool], list[Any]]
 
 #: `on_value(node_number, output_index, name, array)` gives what goes on in the value's place, the array itself where it is
-#: only looked at.
+#: only looked at, an `Apart` where its users are given different ones.
 OnValue = Callable[[int, int, str, Any], Any]
 
 #: What a node that is no operator is called: an input or a parameter.
@@ -32,6 +43,17 @@ VARIABLE: Final = "null"
 
 #: Fills whose dtype is their consumer's.
 WITHOUT_DTYPE: Final = ("_zeros_without_dtype",)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A value that is not the same for all that use it.
+
+    Attributes:
+        given: gives the array for a user: a node's number, or the number of the nodes for the caller.
+    """
+
+    given: Callable[[int], Any]
 
 
 @dataclass(frozen=True)
@@ -128,7 +150,12 @@ def run_open(block: Any, args: Sequence[Any], invoke: Invoke, on_value: OnValue 
     if graph.as_numpy:  # Gluon may have loaded the parameters as arrays of the older kind, also where it runs mx.np
         known = {name: array.as_np_ndarray() for name, array in known.items()}
     values = _values(graph, known, invoke, on_value)
-    return utilities._regroup([values[number][place] for number, place in graph.heads], block._out_format)
+    return utilities._regroup([_given(values, head, len(graph.nodes)) for head in graph.heads], block._out_format)
+
+
+def _given(values: Mapping[int, Sequence[Any]], entry: Entry, user: int) -> Any:
+    value = values[entry[0]][entry[1]]
+    return value.given(user) if isinstance(value, Apart) else value
 
 
 def _values(
@@ -141,7 +168,7 @@ def _values(
         if node.op == VARIABLE:
             outputs = [known[node.name]]
         else:
-            inputs = [values[source][place] for source, place in node.inputs]
+            inputs = [_given(values, entry, number) for entry in node.inputs]
             outputs = invoke(node.op, inputs, fills.attributes(number), graph.as_numpy)
         if on_value is not None:
             outputs = [on_value(number, place, node.name, array) for place, array in enumerate(outputs)]

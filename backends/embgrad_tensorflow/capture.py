@@ -40,6 +40,12 @@ RUN_EAGERLY: Final = (
     "Keras model with run_eagerly=True for Model.fit; close the capture for what is not to be captured"
 )
 
+#: What to do about a pass through a saved model, which cannot be taken out of its graph in the user's own loop.
+SAVED: Final = (
+    "a SavedModel stays compiled in any case: capture a layer of Keras around or behind it, or call embgrad.gradients, which "
+    "sees what is inside"
+)
+
 
 @contextlib.contextmanager
 def capture(model: Any, listener: Listener) -> Iterator[None]:
@@ -221,7 +227,7 @@ class _Ear:
             hint = closed_graphs(watcher)
             if not hint:
                 raise
-            raise UnsupportedError(f"{error}. {hint}: {RUN_EAGERLY}") from error
+            raise UnsupportedError(f"{error}. {hint}: {RUN_EAGERLY}; {SAVED}") from error
 
 
 def _module_called(function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:

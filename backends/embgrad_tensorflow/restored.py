@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
+import tensorflow as tf
 
 from embgrad.batch import TokenBatch
 from embgrad.calling import plan_mapping
@@ -134,11 +135,16 @@ def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> 
                 f"the saved model was saved for {parameter}={one} alone: expected a function for {parameter}={training}; call "
                 f"embgrad with training={one}, or save the model with both"
             )
-    filled, unused = plan_mapping(list(leaves), batch)
-    tensors = {name: _fitting(name, filled[name], spec) for name, spec in leaves.items()}
+    modes = {name: tf.constant(training) for name, spec in leaves.items() if name in MODES and _is_flag(spec)}
+    filled, unused = plan_mapping([name for name in leaves if name not in modes], batch)
+    tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
     args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
     kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
     return Plan(lambda: target.invoke(args, kwargs), unused)
+
+
+def _is_flag(spec: Any) -> bool:
+    return bool(spec.dtype == tf.bool and spec.shape.rank == 0)
 
 
 def _parameters(function: Any) -> list[str]:

@@ -17,7 +17,7 @@ from tensorflow.python.saved_model.function_deserialization import RestoredFunct
 
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
-from embgrad_tensorflow.interpreter import OnTensor, run_program
+from embgrad_tensorflow.interpreter import Observer, run_program
 from embgrad_tensorflow.program import ClosedGraphError, Program, build
 
 __all__ = ["Opening", "function_calls", "opened", "program_of"]
@@ -27,8 +27,8 @@ function_calls = Interception(lambda: ConcreteFunction, "_call_flat")
 # A restored function is traced anew, around the saved one, for each new shape; nothing is to be left behind in its cache.
 _dispatch = Interception(lambda: RestoredFunction, "_call")
 
-#: Takes a program that is about to run; gives what is called for each of its tensors.
-Observe = Callable[[Program], OnTensor]
+#: Takes a program that is about to run; gives what sees it run.
+Observe = Callable[[Program], Observer]
 
 _programs: WeakKeyDictionary[Any, Program | str] = WeakKeyDictionary()
 
@@ -56,8 +56,10 @@ class Opening:
             for variable in function.graph.variables:
                 resource_variable_ops.variable_accessed(variable)
         inputs = [_tensor(one) for one in (*tensor_inputs, *captured_inputs)]
-        on_tensor = None if self._observe is None else self._observe(program)
-        return function.function_type.pack_output(run_program(program, inputs, on_tensor))
+        observer = Observer() if self._observe is None else self._observe(program)
+        outputs = run_program(program, inputs, observer)
+        observer.ended()
+        return function.function_type.pack_output(outputs)
 
     def dispatch(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of `RestoredFunction._call`: calls the saved function that fits, and traces nothing around it."""
@@ -75,7 +77,7 @@ def opened(observe: Observe | None = None) -> Iterator[Opening]:
     """Run compiled functions openly while inside, those of this thread.
 
     Args:
-        observe: gives for each run of a program what is called for its tensors.
+        observe: gives for each run of a program what sees it.
     """
     opening = Opening(observe)
     with function_calls.by(opening.run), _dispatch.by(opening.dispatch):

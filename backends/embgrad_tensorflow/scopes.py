@@ -24,14 +24,14 @@ class Scope:
         kind: the path with `#` for each number, which layers of one stack share.
         enters: the name of the first floating-point tensor that comes from outside; None where none does.
         leaves: the name of the last floating-point tensor that is used outside, or returned.
-        op: the type of the operation that computes the tensor that leaves.
+        is_operation: whether it is one operation's, with no scope inside, such as `MatMul` with the read of its weights.
     """
 
     path: str
     kind: str
     enters: str | None
     leaves: str
-    op: str
+    is_operation: bool
 
 
 def scopes(program: Program) -> list[Scope]:
@@ -61,8 +61,9 @@ def scopes(program: Program) -> list[Scope]:
                 leaves[path] = maker
                 names[path] = tensor_name(maker, number)
     found = [path for step in program.steps for path in _paths(step.name) if path in leaves and path in inner]
+    holding = {path.rpartition("/")[0] for path in inner}
     return [
-        Scope(path, re.sub(r"\d+", "#", path), enters.get(path), names[path], leaves[path].op)
+        Scope(path, re.sub(r"\d+", "#", path), enters.get(path), names[path], path in order and path not in holding)
         for path in dict.fromkeys(found)
     ]
 

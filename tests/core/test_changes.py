@@ -487,7 +487,8 @@ def test_one_point_under_two_names_in_one_option(option: str) -> None:
 
 def test_halves_of_other_frameworks_are_numbers() -> None:
     """TensorFlow's bfloat16 in NumPy is of a dtype that NumPy does not know."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import ml_dtypes
+
     half = np.full((DIM,), 0.5).astype(ml_dtypes.bfloat16)
     for change in (half, lambda given: half):
         changed = gradients(add={"word": change})

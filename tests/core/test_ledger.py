@@ -208,3 +208,17 @@ def test_a_mask_that_is_not_taken_is_said_where_the_call_is() -> None:
     with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
         embgrad.table_gradients(model(tied), embgrad.TokenBatch(IDS, [[1, 1, 1], [1, 1, 0]]), embgrad.Sum())
     assert {one.filename for one in caught} == {__file__}
+
+
+# Padding
+
+
+def test_a_report_on_padding_says_where_the_call_is_that_the_mask_is_not_taken() -> None:
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask") as caught:
+        embgrad.padding_report(model(untied), embgrad.TokenBatch(IDS, IDS != 1), embgrad.Sum())
+    assert {one.filename for one in caught} == {__file__}
+
+
+def test_nothing_but_padding_cannot_be_reported_on() -> None:
+    with pytest.raises(embgrad.BatchError, match="zero at all 6 positions: expected real positions beside the padding"):
+        embgrad.padding_report(model(untied), embgrad.TokenBatch(np.zeros_like(IDS), np.zeros_like(IDS)), embgrad.Sum())

@@ -156,7 +156,7 @@ def test_several_lookups_of_the_ids() -> None:
         ("embeddings", "'embeddings': the model has no embedding block that could be told: neither one module"),
         (
             "layer.0",
-            "'layer.0': the model repeats no block that turns hidden states into such: name a module by its path",
+            "'layer.0': the model repeats no block that turns hidden states into such and is the whole of a layer",
         ),
         ("layer.-1", "'layer.-1': the model repeats no block"),
         ("layer", "no point 'layer'"),

@@ -241,6 +241,72 @@ def test_a_decoder_alone_has_its_own_layers() -> None:
     assert layers_of(trace) == outputs("decoder.layers", 3)
 
 
+# Layers that are none, or not all
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("decoder", [0, 2, 4])
+def test_blocks_behind_pooling_are_layers_too_so_that_none_is_the_last(sizes: tuple[int, int], decoder: int) -> None:
+    """As in Funnel, whose second block runs on half the positions."""
+    trace = Trace(BATCH)
+
+    def encoder(x: Value) -> Value:
+        stack(trace, "encoder.blocks.0", x, sizes[0])
+        return stack(trace, "encoder.blocks.1", trace.hidden(2, 3, 8), sizes[1])
+
+    trace.module("encoder", "Encoder", encoder, bert_embeddings(trace))
+    trace.module("decoder", "Decoder", lambda x: stack(trace, "decoder.layers", x, decoder), trace.hidden())
+    assert not layers_of(trace)
+    assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
+def test_a_first_layer_over_characters_is_not_the_model_behind_it() -> None:
+    """As in Canine: one layer over all characters, the stack over fewer."""
+    trace = Trace(BATCH)
+    bert_embeddings(trace)
+    for path, count, positions in (("first.layer", 1, 5), ("encoder.layer", 3, 2), ("last.layer", 1, 5)):
+        trace.module(
+            path.split(".")[0],
+            "Encoder",
+            lambda x, path=path, count=count: stack(trace, path, x, count),
+            trace.hidden(2, positions, 8),
+        )
+    assert not layers_of(trace)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_halves_of_layers_in_lists_of_their_own_are_no_layers(layers: int) -> None:
+    """As in XLM: attentions, feed-forward nets and norms, each in a list."""
+    trace = Trace(BATCH)
+    trace.table("table", IDS)
+    for number in range(layers):
+        for half in ("attentions", "ffns"):
+            encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
+            trace.new(f"norms_{half}.{number}", "LayerNorm", trace.hidden())
+    assert not layers_of(trace)
+    assert trace.roles["embeddings"] == "attentions.0:input#0"
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (2, 2), (1, 2)])
+def test_layers_and_then_a_decoders_in_one_module(encoder: int, decoder: int) -> None:
+    trace = Trace(BATCH)
+    x = stack(trace, "encoder_layers", trace.table("table", IDS), encoder, "EncoderLayer")
+    stack(trace, "decoder_layers", x, decoder, "DecoderLayer")
+    assert layers_of(trace) == outputs("encoder_layers", encoder)
+
+
+def test_what_was_written_into_is_no_longer_what_a_module_gave() -> None:
+    """As in XLM, which sets its embeddings to zero at padding, in place."""
+    for written in (False, True):
+        trace = Trace(BATCH)
+        trace.table("table", IDS)
+        x = trace.new("norm", "LayerNorm", trace.hidden())
+        if written:
+            x.write()
+        stack(trace, "layers", x, 2)
+        assert trace.roles["embeddings"] == ("layers.0:input#0" if written else "norm:output#0")
+
+
 # Other nets
 
 
@@ -250,6 +316,15 @@ def test_layers_without_modules_inside() -> None:
     for name in ("first", "second", "third"):  # told by one taking what the other gave
         x = trace.new(name, "GRU", x)
     assert layers_of(trace) == ["first:output#0", "second:output#0", "third:output#0"]
+
+
+def test_dropout_between_layers() -> None:
+    """Told neither by the numbers, which have gaps, nor by one taking the very tensor that the other gave."""
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for number in (0, 2, 4):
+        x = trace.new(f"{number + 1}", "Dropout", encoder_layer(trace, f"{number}", x))
+    assert layers_of(trace) == ["0:output#0", "2:output#0", "4:output#0"]
 
 
 def test_a_head_of_more_linear_maps_than_there_are_layers() -> None:

@@ -13,10 +13,15 @@ from embgrad.watching import PointWatch
 
 
 class Value:
-    """What stands for a tensor."""
+    """What stands for a tensor, with the number of times that it was written into."""
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
+        self._version = 0
+
+    def write(self) -> None:
+        """Write into it."""
+        self._version += 1
 
 
 class Trace:

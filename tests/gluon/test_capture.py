@@ -551,7 +551,7 @@ def numpy_semantics() -> Iterator[None]:
 
 @pytest.mark.usefixtures("numpy_semantics")
 @pytest.mark.parametrize("hybrid", [False, True])
-def test_a_net_of_numpy(hybrid: bool) -> None:
+def test_a_trainedof_numpy(hybrid: bool) -> None:
     def build() -> Any:
         net = nn.HybridSequential()
         net.add(
@@ -584,7 +584,7 @@ def test_a_net_of_numpy(hybrid: bool) -> None:
     assert (tap.count, layer.count) == (3, 3)
 
 
-@pytest.mark.parametrize("at", ["word", "net"])
+@pytest.mark.parametrize("at", ["word", "net", "inside"])
 def test_a_symbol_block(at: str, tmp_path: Any) -> None:
     whole = nn.HybridSequential()
     whole.add(
@@ -605,8 +605,33 @@ def test_a_symbol_block(at: str, tmp_path: Any) -> None:
         return around
 
     inside, alone = imported(), imported()
-    tap = in_a_capture(inside, at="0" if at == "net" else at)
+    tap = in_a_capture(inside, at={"net": "0", "inside": whole[1].name}.get(at, at))
     train(alone)
     assert bits(inside) == bits(alone)
     assert tap.count == 3
-    assert tap.steps[0].values.any()
+    expected = in_a_capture(whole, at={"net": "3", "inside": "1"}.get(at, at)).steps[0]
+    assert (tap.steps[0].values == expected.values).all()
+    assert expected.values.any()
+
+
+def test_two_captures_in_one_symbol_block(tmp_path: Any) -> None:
+    """What one has marked goes on to the other, to each user its own."""
+    net = make(0.0, hybrid={})
+    net(nd.array(LOOP[0][0]))
+    net.export(str(tmp_path / "net"))
+    block, alone = (
+        gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"))
+        for _ in range(2)
+    )
+    first, second = net.layers[0].query.name, net.layers[0].norm.name
+    with embgrad.capture(block, at=first) as one, embgrad.capture(block, at=second) as two:
+        train(block)
+    train(alone)
+    values, expected_values = (
+        [p.data().asnumpy().tobytes() for p in trained.collect_params().values()] for trained in (block, alone)
+    )
+    assert values == expected_values
+    for tap, at in ((one, "layers.0.query"), (two, "layers.0.norm")):
+        expected = in_a_capture(make(0.0), at=at)
+        for found, wanted in zip(tap.steps, expected.steps, strict=True):
+            assert relative(found.values, wanted.values) < 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import re
@@ -17,6 +18,7 @@ from embgrad_gluon.scopes import scopes
 from embgrad_gluon.symbolic import graph_of
 
 import embgrad
+from embgrad.points import split_name
 from tests.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, pulled_back, randomise, relative
 from tests.gluon.test_bert import BATCH, MASK, by_differences, loaded
 from tests.gluon.test_models import Recurrent, Siamese, TextCNN, bag, sparse, table_of
@@ -218,7 +220,9 @@ def test_the_scopes_of_an_exported_bert_are_a_chain(tmp_path: Path) -> None:
     assert cells[0].entering == named[net.encoder.layer_norm.name].leaving
     # What the scopes name is what the cells take and give, by the net's own blocks.
     taken: dict[int, np.ndarray] = {}
-    with imperatively(lambda _: lambda number, _place, _name, array: taken.setdefault(number, array)):
+    with imperatively(
+        lambda *_: contextlib.nullcontext(lambda number, _place, _name, array: taken.setdefault(number, array))
+    ):
         block(*(nd.array(array) for array in BATCH.to_gluonnlp()))
     seen: list[tuple[np.ndarray, np.ndarray]] = []
     net.hybridize(False)
@@ -267,7 +271,7 @@ def test_values_can_be_observed_and_replaced(tmp_path: Path) -> None:
         seen.append((number, place, name))
         return array * 2 if graph.nodes[number].op == "Embedding" else array
 
-    with imperatively(lambda asked: doubled if asked is block else None):
+    with imperatively(lambda asked, _: contextlib.nullcontext(doubled if asked is block else None)):
         found = block(nd.array(ids)).asnumpy()
     assert seen == [(number, 0, node.name) for number, node in enumerate(graph.nodes)]
     bias = net[2].bias.data().asnumpy()
@@ -485,7 +489,7 @@ def test_another_device_than_the_first(tmp_path: Path) -> None:
         contexts.add(array.ctx)
         return array
 
-    with imperatively(lambda _: noting):
+    with imperatively(lambda *_: contextlib.nullcontext(noting)):
         there(nd.array(ids, ctx=mx.cpu(1)))
     assert contexts == {mx.cpu(1)}
     found = [embgrad.gradients(block, ids, embgrad.Logit(0)).values for block in (here, there)]
@@ -671,3 +675,152 @@ def test_the_layers_inside_are_points(tmp_path: Path) -> None:
     path = found["layer.1"].provenance["path"].partition(":")[0]
     given = embgrad.gradients(block, batch, pooled, at=f"{path}:input")
     np.testing.assert_allclose(given.values, embgrad.gradients(block, batch, pooled, at="layer.0").values, atol=1e-6)
+
+
+class Residual(HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh")
+
+    def hybrid_forward(self, F: Any, rows: Any) -> Any:
+        return rows + self.dense(rows)
+
+
+class Doubled(HybridBlock):
+    """Calls one block twice, beside each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner = Residual()
+
+    def hybrid_forward(self, F: Any, rows: Any) -> Any:
+        return self.inner(rows) * self.inner(rows + 1)
+
+
+def cells(*kinds: Callable[[], Any]) -> Any:
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.add(*(kind() for kind in kinds))
+    return net
+
+
+def prefixed(name: str) -> Any:
+    return nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh", prefix=f"{name}_")
+
+
+class Stacked(HybridBlock):
+    def __init__(self, body: Callable[[], Any], calls: int = 1) -> None:
+        super().__init__()
+        self._calls = calls
+        with self.name_scope():
+            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body(), nn.Dense(3, in_units=DIM)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = self.words(x)
+        for _ in range(self._calls):
+            rows = self.body(rows)
+        return self.top(F.mean(rows, axis=1))
+
+
+SHAPES: dict[str, Callable[[], Any]] = {
+    "blocks": lambda: Stacked(lambda: cells(Residual, Residual)),
+    "dropout between": lambda: Stacked(lambda: cells(Residual, lambda: nn.Dropout(0.5), Residual)),
+    "one block several times": lambda: Stacked(Residual, calls=3),
+    "one block beside itself": lambda: Stacked(lambda: cells(Doubled, Doubled)),
+    "names that begin alike": lambda: Stacked(
+        lambda: cells(*(lambda name=name: prefixed(name) for name in ("dense1", "dense10", "dense1_out")))
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_scope_is_the_block_that_it_was(shape: str, tmp_path: Path) -> None:
+    """Each scope of an exported net has the role, the value and the gradient of the block of its name, at both sides."""
+    ids = distinct_ids()
+    net = built(SHAPES[shape], ids, "float64")
+    block = exported(net, [nd.array(ids)], tmp_path)
+    block.cast("float64")
+    net.hybridize(False)
+    objective = embgrad.Projection(np.arange(1.0, 4.0))
+    roles = {role: point.path for point in embgrad.points(net, ids) for role in point.roles}
+    assert "layer.1" in roles
+    points = embgrad.points(block, ids)
+    assert {role for point in points for role in point.roles} == set(roles)
+    inside = [
+        f"{point.path}:{side}#{split_name(point.name).occurrence}"
+        for point in points
+        if point.lookup is None and point.path not in (net.name, net.words.name)
+        for side in ("input", "output")
+    ]
+    assert len(inside) > 5
+    expected = embgrad.gradients(net, ids, objective, at=[*roles, *inside])
+    found = embgrad.gradients(block, ids, objective, at=[*roles, *inside])
+    for name, one in found.items():
+        np.testing.assert_allclose(one.activations, expected[name].activations, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(one.values, expected[name].values, atol=1e-12, err_msg=name)
+    one = next(name for name in inside if "dense" in name and ":input" in name)
+    for other, changes in (
+        ("layer.-1", {"override": {one: np.linspace(-1, 1, DIM)}}),
+        ("word", {"edit": {one: lambda grad: grad**3}}),
+    ):
+        changed = [embgrad.gradients(model, ids, objective, at=[other, one], **changes) for model in (net, block)]
+        for at in (other, one):
+            np.testing.assert_allclose(changed[1][at].values, changed[0][at].values, atol=1e-12, err_msg=at)
+            np.testing.assert_allclose(changed[1][at].activations, changed[0][at].activations, atol=1e-12, err_msg=at)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_layers_of_an_exported_body_in_a_net_of_python(frozen: bool, tmp_path: Path) -> None:
+    """What enters the first layer is an input of the symbol, which carries the gradient of the table outside."""
+    ids, rows = distinct_ids(), nd.ones((2, 3, DIM))
+
+    class Around(mx.gluon.Block):  # type: ignore[misc,name-defined]
+        def __init__(self, body: Any) -> None:
+            super().__init__()
+            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body, nn.Dense(3, in_units=DIM)
+
+        def forward(self, x: Any) -> Any:
+            return self.top(self.body(self.words(x)).mean(axis=1))
+
+    body = cells(Residual, Residual, Residual)
+    body.initialize()
+    randomise(body)
+    nets = [Around(body), Around(exported(body, [rows], tmp_path))]
+    body.hybridize(False)
+    for net in nets:
+        net.words.initialize()
+        net.top.initialize()
+        randomise(net.words)
+        randomise(net.top)
+        if frozen:
+            net.collect_params().setattr("grad_req", "null")
+    at = ["word", "embeddings", "layer.0", "layer.1", "layer.-1"]
+    expected, found = (embgrad.gradients(net, ids, embgrad.Logit(1), at=at) for net in nets)
+    for name in at:
+        np.testing.assert_allclose(found[name].activations, expected[name].activations, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name].values, expected[name].values, atol=1e-6, err_msg=name)
+
+
+def test_parameters_that_do_not_know_their_shapes(tmp_path: Path) -> None:
+    """Those of an imported block; one that the objective does not reach has zeros of its own shape."""
+
+    class Two(HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.left, self.right = nn.Embedding(ROWS, DIM), nn.Dense(2), nn.Dense(3)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = self.words(x)
+            return self.left(rows), self.right(rows)
+
+    ids = distinct_ids()
+    net = built(Two, ids, "float32")
+    block = exported(net, [nd.array(ids)], tmp_path)
+    objective = embgrad.Sum(output=block._cached_graph[1].list_outputs()[0])
+    found = embgrad.parameter_gradients(block, ids, objective)
+    shapes = {parameter.name: parameter.shape for parameter in net.collect_params().values()}
+    assert {name: gradient.shape for name, gradient in found.items()} == shapes
+    assert set(found.unreached) == {net.right.weight.name, net.right.bias.name}
+    assert embgrad.gradients(block, ids, objective, check=True).certificate.scatter < 1e-6

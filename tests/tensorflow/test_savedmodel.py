@@ -27,6 +27,7 @@ from tests.tensorflow.savedmodels import (
     TINY,
     TOTAL,
     Net,
+    Seeing,
     close,
     lookups,
     saved,
@@ -139,7 +140,8 @@ class TestTheOfficialExport:
         close(embgrad.gradients(layer, BATCH, POOLED, training=True).values, expected)
 
     def test_its_preprocessing_in_front(self, tiny: Any) -> None:
-        pytest.importorskip("tensorflow_text")
+        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
+
         preprocess = hub.load(str(PREPROCESS))
         texts = tf.constant(["a cat sat", "on the mat"])
         tokens = preprocess(texts)
@@ -155,7 +157,8 @@ class TestTheOfficialExport:
         np.testing.assert_array_equal(whole.values, result.values)
 
     def test_what_has_no_gradient_is_not_opened(self, monkeypatch: Any) -> None:
-        pytest.importorskip("tensorflow_text")
+        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
+
         preprocess = hub.load(str(PREPROCESS))
         monkeypatch.setattr(savedmodel, "build", lambda function: pytest.fail(f"opened {function}"))
         with opened() as opening:
@@ -171,7 +174,7 @@ class TestTheOfficialExport:
         assert first.enters == found["bert_encoder_1/embeddings"].leaves
         assert second.enters == first.leaves
         seen: dict[str, Any] = {}
-        with opened(lambda _: lambda name, tensor: seen.setdefault(name, tensor)):
+        with opened(lambda _: Seeing(seen.setdefault)):
             outputs = tiny(hub_inputs(), training=False)
         for number, one in enumerate((first, second)):
             np.testing.assert_array_equal(seen[one.leaves], outputs["encoder_outputs"][number])
@@ -184,7 +187,7 @@ class TestTheOfficialExport:
         def replaced(name: str, tensor: Any) -> Any:
             return tensor * 0 if name == "bert_encoder_1/pooler_transform/BiasAdd:0" else tensor
 
-        with opened(lambda _: replaced):
+        with opened(lambda _: Seeing(replaced)):
             outputs = tiny(hub_inputs(), training=False)
         assert not outputs["pooled_output"].numpy().any()
         assert outputs["sequence_output"].numpy().any()
@@ -233,22 +236,28 @@ class TestHuggingFace:
         inner(tf.constant(IDS))
         return inner
 
-    def test_under_the_names_of_tf_hub(self, inner: Any, tmp_path: Any) -> None:
-        loaded = saved(HubEncoder(inner), tmp_path)
+    @pytest.fixture(scope="class", name="loaded")
+    @staticmethod
+    def _loaded(inner: Any, tmp_path_factory: Any) -> Any:
+        """Saved as one function with its variables: Keras would save, and trace, each of its layers apart."""
+        encoder, holder = HubEncoder(inner), tf.Module()
+        holder.weights, holder.__call__ = list(inner.variables), encoder.__call__
+        return saved(holder, tmp_path_factory.mktemp("encoder"))
+
+    def test_under_the_names_of_tf_hub(self, inner: Any, loaded: Any) -> None:
         by_python = embgrad.gradients(inner, BATCH, embgrad.Projection(VECTOR, output="pooled"))
         close(embgrad.gradients(loaded, BATCH, POOLED).values, by_python.values)
-        table = next(one for one in loaded.inner.variables if "word_embeddings" in one.name)
+        table = next(one for one in loaded.weights if "word_embeddings" in one.name)
         own = slices(table, lambda: tf.reduce_sum(loaded(hub_inputs())["pooled_output"] * VECTOR), IDS)
         close(by_python.values, own)
 
-    def test_the_layers_chain(self, inner: Any, tmp_path: Any) -> None:
-        loaded = saved(HubEncoder(inner), tmp_path)
+    def test_the_layers_chain(self, loaded: Any) -> None:
         found = scopes(program_of(loaded.__call__.concrete_functions[0]))
         first, second = (next(one for one in found if one.path.endswith(f"encoder/layer_._{k}")) for k in (0, 1))
         assert first.kind == second.kind
         assert second.enters == first.leaves
         seen: dict[str, Any] = {}
-        with opened(lambda _: lambda name, tensor: seen.setdefault(name, tensor)):
+        with opened(lambda _: Seeing(seen.setdefault)):
             outputs = loaded(hub_inputs())
         np.testing.assert_array_equal(seen[first.leaves], outputs["encoder_outputs"][0])
         np.testing.assert_array_equal(seen[second.leaves], outputs["encoder_outputs"][1])
@@ -363,7 +372,8 @@ class TestErrors:
             embgrad.gradients(model, SMALL, TOTAL, training=True)
 
     def test_text(self) -> None:
-        pytest.importorskip("tensorflow_text")
+        import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
+
         with pytest.raises(embgrad.BatchError, match=r"declares its input .* as text, and the batch is token ids"):
             embgrad.gradients(hub.load(str(PREPROCESS)), BATCH, TOTAL)
 
@@ -514,7 +524,7 @@ class TestState:
             names.append(name)
             return tensor
 
-        with opened(lambda _: keep):
+        with opened(lambda _: Seeing(keep)):
             thread = threading.Thread(target=lambda: tiny(hub_inputs(), training=False))
             thread.start()
             thread.join()

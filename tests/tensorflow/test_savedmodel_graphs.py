@@ -13,7 +13,18 @@ from embgrad_tensorflow.program import build
 
 import embgrad
 from tests.tensorflow.helpers import own_table_gradient
-from tests.tensorflow.savedmodels import SMALL, TOTAL, WEIGHT, Net, close, lookups, slices, weighed, weighed_gradient
+from tests.tensorflow.savedmodels import (
+    SMALL,
+    TOTAL,
+    WEIGHT,
+    Net,
+    Seeing,
+    close,
+    lookups,
+    slices,
+    weighed,
+    weighed_gradient,
+)
 
 ONE_HOT = {
     "matrix product": lambda rows, ids: tf.matmul(tf.one_hot(ids, 12), rows),
@@ -246,7 +257,7 @@ def test_what_is_not_needed_any_more_is_let_go() -> None:
         alive.append(sum(one() is not None for one in seen))
         return tensor
 
-    run_program(build(function), [tf.constant(SMALL)], keep)
+    run_program(build(function), [tf.constant(SMALL)], Seeing(keep))
     assert len(seen) == 21
     assert max(alive) <= 3
 
