@@ -483,13 +483,3 @@ def test_one_point_under_two_names_in_one_option(option: str) -> None:
         gradients(**{option: {"layer.2": lambda x: x, "layer.-1": lambda x: x}})
     with pytest.raises(embgrad.UnknownPointError, match=r"no point 'wrod'.* Did you mean 'word'"):
         gradients(**{option: {"wrod": lambda x: x}})
-
-
-def test_halves_of_other_frameworks_are_numbers() -> None:
-    """TensorFlow's bfloat16 in NumPy is of a dtype that NumPy does not know."""
-    import ml_dtypes
-
-    half = np.full((DIM,), 0.5).astype(ml_dtypes.bfloat16)
-    for change in (half, lambda given: half):
-        changed = gradients(add={"word": change})
-        np.testing.assert_allclose(changed.values, gradients(add={"word": 0.5}).values, atol=1e-15)

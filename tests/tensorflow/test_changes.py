@@ -344,3 +344,13 @@ def test_a_part_that_is_run_again_is_refused(keras: Any, option: str, point: str
     inner.build((None, 4))
     with pytest.raises(embgrad.UnsupportedError, match="run again in the pullback"):
         embgrad.gradients(model, IDS, OBJECTIVE, at=point, **{option: {point: lambda value: value}})
+
+
+def test_bfloat16_tensors_are_numbers(keras: Any) -> None:
+    """In NumPy they are of a dtype that NumPy does not know."""
+    model = masked_lstm(keras)
+    half = tf.constant([0.5, -0.25, 0.0, 2.0], tf.bfloat16)
+    expected = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": [0.5, -0.25, 0.0, 2.0]})
+    for change in (half, lambda _: half):
+        found = embgrad.gradients(model, IDS, embgrad.Sum(), add={"word": change})
+        np.testing.assert_array_equal(found.values, expected.values)
