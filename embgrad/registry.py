@@ -6,12 +6,14 @@ import functools
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from embgrad.backend import Backend
 from embgrad.calling import as_parts
 from embgrad.errors import BackendError, did_you_mean, listed
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["backend_for", "backend_named", "list_backends", "refresh_backends"]
 
@@ -115,6 +117,13 @@ def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Disc
 @functools.lru_cache(maxsize=1)
 def _discovered() -> Discovery:
     return discover(entry_points(group=GROUP))
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """What is installed in the group. The standard library's reader of it is slow to import, and needed only here."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
 
 
 def discover(points: Iterable[EntryPoint]) -> Discovery:
