@@ -110,6 +110,11 @@ class ParameterValues:
     gradient: np.ndarray | None
     dtype: str
 
+    def filled(self) -> np.ndarray:
+        """The gradient; zeros where there is no way."""
+        dtype = np.float64 if self.dtype == "float64" else np.float32
+        return np.zeros(self.shape, dtype) if self.gradient is None else self.gradient
+
 
 @dataclass(frozen=True)
 class TableRest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,8 +34,7 @@ from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.rowsparse import RowSparse, added
-from embgrad.task import expect_ability
-from embgrad.version import __version__
+from embgrad.task import expect_ability, origins
 from embgrad.watching import PointWatch
 
 __all__ = ["Tap", "capture"]
@@ -86,12 +84,7 @@ class Tap:
         self._total: RowSparse | np.ndarray | None = None
         self._unequal: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._provenance = {
-            "embgrad": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "backend": backend.name,
-            "versions": dict(backend.versions()),
-            "model": f"{type(model).__module__}.{type(model).__qualname__}",
+            **origins(backend, model),
             "objective": {"class": "captured", "name": "the user's own loss"},
             "pads": "keep",
             "split": False,

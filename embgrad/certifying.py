@@ -195,9 +195,10 @@ def _scatter(task: Task, batch: TokenBatch, located: Mapping[str, Located]) -> d
     if any(task.changes.values()) or not {"parameters", "tables"} <= task.backend.supports:
         return {}
     paths = {name: one.lookup.path for name, one in located.items() if one.lookup is not None}
+    seen = task.backend.points(task.model, batch, task.call) if paths else ()
     apart: dict[str, float] = {}
     for path in dict.fromkeys(paths.values()):
-        found = ledger(task, batch, path)
+        found = ledger(task, batch, path, seen)
         if found is not None and found.apart is not None:
             apart[path] = found.apart
     return {name: apart[path] for name, path in paths.items() if path in apart}

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Call, ParameterValues, Point, PointValues, Request
+from embgrad.backend import Call, ParameterValues, Point, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.disambiguation import told_apart
 from embgrad.errors import NoGradientError, PointError
 from embgrad.forms import batch_of
 from embgrad.naming import point_of
 from embgrad.native import as_objective
-from embgrad.objective import Objective
 from embgrad.points import WORD
 from embgrad.registry import backend_for
 from embgrad.rowsparse import scatter
@@ -110,8 +109,8 @@ def table_gradients(
         expect_ability(backend, ability)
     seen = told_apart(backend, model, tokens, call, backend.points(model, tokens, call))
     words = [point for point in seen if WORD in point.roles]
-    point, _ = _a_lookup(at, seen, words, tokens)
-    found = ledger(task, tokens, point.path)
+    point = _a_lookup(at, seen, words, tokens)
+    found = ledger(task, tokens, point.path, seen)
     if found is None:
         raise PointError(
             f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
@@ -121,23 +120,29 @@ def table_gradients(
     return found
 
 
-def _a_lookup(at: str, seen: Any, words: Any, batch: TokenBatch) -> tuple[Point, bool]:
+def _a_lookup(at: str, seen: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> Point:
     # Several lookups of the ids in one table are one table all the same.
     if at == WORD and len({point.path for point in words}) == 1:
-        return words[0], True
-    point, by_role = point_of(at, seen, words, batch)
+        return words[0]
+    point, _ = point_of(at, seen, words, batch)
     if point.lookup is None:
         raise PointError(
             f"the point {at!r} is {point}: expected a lookup, such as 'word', since only lookups have a table"
         )
-    return point, by_role
+    return point
 
 
-def ledger(task: Task, batch: TokenBatch, path: str) -> TableGradients | None:
-    """The ledger of the table with that path; None where it is no parameter."""
-    seen = task.backend.points(task.model, batch, task.call)
+def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> TableGradients | None:
+    """The ledger of a table; None where it is no parameter.
+
+    Args:
+        task: whose objective it is, with the model; its changes are left out.
+        batch: what is run.
+        path: the table's.
+        seen: what a forward pass reaches.
+    """
     keys = [point.key for point in seen if point.lookup is not None and point.path == path]
-    request = _request(task, batch)
+    request = task.request(respond_with(task.objective, batch))
     run = task.backend.run(task.model, batch, replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
     rest, lookup = values[0].rest, values[0].lookup
@@ -155,7 +160,7 @@ def ledger(task: Task, batch: TokenBatch, path: str) -> TableGradients | None:
     _expect_finite(path, by_lookups, head)
     own = None
     if not task.training:
-        whole = task.backend.run(task.model, batch, replace(_request(task, batch), parameters=True))
+        whole = task.backend.run(task.model, batch, replace(request, parameters=True))
         own = _own(whole.parameters or {}, rest.names)
     return TableGradients(
         lookup=by_lookups,
@@ -187,13 +192,7 @@ def _own(parameters: Mapping[str, ParameterValues], names: Sequence[str]) -> np.
     sharing = [parameters[name] for name in names if name in parameters]
     if any(one.shape != sharing[0].shape for one in sharing):
         return None
-    zeros = np.zeros(sharing[0].shape, np.float64 if sharing[0].dtype == "float64" else np.float32)
-    return np.asarray(np.sum([zeros, *(one.gradient for one in sharing if one.gradient is not None)], axis=0))
-
-
-def _request(task: Task, batch: TokenBatch) -> Request:
-    outputs = (task.objective.output,) if isinstance(task.objective, Objective) else ()
-    return Request((), respond_with(task.objective, batch), outputs, task.training, call=task.call)
+    return np.asarray(np.sum([one.filled() for one in sharing], axis=0))
 
 
 def _scattered(values: PointValues) -> np.ndarray | None:

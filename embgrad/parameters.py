@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Call, Request
+from embgrad.backend import Call
 from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget, canonical_names
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
 from embgrad.native import as_objective
-from embgrad.objective import Objective
 from embgrad.registry import backend_for
 from embgrad.task import Task, expect_ability, objective_values, respond_with, warn_of_unused
 
@@ -94,9 +94,8 @@ def parameter_gradients(
     task.check()
     expect_ability(backend, "parameters")
     spelled = canonical_names(backend, model) if names == "canonical" else None
-    outputs = (task.objective.output,) if isinstance(task.objective, Objective) else ()
     respond = respond_with(task.objective, tokens)
-    run = backend.run(model, tokens, Request((), respond, outputs, training, call=call, parameters=True))
+    run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
     found = run.parameters or {}
     unreached = [name for name, one in found.items() if one.gradient is None]
     if len(unreached) == len(found):
@@ -105,7 +104,7 @@ def parameter_gradients(
             f"the objective depends on none of the {len(found)} trainable parameters of {parts}: expected some; are they "
             "frozen, or is the output detached?"
         )
-    gradients = {name: _gradient(name, one.gradient, one.shape, one.dtype) for name, one in found.items()}
+    gradients = {name: _finite(name, one.filled()) for name, one in found.items()}
     if spelled is not None:
         gradients = _renamed(gradients, spelled)
         unreached = [spelled[name].source for name in unreached]
@@ -115,9 +114,7 @@ def parameter_gradients(
     )
 
 
-def _gradient(name: str, gradient: np.ndarray | None, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    if gradient is None:
-        return np.zeros(shape, np.float64 if dtype == "float64" else np.float32)
+def _finite(name: str, gradient: np.ndarray) -> np.ndarray:
     wrong = np.argwhere(~np.isfinite(gradient))
     if wrong.size:
         place = tuple(int(i) for i in wrong[0])

@@ -318,13 +318,13 @@ def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], add
 def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:
     """The key of the tensor that a layer takes: of the last module that gave it, of a lookup, or else the layer's input."""
     tables = {lookup.path for lookup in lookups if lookup.token == token}
+    around = set(_ancestors(calls, layer))
     giving = [
         call
-        for call in calls[:layer]
-        if call.token == token and call.path and call.path not in tables and call.ended >= 0
+        for number, call in enumerate(calls[:layer])
+        if number not in around and call.token == token and call.path and call.path not in tables and call.ended >= 0
     ]
-    before = [call for call in giving if calls.index(call) not in set(_ancestors(calls, layer))]
-    if before:
-        return max(before, key=lambda call: call.ended).key(OUTPUT)
+    if giving:
+        return max(giving, key=lambda call: call.ended).key(OUTPUT)
     looked_up = next((lookup for lookup in lookups if lookup.token == token), None)
     return calls[layer].key(INPUT) if looked_up is None else looked_up.key

@@ -33,7 +33,16 @@ from embgrad.points import WORD, Lookup, split_name
 from embgrad.result import EmbeddingGradients
 from embgrad.version import __version__
 
-__all__ = ["Located", "Respond", "Task", "expect_ability", "objective_values", "respond_with", "warn_of_unused"]
+__all__ = [
+    "Located",
+    "Respond",
+    "Task",
+    "expect_ability",
+    "objective_values",
+    "origins",
+    "respond_with",
+    "warn_of_unused",
+]
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,7 @@ class Task:
             times the rounding of the model's dtype, how far off it may be.
         """
         respond = respond_with(self.objective, batch, 0)
-        request = self._request(respond, (), located)
+        request = self.request(respond, (), located)
         before = request.add.get(key)
         made = change if before is None else lambda value: before(value) + change(value)
         run = self.backend.run(self.model, batch, replace(request, add={**request.add, key: made}))
@@ -242,7 +251,7 @@ class Task:
             )
         respond = respond_with(self.objective, batch, sets)
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
-        request = replace(self._request(respond, points, located), several=sets > 1 or self.split)
+        request = replace(self.request(respond, points, located), several=sets > 1 or self.split)
         try:
             run = self.backend.run(self.model, batch, request)
         except (AmbiguousPointError, PointNotReachedError) as error:
@@ -260,9 +269,13 @@ class Task:
         run, objective = self._answered(batch, located)
         return replace(run, points={name: run.points[located[name].key] for name in self.names}), objective
 
-    def _request(
-        self, respond: Respond | NativeObjective, points: tuple[str, ...], located: Mapping[str, Located] | None
+    def request(
+        self,
+        respond: Respond | NativeObjective,
+        points: tuple[str, ...] = (),
+        located: Mapping[str, Located] | None = None,
     ) -> Request:
+        """What the backend is asked: to read these points, with the changes where the points are located."""
         outputs = (self.objective.output,) if isinstance(self.objective, Objective) else ()
         request = Request(points, respond, outputs, self.training, call=self.call)
         if located is None:
@@ -278,14 +291,8 @@ class Task:
 
     def provenance(self, batch: TokenBatch, run: Run) -> dict[str, Any]:
         """What a result remembers, less the point."""
-        parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(self.model)]
         return {
-            "embgrad": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "backend": self.backend.name,
-            "versions": dict(self.backend.versions()),
-            "model": " + ".join(parts),
+            **origins(self.backend, self.model),
             "objective": described(self.objective),
             "compute_dtype": run.compute_dtype,
             "training": self.training,
@@ -342,6 +349,19 @@ def _only(cotangent: np.ndarray, example: int) -> np.ndarray:
     alone = np.zeros_like(cotangent)
     alone[example] = cotangent[example]
     return alone
+
+
+def origins(backend: Backend, model: Any) -> dict[str, Any]:
+    """What every result remembers of where it comes from: the versions, and the model's class."""
+    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(model)]
+    return {
+        "embgrad": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "backend": backend.name,
+        "versions": dict(backend.versions()),
+        "model": " + ".join(parts),
+    }
 
 
 def expect_ability(backend: Backend, ability: str) -> None:
