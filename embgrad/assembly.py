@@ -175,7 +175,18 @@ def joined(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
         **{name: together(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
         tokens=None if first.tokens is None else tuple(row for piece in pieces for row in piece.tokens or ()),
         pad_leak=max(piece.pad_leak for piece in pieces),
-        provenance={**first.provenance, "truncated": truncated, "batch_size": len(first.ids)},
+        provenance={
+            **first.provenance,
+            "truncated": truncated,
+            "batch_size": len(first.ids),
+            "output_shape": _joint_shape([piece.provenance["output_shape"] for piece in pieces]),
+        },
         tables=tables or None,
         certificate=None if first.certificate is None else worst([piece.certificate for piece in pieces]),
     )
+
+
+def _joint_shape(shapes: Sequence[Sequence[int] | None]) -> list[int] | None:
+    """The shape of the output of all micro-batches together."""
+    known = [shape for shape in shapes if shape is not None]
+    return [sum(shape[0] for shape in known), *known[0][1:]] if len(known) == len(shapes) else None

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.points import Lookup, Point
 from embgrad.watching import PointWatch
+
+if TYPE_CHECKING:
+    from embgrad.weights import Weight
 
 __all__ = [
     "Backend",
@@ -253,5 +256,19 @@ class Backend(Protocol):
         """While it is open, the user's own passes through the model in this thread are told to the listener.
 
         They compute what they would have computed, bit for bit. A backend without the ability "capture" need not have it.
+        """
+        ...
+
+    def weights(self, model: Any) -> Sequence[Weight]:
+        """Every parameter and buffer of floating point that has values, shared ones once, in the model's order.
+
+        A backend without the ability "weights" need not have it.
+        """
+        ...
+
+    def alone(self, model: Any) -> AbstractContextManager[None]:
+        """Holds what `points` and `run` hold of a model, so that meanwhile no other thread's run sees what is changed in it.
+
+        A backend without the ability "weights" need not have it.
         """
         ...

@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.errors import FileFormatError, UnsupportedError, did_you_mean, listed
 
-__all__ = ["WeightTarget", "bert_names", "canonical_names", "load_bert"]
+__all__ = ["WeightTarget", "bert_names", "canonical_names", "load_bert", "read_weights"]
 
 #: Buffers that older checkpoints hold beside the weights: positions 0, 1, 2, …, and types of zeros.
 BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -81,7 +81,7 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
     if "load_bert" not in backend.supports:
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
     config = _config(Path(folder))
-    weights = _without_prefix(_weights(Path(folder)), Path(folder))
+    weights = _without_prefix(read_weights(Path(folder)), Path(folder))
     model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
     _check(targets, weights, patterns, Path(folder))
@@ -126,7 +126,12 @@ def _config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _weights(folder: Path) -> dict[str, np.ndarray]:
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
+    """A checkpoint folder's weights by name, as NumPy, of one safetensors file or of its shards.
+
+    Raises:
+        FileFormatError: a file is missing or broken.
+    """
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:

@@ -142,7 +142,8 @@ def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> T
         seen: what a forward pass reaches.
     """
     keys = [point.key for point in seen if point.lookup is not None and point.path == path]
-    request = task.request(respond_with(task.objective, batch))
+    respond = respond_with(task.objective, batch)
+    request = task.request(respond)
     run = task.backend.run(task.model, batch, replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
     rest, lookup = values[0].rest, values[0].lookup
@@ -170,7 +171,7 @@ def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> T
         lookups=len(keys),
         padding=lookup.padding,
         own=own,
-        provenance=task.provenance(batch, run),
+        provenance=task.provenance(batch, run, respond),
     )
 
 

@@ -110,7 +110,10 @@ def parameter_gradients(
         unreached = [spelled[name].source for name in unreached]
     warn_of_unused(run.unused, tokens)
     return ParameterGradients(
-        gradients, tuple(unreached), objective_values(respond, run), {**task.provenance(tokens, run), "names": names}
+        gradients,
+        tuple(unreached),
+        objective_values(respond, run),
+        {**task.provenance(tokens, run, respond), "names": names},
     )
 
 

@@ -196,6 +196,7 @@ class Point:
         key: the name that means this point and no other.
         also: further paths that lead there.
         listed: whether `embgrad.points` tells of it: inputs of modules are named in `at`, but hardly ever asked for.
+        time: when its tensor was there, counted in beginnings and ends of calls: what is there later is not in its making.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Point:
     key: str = field(default="", repr=False)
     also: tuple[str, ...] = field(default=(), repr=False)
     listed: bool = field(default=True, repr=False)
+    time: int = field(default=0, repr=False, compare=False)
 
     @property
     def path(self) -> str:

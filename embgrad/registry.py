@@ -15,7 +15,7 @@ from embgrad.errors import BackendError, did_you_mean, listed
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["backend_for", "backend_named", "list_backends", "refresh_backends"]
+__all__ = ["backend_for", "backend_named", "broken_backends", "list_backends", "refresh_backends"]
 
 GROUP: Final = "embgrad.backends"
 
@@ -47,6 +47,11 @@ class Discovery:
 def list_backends() -> dict[str, Backend]:
     """The backends that are installed and work, by name. Imports no framework."""
     return dict(_discovered().backends)
+
+
+def broken_backends() -> dict[str, str]:
+    """Why each of the backends that are registered and do not work does not, by name. Imports no framework."""
+    return dict(_discovered().failures)
 
 
 def refresh_backends() -> None:

@@ -55,12 +55,35 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
         roles[calls[call].key(OUTPUT)].append(f"{LAYER}.{number}")
     if layers:
         roles[calls[layers[-1]].key(OUTPUT)].append(f"{LAYER}.-1")
-    at_lookups = [_at_lookup(lookup, roles[lookup.key], _other_names(lookup, calls)) for lookup in lookups]
-    return [*at_lookups, *_at_modules(lookups, calls, roles)]
+    times = _times(calls)
+    at_lookups = [_at_lookup(lookup, roles[lookup.key], _other_names(lookup, calls), times) for lookup in lookups]
+    return [*at_lookups, *_at_modules(lookups, calls, roles, times)]
 
 
-def _at_lookup(lookup: Lookup, roles: Iterable[str], also: tuple[str, ...]) -> Point:
-    return Point(lookup.key, tuple(roles), lookup.shape, lookup, lookup.key, also)
+def _at_lookup(lookup: Lookup, roles: Iterable[str], also: tuple[str, ...], times: Sequence[tuple[int, int]]) -> Point:
+    time = 0 if lookup.parent is None else times[lookup.parent][0]
+    return Point(lookup.key, tuple(roles), lookup.shape, lookup, lookup.key, also, time=time)
+
+
+def _times(calls: Sequence[ModuleCall]) -> list[tuple[int, int]]:
+    """When each call began and ended, by a clock that ticks at both."""
+    clock, open_ = 0, list[int]()
+    began, ended = [0] * len(calls), [0] * len(calls)
+
+    def close() -> None:
+        ended[open_.pop()] = clock
+
+    for number, call in enumerate(calls):
+        while open_ and open_[-1] != call.parent:
+            clock += 1
+            close()
+        clock += 1
+        began[number] = clock
+        open_.append(number)
+    while open_:
+        clock += 1
+        close()
+    return list(zip(began, ended, strict=True))
 
 
 def _other_names(lookup: Lookup, calls: Sequence[ModuleCall]) -> tuple[str, ...]:
@@ -73,20 +96,23 @@ def _other_names(lookup: Lookup, calls: Sequence[ModuleCall]) -> tuple[str, ...]
 
 
 def _at_modules(
-    lookups: Sequence[Lookup], calls: Sequence[ModuleCall], roles: Mapping[str, Sequence[str]]
+    lookups: Sequence[Lookup],
+    calls: Sequence[ModuleCall],
+    roles: Mapping[str, Sequence[str]],
+    times: Sequence[tuple[int, int]],
 ) -> Iterator[Point]:
     """The modules' inputs and outputs. What the module of a table gives is told by the lookup already."""
     tables = {lookup.path for lookup in lookups}
     looked_up = {lookup.token for lookup in lookups}
-    for call in calls:
+    for call, (began, ended) in zip(calls, times, strict=True):
         given, gave = call.key(INPUT), call.key(OUTPUT)
         if call.path and call.source is not None:
             told = tuple(roles.get(given, ()))
-            yield Point(given, told, call.source_shape, None, given, call.also, listed=bool(told))
+            yield Point(given, told, call.source_shape, None, given, call.also, bool(told), began)
         if call.path and call.token is not None:
             hidden = call.path in tables and call.token in looked_up
             name = gave if call.path in tables else f"{call.path}#{call.occurrence}"
-            yield Point(name, tuple(roles.get(gave, ())), call.token_shape, None, gave, call.also, listed=not hidden)
+            yield Point(name, tuple(roles.get(gave, ())), call.token_shape, None, gave, call.also, not hidden, ended)
 
 
 # The lookups by position and by type

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -112,11 +114,12 @@ class Task:
     def run(self, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         """The results for one batch, by the names as given."""
         located = None if self._is_plain(batch) else self.locate(batch)
-        run, objective = self._answered(batch, located)
+        run, respond = self._answered(batch, located)
+        objective = objective_values(respond, run)
         if located is None:
             located = {name: self._behind(name, run, batch) for name in self.names}
         warn_of_unused(run.unused, batch)
-        common = self.provenance(batch, run)
+        common = self.provenance(batch, run, respond)
         results = {}
         for name in self.names:
             place = located[name].place
@@ -240,8 +243,10 @@ class Task:
         drawing = self.training and could_be_made(batch.ids)
         return self.names == (WORD,) and not any(self.changes.values()) and not drawing
 
-    def _answered(self, batch: TokenBatch, located: Mapping[str, Located] | None) -> tuple[Run, np.ndarray]:
-        """The run and the objective's values."""
+    def _answered(
+        self, batch: TokenBatch, located: Mapping[str, Located] | None
+    ) -> tuple[Run, Respond | NativeObjective]:
+        """The run and what it answered."""
         shared = located is not None and any(located[name].place.shared for name in self.names)
         sets = len(batch) if self.split or shared else 1
         if shared and isinstance(self.objective, NativeObjective) and self.objective.scalar:
@@ -258,16 +263,16 @@ class Task:
             if located is not None:
                 raise
             return self._told_apart(batch, error)
-        return run, objective_values(respond, run)
+        return run, respond
 
-    def _told_apart(self, batch: TokenBatch, error: PointError) -> tuple[Run, np.ndarray]:
+    def _told_apart(self, batch: TokenBatch, error: PointError) -> tuple[Run, Respond | NativeObjective]:
         """Not one lookup's indices are the ids: told by another forward pass, which of several it is, or what is called so."""
         try:
             located = self.locate(batch)
         except PointNotReachedError:
             raise error from None  # it says more of why
-        run, objective = self._answered(batch, located)
-        return replace(run, points={name: run.points[located[name].key] for name in self.names}), objective
+        run, respond = self._answered(batch, located)
+        return replace(run, points={name: run.points[located[name].key] for name in self.names}), respond
 
     def request(
         self,
@@ -289,17 +294,21 @@ class Task:
 
         return replace(request, override=made("override"), add=made("add"), edit=made("edit"))
 
-    def provenance(self, batch: TokenBatch, run: Run) -> dict[str, Any]:
+    def provenance(self, batch: TokenBatch, run: Run, respond: Respond | NativeObjective) -> dict[str, Any]:
         """What a result remembers, less the point."""
         return {
             **origins(self.backend, self.model),
             "objective": described(self.objective),
+            "output_shape": list(respond.shape) if isinstance(respond, Respond) else None,
             "compute_dtype": run.compute_dtype,
             "training": self.training,
             "pads": self.pads,
             "split": self.split,
             "unused": list(run.unused),
             "truncated": batch.truncated.tolist(),
+            "convention": batch.convention,
+            "mask_is_bool": batch.mask_is_bool,
+            "extras": sorted(batch.extras),
             **{option: list(changes) for option, changes in self.changes.items() if changes},
         }
 
@@ -314,11 +323,13 @@ class Respond:
 
     Attributes:
         values: the objective's, after the callback.
+        shape: that of the output that it read, after the callback.
         size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size.
     """
 
     def __init__(self, objective: Objective, batch: TokenBatch, sets: int) -> None:
         self.values = np.zeros(len(batch))
+        self.shape: tuple[int, ...] = ()
         self.size = 0.0
         self._objective = objective
         self._batch = batch
@@ -327,6 +338,7 @@ class Respond:
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
         """See `embgrad.backend.Respond`."""
         name = self._objective.output
+        self.shape = outputs[name].shape
         self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
         counted = cotangent != 0  # the others may be infinite, as masked classes are
         self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
@@ -361,7 +373,31 @@ def origins(backend: Backend, model: Any) -> dict[str, Any]:
         "backend": backend.name,
         "versions": dict(backend.versions()),
         "model": " + ".join(parts),
+        **({"matrices": _matrices(backend, model)} if "weights" in backend.supports else {}),
     }
+
+
+#: By a model's first part its other parts' identities, and the number of its matrices.
+_counted: WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = WeakKeyDictionary()
+
+
+def _matrices(backend: Backend, model: Any) -> int:
+    """How many weights have two axes or more, for who asks how far rounding may go. Counted once a model, since it takes time.
+
+    A model that is changed afterwards has about as many.
+    """
+    first, *others = as_parts(model)
+    key = tuple(map(id, others))
+    try:
+        known = _counted.get(first)
+    except TypeError:  # it cannot be referred to weakly
+        known = None
+    if known is not None and known[0] == key:
+        return known[1]
+    count = sum(one.is_matrix for one in backend.weights(model))
+    with contextlib.suppress(TypeError):
+        _counted[first] = (key, count)
+    return count
 
 
 def expect_ability(backend: Backend, ability: str) -> None:

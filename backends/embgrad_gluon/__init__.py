@@ -1,4 +1,7 @@
-"""The backend for MXNet Gluon."""
+"""The backend for MXNet Gluon.
+
+PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget
-from embgrad_gluon import bert, capture, graphpoints, run, walk
+from embgrad.weights import Weight
+from embgrad_gluon import bert, capture, graphpoints, run, walk, weights
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]
@@ -25,7 +29,7 @@ class GluonBackend:
     extra: Final = "mxnet"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
     )
 
     def owns(self, part: object) -> bool:
@@ -58,6 +62,14 @@ class GluonBackend:
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
         """While it is open, the user's own recorded passes through the model in this thread are told to the listener."""
         return capture.capture(model, listener)
+
+    def weights(self, model: Any) -> Sequence[Weight]:
+        """The floating parameters, trainable or not."""
+        return weights.weights(model)
+
+    def alone(self, model: Any) -> AbstractContextManager[None]:
+        """Meanwhile no other thread runs the model, or a part of it."""
+        return weights.alone(model)
 
     def paths(self, model: Any) -> Collection[str]:
         """The attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from embgrad.errors import FileFormatError, UnsupportedError, listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import unique_names
 
-__all__ = ["build", "output_names", "targets"]
+__all__ = ["build", "is_stack", "output_names", "putter", "sources", "targets"]
 
 #: What Hugging Face's configuration means where it says nothing.
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -79,13 +79,13 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 def targets(model: Any) -> list[WeightTarget] | None:
     """Where the weights of a checkpoint go in a gluonnlp BERT of the form that `build` gives; None for another model."""
-    if not _is_bert(model) or not hasattr(model.encoder, "transformer_cells"):
+    if not is_stack(model):
         return None
     parameters = unique_names([model])
-    sources = _sources(len(model.encoder.transformer_cells))
-    if parameters.keys() != sources.keys():  # further heads, or parts that are shared or left out
+    named = sources(len(model.encoder.transformer_cells))
+    if parameters.keys() != named.keys():  # further heads, or parts that are shared or left out
         return None
-    return [_target(sources[name], name, parameter) for name, parameter in parameters.items()]
+    return [_target(named[name], name, parameter) for name, parameter in parameters.items()]
 
 
 def output_names(model: Any) -> tuple[str, ...]:
@@ -100,6 +100,11 @@ def output_names(model: Any) -> tuple[str, ...]:
         "logits": model._use_decoder,
     }
     return tuple(name for name, there in returned.items() if there)
+
+
+def is_stack(model: Any) -> bool:
+    """Whether it is a BERT of gluonnlp's with the layers that `build` makes, whatever heads it has."""
+    return _is_bert(model) and hasattr(model.encoder, "transformer_cells")
 
 
 def _is_bert(model: Any) -> bool:
@@ -153,7 +158,7 @@ def _inexpressible(name: str, known: Mapping[str, Any], expected: str) -> Unsupp
     )
 
 
-def _sources(layers: int) -> dict[str, str]:
+def sources(layers: int) -> dict[str, str]:
     """gluonnlp's name of each parameter → Hugging Face's."""
     modules = dict(OUTER)
     for layer in range(layers):
@@ -166,7 +171,21 @@ def _sources(layers: int) -> dict[str, str]:
 
 
 def _target(source: str, native: str, parameter: Any) -> WeightTarget:
-    def put(value: np.ndarray) -> None:
-        parameter.set_data(import_mxnet().nd.array(value, dtype=parameter.dtype))
+    return WeightTarget(source, tuple(parameter.shape), putter(parameter), native=native)
 
-    return WeightTarget(source, tuple(parameter.shape), put, native=native)
+
+def putter(parameter: Any) -> Callable[[np.ndarray], None]:
+    """What takes values into a parameter's own arrays."""
+
+    def put(value: np.ndarray) -> None:
+        mx = import_mxnet()
+        if parameter._data is None:  # it waits for its shape, and keeps the values until then
+            parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
+            return
+        # Not `set_data`, which makes a trainer forget what it holds of the parameter.
+        with mx.autograd.pause():
+            for array in parameter._data:
+                plain = array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array
+                plain[:] = mx.nd.array(np.reshape(value, plain.shape), ctx=plain.context, dtype=plain.dtype)
+
+    return put

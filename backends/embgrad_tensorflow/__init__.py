@@ -1,4 +1,7 @@
-"""The TensorFlow backend: Keras 2 and 3, Hugging Face's TF classes, `tf.Module`s and `tf.function`s."""
+"""The TensorFlow backend: Keras 2 and 3, Hugging Face's TF classes, `tf.Module`s and `tf.function`s.
+
+PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Final
 from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
+from embgrad.weights import Weight
 
 __all__ = ["TensorFlowBackend"]
 
@@ -31,7 +35,7 @@ class TensorFlowBackend:
     extra = "tensorflow"
     supports = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
     )
 
     def owns(self, part: object) -> bool:
@@ -67,6 +71,18 @@ class TensorFlowBackend:
         from embgrad_tensorflow.capture import capture
 
         return capture(model, listener)
+
+    def weights(self, model: Any) -> Sequence[Weight]:
+        """The floating variables, trainable or not."""
+        from embgrad_tensorflow.weights import weights
+
+        return weights(model)
+
+    def alone(self, model: Any) -> AbstractContextManager[None]:
+        """Meanwhile no other thread runs the model."""
+        from embgrad_tensorflow.weights import alone
+
+        return alone(model)
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
         """The places of the weights of a BERT as `bert` makes it; None for any other model."""

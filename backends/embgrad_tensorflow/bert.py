@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from embgrad.checkpoint import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
+from embgrad_tensorflow.weights import checkpoint_name, putter
 
 __all__ = ["bert", "bert_targets"]
-
-#: What TensorFlow's classes name otherwise than the checkpoint.
-LAST_NAMES: Final = {"kernel": "weight", "embeddings": "weight", "gamma": "weight", "beta": "bias"}
 
 
 def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
@@ -76,14 +73,7 @@ def _without_classes(why: str) -> str:
 
 
 def _target(variable: Any) -> WeightTarget:
-    """The place of one weight: `.../bert/encoder/layer_._0/output/dense/kernel:0` is `encoder.layer.0.output.dense.weight`."""
-    path = variable.name.split("/bert/", 1)[1].removesuffix(":0")
-    *modules, last = re.sub(r"layer_\._(\d+)", r"layer/\1", path).split("/")
+    """The place of one weight."""
+    source, transposed = checkpoint_name(variable.name)
     shape = tuple(int(size) for size in variable.shape)
-
-    def put(value: np.ndarray) -> None:
-        variable.assign(np.asarray(value, variable.dtype.as_numpy_dtype))
-
-    return WeightTarget(
-        ".".join([*modules, LAST_NAMES.get(last, last)]), shape, put, variable.name, transposed=last == "kernel"
-    )
+    return WeightTarget(source, shape, putter(variable), variable.name, transposed=transposed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from embgrad_tensorflow.walk import handle_of, is_keras, walk
@@ -43,6 +43,10 @@ class Parameters:
     def name(self, handle: Any) -> str | None:
         """The name of a variable, trainable or not; None for none of the model's."""
         return self._names[id(handle)][1] if handle is not None and id(handle) in self._names else None
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """All variables with their names, the trainable ones first."""
+        return self._variables.items()
 
     def variable(self, name: str) -> Any:
         """The variable of that name, trainable or not."""

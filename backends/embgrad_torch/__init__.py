@@ -1,4 +1,7 @@
-"""PyTorch for embgrad: any `torch.nn.Module`, or a sequence of them. Importing this imports no framework."""
+"""PyTorch for embgrad: any `torch.nn.Module`, or a sequence of them. Importing this imports no framework.
+
+PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Final
 from embgrad.backend import Call, Listener, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
+from embgrad.weights import Weight
 
 __all__ = ["TorchBackend"]
 
@@ -22,7 +26,7 @@ class TorchBackend:
     extra: Final = "torch"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
     )
 
     def owns(self, part: object) -> bool:
@@ -59,6 +63,18 @@ class TorchBackend:
         from embgrad_torch.capture import capture
 
         return capture(model, listener)
+
+    def weights(self, model: Any) -> Sequence[Weight]:
+        """The parameters and floating buffers, trainable or not."""
+        from embgrad_torch.weights import weights
+
+        return weights(model)
+
+    def alone(self, model: Any) -> AbstractContextManager[None]:
+        """Meanwhile no other thread runs the model, or a part of it."""
+        from embgrad_torch.weights import alone
+
+        return alone(model)
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
         """A `transformers.BertModel` of that configuration, and where each of its weights goes."""

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from embgrad.checkpoint import WeightTarget, bert_names
 from embgrad.errors import BackendError, UnsupportedError, listed
+from embgrad_torch.weights import putter
 
 __all__ = ["bert", "bert_targets"]
 
@@ -58,8 +58,4 @@ def _targets(model: Any, names: Sequence[str]) -> list[WeightTarget]:
 
 
 def _target(name: str, parameter: Any) -> WeightTarget:
-    def put(value: np.ndarray) -> None:
-        with torch.no_grad():
-            parameter.copy_(torch.tensor(value))
-
-    return WeightTarget(source=name, shape=tuple(parameter.shape), put=put, native=name)
+    return WeightTarget(source=name, shape=tuple(parameter.shape), put=putter(parameter), native=name)

@@ -22,6 +22,7 @@ from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_points import PointChecks
 from embgrad.testing.checks_tables import TableChecks
 from embgrad.testing.checks_trace import TraceChecks
+from embgrad.testing.checks_weights import WeightChecks
 from embgrad.testing.examples import (
     ABILITIES,
     CLASSES,
@@ -44,7 +45,7 @@ from embgrad.testing.harness import ARCHITECTURES, Harness
 __all__ = ["ABILITIES", "ConformanceSuite", "example_batch", "example_weights"]
 
 
-class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, CaptureChecks):
+class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, CaptureChecks, WeightChecks):
     """What every backend must pass. A subclass gives the fixture `harness`."""
 
     @pytest.fixture

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.answering import Answer, answer, native_answer, values_at
+from embgrad.arrays import owned
 from embgrad.backend import Call, Listener, NativeObjective, ParameterValues, Point, Request, Run, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call
@@ -21,6 +22,7 @@ from embgrad.points import UNNAMED_TABLE
 from embgrad.structures import first, with_first
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
 from embgrad.watching import PointWatch
+from embgrad.weights import Weight
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 
@@ -128,6 +130,7 @@ class ReferenceBackend:
             "parameters",
             "tables",
             "capture",
+            "weights",
         }
     )
 
@@ -178,6 +181,14 @@ class ReferenceBackend:
             if request.parameters
             else None,
         )
+
+    def weights(self, model: Any) -> Sequence[Weight]:
+        """The parameters; one belongs to the module that its name begins with."""
+        return [_weight(prefix, part, name, one) for prefix, part, name, one in _held(as_parts(model))]
+
+    def alone(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile no other thread runs the model."""
+        return model_lock(as_parts(model))
 
     def paths(self, model: Any) -> Collection[str]:
         """The paths of the parameters and of the modules."""
@@ -235,6 +246,26 @@ def _numbered(parts: Sequence[ReferenceModel]) -> list[tuple[str, ReferenceModel
 def _parameters(parts: Sequence[ReferenceModel]) -> dict[str, Tensor]:
     """The parameters of all parts by path."""
     return {prefix + name: value for prefix, part in _numbered(parts) for name, value in part.parameters.items()}
+
+
+def _held(parts: Sequence[ReferenceModel]) -> Iterator[tuple[str, ReferenceModel, str, Tensor]]:
+    """The parameters, each once, with the part that holds it."""
+    seen: set[int] = set()
+    for prefix, part in _numbered(parts):
+        for name, one in part.parameters.items():
+            if id(one) not in seen:
+                seen.add(id(one))
+                yield prefix, part, name, one
+
+
+def _weight(prefix: str, part: ReferenceModel, name: str, parameter: Tensor) -> Weight:
+    def put(value: np.ndarray) -> None:
+        parameter.value = np.array(value, parameter.value.dtype)  # a new array: the old one may be the caller's
+
+    owner = max((path for path in part.modules if name.startswith(f"{path}.")), key=len, default="")
+    path = (prefix + owner).removesuffix(".")
+    dtype = str(parameter.value.dtype)
+    return Weight(prefix + name, path, parameter.shape, dtype, lambda: owned(parameter.value), put)
 
 
 def _rests(

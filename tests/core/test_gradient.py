@@ -593,6 +593,11 @@ def test_provenance() -> None:
         "split": False,
         "unused": [],
         "truncated": [0, 3],
+        "convention": "huggingface",
+        "mask_is_bool": False,
+        "extras": [],
+        "output_shape": [2, 3],
+        "matrices": 3,
     }
     assert json.loads(json.dumps(provenance)) == provenance
     parts = [model(mean), model(mean)]

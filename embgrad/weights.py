@@ -1,0 +1,123 @@
+"""The weights of a model in any framework, to be looked at, and to be put others in their places for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embgrad.arrays import to_numpy
+from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.registry import backend_for
+from embgrad.task import expect_ability
+
+__all__ = ["Weight", "depth_of", "substituted", "weights_of"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter or buffer of floating point, trainable or not.
+
+    Attributes:
+        name: as `parameter_gradients` names it, in the framework's spelling.
+        module: the attribute path of the module that owns it, as `embgrad.points` spells it; "" for the model itself, and where
+            no module is known to own it.
+        shape: its shape.
+        dtype: its dtype, such as "float32" or "bfloat16".
+        get: gives a copy of its values, float32, or float64 where it is that.
+        put: puts values of that shape in their place, in its own dtype; the parameter stays the same object, on its device,
+            with its gradient buffer.
+        canonical: in a BERT's encoder the name of the checkpoint's weight that belongs there, as `load_bert` reads it; else None.
+        transposed: it is the transpose of that.
+    """
+
+    name: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    get: Callable[[], np.ndarray] = field(repr=False)
+    put: Callable[[np.ndarray], None] = field(repr=False)
+    canonical: str | None = None
+    transposed: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two axes or more."""
+        return len(self.shape) > 1
+
+
+def weights_of(model: Any) -> list[Weight]:
+    """Every parameter and buffer of floating point that has values, in the model's order; a shared one once, by its first name.
+
+    Args:
+        model: as in `gradients`.
+
+    Raises:
+        BackendError: no backend takes the model.
+        UnsupportedError: its backend cannot do this.
+    """
+    backend = backend_for(model)
+    expect_ability(backend, "weights")
+    return list(backend.weights(model))
+
+
+def depth_of(model: Any) -> int:
+    """The number of weights of two axes or more: how many products of matrices, at most, lie one behind the other.
+
+    Raises:
+        BackendError: no backend takes the model.
+        UnsupportedError: its backend cannot do this.
+    """
+    return sum(one.is_matrix for one in weights_of(model))
+
+
+@contextlib.contextmanager
+def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Other values in the places of some weights; afterwards, also after an exception, the bits that were there.
+
+    Meanwhile no other thread runs the model through embgrad.
+
+    Args:
+        model: as in `gradients`.
+        values: by the weights' names, see `weights_of`, arrays of their shapes.
+
+    Raises:
+        BackendError: no backend takes the model.
+        UnsupportedError: its backend cannot do this.
+        EmbgradError: there is no weight of that name, or it has another shape; then nothing is put.
+    """
+    backend = backend_for(model)
+    expect_ability(backend, "weights")
+    with backend.alone(model):
+        known = {one.name: one for one in backend.weights(model)}
+        checked = {name: _checked(name, value, known) for name, value in values.items()}
+        found = {name: known[name].get() for name in checked}
+        try:
+            for name, value in checked.items():
+                known[name].put(value)
+            yield
+        finally:
+            for name, value in found.items():
+                known[name].put(value)
+
+
+def _checked(name: str, value: Any, known: Mapping[str, Weight]) -> np.ndarray:
+    if name not in known:
+        raise EmbgradError(
+            f"the model has no weight {name!r}: expected one of {listed(known)}; embgrad.weights.weights_of(model) lists all."
+            f"{did_you_mean(name, known)}"
+        )
+    try:
+        array = to_numpy(value)
+    except ValueError as error:
+        raise EmbgradError(f"the value for the weight {name!r} is {brief(value)}, no array: {error}") from error
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise EmbgradError(f"the value for the weight {name!r} is of dtype {array.dtype}: expected real numbers")
+    expected = known[name].shape
+    if array.shape != expected:
+        hint = "; transpose it" if array.T.shape == expected else ""
+        raise EmbgradError(f"the value for the weight {name!r} has the shape {array.shape}: expected {expected}{hint}")
+    return array

@@ -1,0 +1,124 @@
+"""The weights of PyTorch models: buffers, tied and compiled ones, several parts, a graph that the user holds, BERTs."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+import embgrad
+from embgrad.checkpoint import bert_names
+from embgrad.weights import depth_of, substituted, weights_of
+
+IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
+
+
+def net(**options: object) -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(20, 6), nn.Flatten(), nn.BatchNorm1d(24), nn.Linear(24, 3), **options)
+
+
+def test_parameters_and_floating_buffers_by_path() -> None:
+    model = net()
+    model[3].weight.requires_grad_(False)
+    found = {one.name: one for one in weights_of(model)}
+    expected = {"0.weight", "2.weight", "2.bias", "2.running_mean", "2.running_var", "3.weight", "3.bias"}
+    assert found.keys() == expected  # not num_batches_tracked, which is a whole number
+    assert {one.module for one in found.values()} == {"0", "2", "3"}
+    assert depth_of(model) == 2
+
+
+def test_the_parameter_stays_the_same_object() -> None:
+    model = net().half()
+    weight = model[3].weight
+    weight.grad = torch.ones_like(weight)
+    kept = (weight, weight.data_ptr(), weight.grad, weight.requires_grad, weight._version, weight.detach().clone())
+    with substituted(model, {"3.weight": np.full((3, 24), 1 / 3)}):
+        assert weight.dtype == torch.float16
+        assert float(weight.detach()[0, 0]) == float(torch.tensor(1 / 3).half())
+    assert model[3].weight is kept[0]
+    assert (weight.data_ptr(), weight.grad is kept[2], weight.requires_grad, weight._version) == (
+        kept[1],
+        True,
+        True,
+        kept[4],
+    )
+    assert torch.equal(weight, kept[5])
+
+
+def test_a_graph_that_the_user_holds_is_still_good() -> None:
+    model = net().eval()
+    loss = model(torch.tensor(IDS)).sum()
+    with substituted(model, {"3.weight": np.zeros((3, 24))}):
+        pass
+    loss.backward()
+    assert model[3].weight.grad.abs().sum() > 0
+
+
+def test_bfloat16_and_inference_tensors() -> None:
+    with torch.inference_mode():
+        model = net().bfloat16().eval()
+    before = model[3].weight.clone()
+    (weight,) = (one for one in weights_of(model) if one.name == "3.weight")
+    assert weight.dtype == "bfloat16"
+    assert weight.get().dtype == np.float32
+    with substituted(model, {"3.weight": weight.get() * 2}):
+        assert not torch.equal(model[3].weight, before)
+    assert torch.equal(model[3].weight, before)
+
+
+def test_tied_weights_come_once_and_a_compiled_model_sees_them() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(20, 6)
+            self.head = nn.Linear(6, 20, bias=False)
+            self.head.weight = self.table.weight
+            self.other = nn.Linear(6, 20, bias=False)
+            self.other.weight = nn.Parameter(self.table.weight.data)  # another object on the same memory
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(ids)).sum(1)
+
+    model = torch.compile(Tied())
+    (only,) = weights_of(model)
+    assert (only.name, only.module) == ("table.weight", "table")
+    before = embgrad.gradients(model, IDS, embgrad.Sum())
+    with substituted(model, {"table.weight": only.get() * 2}):
+        np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, before.values * 2, rtol=1e-6)
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, before.values)
+
+
+def test_weights_that_are_not_made_yet_are_none() -> None:
+    assert [one.name for one in weights_of(nn.Sequential(nn.Embedding(5, 2), nn.LazyLinear(3)))] == ["0.weight"]
+    assert weights_of(nn.Linear(2, 3, device="meta")) == []
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_bert_has_the_checkpoints_names(wrapped: bool) -> None:
+    config = BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12, num_labels=3
+    )
+    model = BertForSequenceClassification(config) if wrapped else BertModel(config)
+    found = weights_of(model)
+    assert [one.canonical for one in found if one.canonical] == bert_names(2)
+    assert [one.name for one in found if not one.canonical] == ["classifier.weight", "classifier.bias"] * wrapped
+    assert all(one.name.endswith(one.canonical) for one in found if one.canonical)
+    assert not any(one.transposed for one in found)
+
+
+def test_another_thread_waits() -> None:
+    model = net().eval()
+    expected = embgrad.gradients(model, IDS, embgrad.Sum()).values
+    results = []
+    with substituted(model, {"3.weight": np.zeros((3, 24))}):
+        thread = threading.Thread(target=lambda: results.append(embgrad.gradients(model, IDS, embgrad.Sum()).values))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert not embgrad.gradients(model, IDS, embgrad.Sum()).values.any()  # this one has it
+    thread.join()
+    np.testing.assert_array_equal(results[0], expected)
