@@ -1,4 +1,7 @@
-"""The gradient of an objective with respect to a text model's embeddings, as NumPy, from one call, in any framework."""
+"""The gradient of an objective with respect to a text model's embeddings, as NumPy, from one call, in any framework.
+
+PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
+"""
 
 from embgrad.backend import (
     Backend,
@@ -12,10 +15,13 @@ from embgrad.backend import (
     TableRest,
 )
 from embgrad.batch import TokenBatch
+from embgrad.bisection import Bisection, bisect
 from embgrad.capture import Tap, capture
 from embgrad.certificate import Certificate, Slope
 from embgrad.checkpoint import load_bert
-from embgrad.compare import Comparison, Figures, compare
+from embgrad.compare import compare
+from embgrad.comparison import Comparison, Comparisons
+from embgrad.diagnosis.findings import Finding
 from embgrad.encoding import encode
 from embgrad.errors import (
     AmbiguousPointError,
@@ -25,6 +31,7 @@ from embgrad.errors import (
     EmbgradError,
     EmbgradWarning,
     FileFormatError,
+    GoldenError,
     NoGradientError,
     ObjectiveError,
     OutputError,
@@ -33,14 +40,17 @@ from embgrad.errors import (
     UnknownPointError,
     UnsupportedError,
 )
+from embgrad.figures import Figures
+from embgrad.golden import Golden, golden
 from embgrad.gradient import gradients, points
 from embgrad.ledger import TableGradients, table_gradients
 from embgrad.objective import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 from embgrad.padding import PaddingReport, padding_report
 from embgrad.parameters import ParameterGradients, parameter_gradients
 from embgrad.registry import list_backends, refresh_backends
-from embgrad.result import EmbeddingGradients, Word, load
+from embgrad.result import EmbeddingGradients, Word
 from embgrad.rowsparse import RowSparse
+from embgrad.storage import load, save
 from embgrad.version import __version__
 
 __all__ = [
@@ -48,15 +58,20 @@ __all__ = [
     "Backend",
     "BackendError",
     "BatchError",
+    "Bisection",
     "Certificate",
     "CertificationError",
     "Comparison",
+    "Comparisons",
     "CrossEntropy",
     "EmbeddingGradients",
     "EmbgradError",
     "EmbgradWarning",
     "Figures",
     "FileFormatError",
+    "Finding",
+    "Golden",
+    "GoldenError",
     "Listener",
     "Logit",
     "Margin",
@@ -87,9 +102,11 @@ __all__ = [
     "UnsupportedError",
     "Word",
     "__version__",
+    "bisect",
     "capture",
     "compare",
     "encode",
+    "golden",
     "gradients",
     "list_backends",
     "load",
@@ -98,5 +115,6 @@ __all__ = [
     "parameter_gradients",
     "points",
     "refresh_backends",
+    "save",
     "table_gradients",
 ]

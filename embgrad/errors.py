@@ -14,6 +14,7 @@ __all__ = [
     "EmbgradError",
     "EmbgradWarning",
     "FileFormatError",
+    "GoldenError",
     "NoGradientError",
     "ObjectiveError",
     "OutputError",
@@ -97,6 +98,19 @@ class CertificationError(EmbgradError, ArithmeticError):
 
 class FileFormatError(EmbgradError, ValueError):
     """The file is not what embgrad can read."""
+
+
+class GoldenError(EmbgradError, AssertionError):
+    """Results are not those of the golden file, or there is no such file.
+
+    Attributes:
+        comparison: what `embgrad.compare` says of the two (`embgrad.Comparison`, or `embgrad.Comparisons` of several); None
+            where nothing could be compared.
+    """
+
+    def __init__(self, message: str, comparison: Any = None) -> None:
+        super().__init__(message)
+        self.comparison = comparison
 
 
 def brief(value: object, most: int = 60) -> str:

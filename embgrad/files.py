@@ -1,31 +1,30 @@
-"""Safetensors files, read and written as NumPy: whole or not at all, and nothing in them is ever run."""
+"""Files that appear whole or not at all; safetensors files, read and written as NumPy: nothing in them is ever run."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from embgrad.errors import FileFormatError
+from embgrad.errors import FileFormatError, brief
 
-__all__ = ["read_tensors", "write_tensors"]
+__all__ = ["read_tensors", "write_tensors", "write_whole"]
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file; a reader sees the old file or the whole new one, never a part.
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Write a file; a reader sees the old file or the whole new one, never a part.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     target = Path(path)
-    contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
-    data = safetensors.numpy.save(contiguous, metadata=dict(metadata))
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -38,26 +37,69 @@ def write_tensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata:
         raise
 
 
-def read_tensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def write_tensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file; a reader sees the old file or the whole new one, never a part.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    write_whole(path, safetensors.numpy.save(contiguous, metadata=dict(metadata)))
+
+
+def read_tensors(
+    path: str | Path, kinds: Collection[str] | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
+
+    Args:
+        path: the file.
+        kinds: the types that its tensors may have, as safetensors calls them, such as "F32"; None for any.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one.
+        FileFormatError: it is no safetensors file, or a broken one, or holds tensors of other types.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: expected a safetensors file")
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
         with safetensors.safe_open(str(path), framework="numpy") as file:
             metadata = dict(file.metadata() or {})
-            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            tensors = {name: file.get_tensor(name) for name, kind in kinds.items() if kind != "BF16"}
-        if "BF16" in kinds.values():
+            found = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
+            _expect_names_once(path)
+            _expect_kinds(path, found, kinds)
+            tensors = {name: file.get_tensor(name) for name, kind in found.items() if kind != "BF16"}
+        if "BF16" in found.values():
             tensors.update(_read_bfloat16(path))
+    except FileFormatError:
+        raise
     except (safetensors.SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise FileFormatError(f"{path} is no whole safetensors file: {error}; write or fetch it again") from error
     return tensors, metadata
+
+
+def _expect_names_once(path: Path) -> None:
+    """Refuse a header that names something twice, of which safetensors keeps the last and says nothing."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("its header has a name twice")
+        return found
+
+    with path.open("rb") as file:
+        json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=once)
+
+
+def _expect_kinds(path: Path, found: Mapping[str, str], kinds: Collection[str] | None) -> None:
+    wrong = [name for name, kind in found.items() if kinds is not None and kind not in kinds]
+    if wrong:
+        raise FileFormatError(
+            f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]]}: expected {' or '.join(kinds or ())}"
+        )
 
 
 def _read_bfloat16(path: Path) -> dict[str, np.ndarray]:

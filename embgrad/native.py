@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend import NativeObjective
 from embgrad.errors import ObjectiveError
-from embgrad.objective import Objective, Scalar
+from embgrad.objective import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 
-__all__ = ["as_objective", "described", "native_values"]
+__all__ = ["as_objective", "described", "native_values", "rebuilt"]
+
+
+#: The objectives that a result remembers whole.
+CLASSES: Final = {one.__name__: one for one in (CrossEntropy, Logit, Margin, Projection, Sum)}
 
 
 def as_objective(given: Any) -> Objective | NativeObjective:
@@ -60,3 +65,15 @@ def described(objective: Objective | NativeObjective) -> dict[str, Any]:
     function = objective.function
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return {"class": "Scalar" if objective.scalar else "callable", "name": name}
+
+
+def rebuilt(description: Mapping[str, Any]) -> Objective | None:
+    """The objective that a provenance describes; None for a function of the user's, or what is none of embgrad's."""
+    arguments = {name: value for name, value in description.items() if name != "class"}
+    kind = CLASSES.get(str(description.get("class")))
+    if kind is None:
+        return None
+    try:
+        return kind(**arguments)
+    except (TypeError, ObjectiveError):  # of a file that says otherwise than embgrad writes it
+        return None

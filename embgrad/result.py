@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.certificate import Certificate
-from embgrad.errors import EmbgradError, FileFormatError, PointError, did_you_mean
-from embgrad.files import read_tensors, write_tensors
+from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.points import split_name
 from embgrad.rowsparse import RowSparse, scatter
 
-__all__ = ["EmbeddingGradients", "Word", "load"]
-
-#: The version of the file format; a reader refuses a later one.
-FORMAT: Final = 1
+__all__ = ["EmbeddingGradients", "Word"]
 
 
 class Word(NamedTuple):
@@ -94,6 +89,12 @@ class EmbeddingGradients:
             f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective}, "
             f"norm {np.linalg.norm(self.values):.4g}, {padding})"
         )
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show; None, and so the text, without the extra `report`."""
+        from embgrad.report.fragments import of_result
+
+        return of_result(self)
 
     def table(self) -> RowSparse:
         """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions.
@@ -195,124 +196,15 @@ class EmbeddingGradients:
     def save(self, path: str | Path) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
 
-        The file appears whole or not at all.
+        The file appears whole or not at all. `embgrad.save` writes several results into one.
+
+        Raises:
+            EmbgradError: the result holds what no file can, such as float16 values.
+            OSError: the file cannot be written.
         """
-        arrays = {"values": self.values, "activations": self.activations, "ids": self.ids}
-        optional = {
-            "objective": self.objective,
-            "mask": self.mask,
-            "types": self.types,
-            "words": self.words_of,
-            "before": self.before,
-        }
-        arrays.update({name: value for name, value in optional.items() if value is not None})
-        for number, table in enumerate(self.tables or ()):
-            arrays.update({f"table.{number}.rows": table.rows, f"table.{number}.values": table.values})
-        description = {
-            "format": FORMAT,
-            "tokens": self.tokens,
-            "vocab": self.vocab,
-            "pad_leak": self.pad_leak,
-            "provenance": dict(self.provenance),
-            "certificate": None if self.certificate is None else self.certificate.to_dict(),
-        }
-        write_tensors(path, arrays, {"embgrad": json.dumps(description, default=_plain)})
+        from embgrad.storage import save  # which imports this module
 
-
-def load(path: str | Path) -> EmbeddingGradients:
-    """A result that `EmbeddingGradients.save` has written.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: it is not whole, not embgrad's, or of a later version of the format.
-    """
-    arrays, metadata = read_tensors(path)
-    description = _description(path, metadata)
-    _check_arrays(path, arrays, description)
-    try:
-        return _assemble(arrays, description)
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise FileFormatError(f"{path} is not as embgrad writes it: {error!r}; write it again") from error
-
-
-def _assemble(arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> EmbeddingGradients:
-    tokens = description["tokens"]
-    vocab = None if description["vocab"] is None else int(description["vocab"])
-    certificate = description.get("certificate")
-    dim = arrays["values"].shape[-1]
-    count = sum(name.endswith(".rows") for name in arrays)
-    tables = tuple(
-        RowSparse(arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"], (vocab or 0, dim))
-        for number in range(count)
-    )
-    _check_tokens(tokens, arrays["ids"], vocab)
-    return EmbeddingGradients(
-        values=arrays["values"],
-        activations=arrays["activations"],
-        objective=arrays.get("objective"),
-        ids=arrays["ids"],
-        mask=arrays.get("mask"),
-        types=arrays.get("types"),
-        tokens=None if tokens is None else tuple(tuple(map(str, example)) for example in tokens),
-        words_of=arrays.get("words"),
-        vocab=vocab,
-        pad_leak=float(description["pad_leak"]),
-        provenance=dict(description["provenance"]),
-        tables=tables or None,
-        before=arrays.get("before"),
-        certificate=None if certificate is None else Certificate.from_dict(certificate),
-    )
-
-
-def _description(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    try:
-        description = json.loads(metadata["embgrad"])
-        version = int(description["format"])
-    except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise FileFormatError(
-            f"{path} is a safetensors file, but not one of embgrad's: expected what EmbeddingGradients.save writes"
-        ) from error
-    if version > FORMAT:
-        raise FileFormatError(
-            f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
-        )
-    return dict(description)
-
-
-def _check_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], description: Mapping[str, Any]) -> None:
-    at_lookup = description.get("vocab") is not None
-    provenance = description.get("provenance")
-    captured = isinstance(provenance, Mapping) and bool(provenance.get("captured"))
-    needed = ("values", "activations", "ids") if captured else ("values", "activations", "objective", "ids")
-    missing = [name for name in needed if name not in arrays]
-    if missing:
-        raise FileFormatError(f"{path} lacks {missing}: expected what EmbeddingGradients.save writes")
-    shape, ids = arrays["values"].shape, arrays["ids"].shape
-    if len(shape) < 2 or (at_lookup and shape[:-1] != ids):
-        raise FileFormatError(
-            f"{path} holds values of shape {shape} and ids of shape {ids}: expected (example, position, dim) and (example, "
-            "position)"
-        )
-    if "objective" in arrays and arrays["objective"].shape not in ((), shape[:1], ids[:1]):
-        raise FileFormatError(
-            f"{path} holds an objective of shape {arrays['objective'].shape}: expected {shape[:1]}, or () where the "
-            "reduction was the user's"
-        )
-    expected = {"activations": shape, "before": shape, **dict.fromkeys(("mask", "types", "words"), ids)}
-    for name, wanted in expected.items():
-        if name in arrays and arrays[name].shape != wanted:
-            as_what = "values" if wanted == shape else "ids"
-            raise FileFormatError(
-                f"{path} holds {name} of shape {arrays[name].shape}: expected {wanted}, as the {as_what}"
-            )
-
-
-def _check_tokens(tokens: Any, ids: np.ndarray, vocab: int | None) -> None:
-    inside = vocab is None or ids.size == 0 or 0 <= ids.min() <= ids.max() < vocab
-    if ids.dtype != np.int64 or not inside:
-        raise ValueError(f"ids are no rows of a table of {vocab}")
-    if tokens is not None and [len(example) for example in tokens] != [ids.shape[1]] * len(ids):
-        raise ValueError("tokens are not one a position")
+        save(self, path)
 
 
 #: Tokens that stand for themselves, such as "[CLS]" and "</s>".
@@ -335,11 +227,6 @@ def _text(tokens: Sequence[str], group: Sequence[int]) -> str:
     if len(group) == 1 and SPECIAL.fullmatch(tokens[group[0]]):
         return tokens[group[0]]
     return "".join(tokens[position].removeprefix("##").lstrip("Ġ▁") for position in group)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON cannot hold, as it can: NumPy's numbers and arrays as Python's, other objects as their text."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _figures(objective: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.compare import figures_of
+from embgrad.figures import figures_of
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[1, 2], [3, 4], [5, 6]])
@@ -93,21 +94,22 @@ def test_repr_and_dict() -> None:
     ("b", "error", "message"),
     [
         (
-            lambda: gradient(ids=IDS[:2]),
+            lambda: gradient(ids=IDS[:2, :1] + 6),
             embgrad.BatchError,
-            r"a has shape \(3, 2, 4\) and b \(2, 2, 4\): expected gradients",
+            r"a holds ids of shape \(3, 2\) and b of shape \(2, 1\), and no example of a has half of its tokens in common",
         ),
-        (lambda: gradient(dim=3), embgrad.BatchError, r"\(3, 2, 3\)"),
         (
-            lambda: gradient(ids=IDS + (IDS == 4)),
-            embgrad.BatchError,
-            "first at example 1, position 1, where a has 4 and b 5: expected gradients of the same batch",
+            lambda: gradient(dim=3),
+            embgrad.PointError,
+            r"length \(4,\) and b's \(3,\): expected gradients at the same point",
         ),
         (
             lambda: {"word": gradient()},
-            embgrad.EmbgradError,
-            r"b is of type dict.*compare b\[...\] for each of \['word'\]",
+            embgrad.PointError,
+            "a is one result, and the other has several, 'word': name the one",
         ),
+        (lambda: {}, embgrad.EmbgradError, "b is of type dict: expected a result"),
+        (lambda: {"x": {"y": gradient(), "z": gradient()}}, embgrad.EmbgradError, "b holds several results under 'x'"),
         (lambda: gradient().values, embgrad.EmbgradError, "b is of type ndarray: expected a result"),
         (lambda: None, embgrad.EmbgradError, "b is of type NoneType"),
     ],
@@ -115,3 +117,123 @@ def test_repr_and_dict() -> None:
 def test_what_cannot_be_compared(b: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         embgrad.compare(gradient(), b())
+
+
+def test_names_that_do_not_fit() -> None:
+    with pytest.raises(
+        embgrad.PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"
+    ):
+        embgrad.compare({"word": gradient(), "layer.0": gradient()}, {"word": gradient(), "layer.1": gradient()})
+
+
+@pytest.mark.parametrize("models", [gradient, (1, 2, 3), "ab?"])
+def test_models_come_in_pairs(models: Any) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"expected a pair \(model_a, model_b\)"):
+        embgrad.compare(gradient(), gradient(2.0), models=models)
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5"])
+def test_tolerances_that_are_none(tolerance: Any) -> None:
+    with pytest.raises(embgrad.EmbgradError, match="expected a number of at least 0"):
+        embgrad.compare(gradient(), gradient(), tolerance=tolerance)
+
+
+def test_a_tolerance_decides() -> None:
+    one, other = gradient(), gradient(1.001)
+    assert not embgrad.compare(one, other).agrees
+    assert embgrad.compare(one, other, tolerance=0.01).agrees
+    assert not embgrad.compare(one, other, tolerance=0).agrees
+    assert embgrad.compare(one, one, tolerance=0).agrees
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (("float64", "float64"), 2.0**-53),
+        (("float64", "float32"), 2.0**-24),
+        (("bfloat16", "bfloat16"), 2.0**-8),
+        (("bfloat16", "float16"), 2.0**-8),
+        (("bfloat16", "float32"), 2.0**-24),
+    ],
+)
+def test_the_tolerance_goes_by_the_dtypes(dtypes: tuple[str, str], expected: float) -> None:
+    a, b = (
+        replace(gradient(), provenance={**gradient().provenance, "compute_dtype": dtype, "matrices": 3})
+        for dtype in dtypes
+    )
+    assert embgrad.compare(a, b).tolerance == pytest.approx(24 * expected * 2)
+
+
+def test_mappings_by_name() -> None:
+    a, b = ({"word": gradient(), "layer.0": gradient(factor)} for factor in (1.0, 2.7))
+    both = embgrad.compare(a, b)
+    assert list(both) == ["word", "layer.0"]
+    assert both["word"].agrees
+    assert not both.agrees
+    assert [finding.causes for finding in both.findings] == [("constant-factor",)]
+    assert not both.to_dict()["agrees"]
+    assert "finding: 100 % of the difference is a factor 2.7" in repr(both)
+    with pytest.raises(KeyError, match=r"Did you mean 'layer\.0'"):
+        both["layer.O"]
+
+
+def test_where_nothing_explains_it_bisect_is_named() -> None:
+    a = gradient()
+    b = replace(a, values=np.random.default_rng(5).normal(size=a.shape))
+    comparison = embgrad.compare(a, b)
+    assert not comparison.agrees
+    assert comparison.findings == ()
+    assert "embgrad.bisect" in comparison.advice
+    assert comparison.advice in repr(comparison)
+
+
+def test_by_position() -> None:
+    one, other = gradient(), gradient()
+    other.values[1, 0] *= 3
+    figures = embgrad.compare(one, other).per_position
+    assert figures is not None
+    assert figures.relative_l2.tolist() == [[0, 0], [pytest.approx(2.0), 0], [0, 0]]
+    assert figures.largest[1, 0] == pytest.approx(2 * np.abs(one.values[1, 0]).max())
+    assert figures.cosine == pytest.approx(1.0)
+
+
+def test_what_they_remember_to_be_different_is_a_note() -> None:
+    one = gradient()
+    b = replace(one, provenance={**one.provenance, "training": True, "versions": {"numpy": "0.1"}})
+    a = replace(one, provenance={**one.provenance, "versions": {"numpy": "0.2"}})
+    assert embgrad.compare(a, b).notes == ("training mode: False in a, True in b", "numpy: 0.2 in a, 0.1 in b")
+
+
+def test_a_small_example_that_is_wrong_is_seen() -> None:
+    a = gradient()
+    a.values[1] *= 1e-9
+    b = replace(a, values=a.values.copy())
+    b.values[1] *= 2
+    single = {"tolerance": 1e-5}
+    assert embgrad.compare(a, b, **single).figures.relative_l2 < 1e-8
+    comparison = embgrad.compare(a, b)
+    assert not comparison.agrees
+    assert embgrad.compare(a, a).agrees
+
+
+def test_a_small_example_may_be_off_by_the_rounding_of_the_others() -> None:
+    whole = gradient()
+    a = replace(whole, values=whole.values.copy(), provenance={**whole.provenance, "compute_dtype": "float32"})
+    a.values[1] *= 1e-8
+    b = replace(a, values=a.values + 1e-9 * np.abs(a.values).max())
+    assert embgrad.compare(a, b).agrees
+    wrong = replace(a, values=a.values.copy())
+    wrong.values[1] += 1e-5 * np.abs(a.values).max()
+    comparison = embgrad.compare(a, wrong, tolerance=1e-4)
+    assert not comparison.agrees
+    assert any("the examples 1 differ" in note for note in comparison.notes)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_numbers_that_are_not_finite(number: float) -> None:
+    broken = gradient()
+    broken.values[2, 1, 0] = number
+    with pytest.raises(
+        embgrad.EmbgradError, match=rf"b holds {number} at \(2, 1, 0\), and 1 of its 24 numbers are not finite"
+    ):
+        embgrad.compare(gradient(), broken)

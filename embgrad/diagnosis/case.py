@@ -1,0 +1,226 @@
+"""The question that hypotheses answer: predict one gradient, the target, from the other, the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.alignment import Alignment
+from embgrad.backend import Call
+from embgrad.result import EmbeddingGradients
+from embgrad.tolerance import HALVES, tolerance_for
+
+__all__ = ["EXACT", "Case", "Match", "Measure"]
+
+#: Predictions that lie within so many tolerances of the target are right to rounding.
+EXACT: Final = 5.0
+
+#: Below this relative L2 the difference of sums of squares holds too few digits.
+CANCELLED: Final = 1e-5
+
+#: How much of the target's positions a prediction must cover.
+LEAST_COVERED: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How well a prediction does.
+
+    Attributes:
+        explained: the share of the squared difference between target and source that is gone.
+        remaining: relative L2 of the target against the prediction.
+        scale: the factor by which the prediction would do best; 1 where it has the right size.
+    """
+
+    explained: float
+    remaining: float
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One direction of a comparison.
+
+    Attributes:
+        source: what is predicted from.
+        target: what is predicted.
+        alignment: for each position of the source its partner in the target.
+        tolerance: the relative L2 up to which the two would agree.
+        model: the source's; None where it is not at hand.
+        other: the target's, likewise.
+        call: how the source's model is called.
+        side: "a" or "b": which of the two the target is.
+    """
+
+    source: EmbeddingGradients
+    target: EmbeddingGradients
+    alignment: Alignment
+    tolerance: float
+    model: Any = None
+    other: Any = None
+    call: Call | None = None
+    side: str = "b"
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """The source's gradient, float64, (example, position, dim)."""
+        return _three_axes(self.source.values)
+
+    @cached_property
+    def wanted(self) -> np.ndarray:
+        """The target's, arranged as the source's; zeros where it has none."""
+        return self.alignment.bring(_three_axes(self.target.values))
+
+    @property
+    def matched(self) -> np.ndarray:
+        """Where the two can be compared, bool, (example, position)."""
+        return self.alignment.matched
+
+    @cached_property
+    def real(self) -> np.ndarray:
+        """The source's real positions, bool, (example, position)."""
+        mask = self.source.mask
+        return np.ones(self.source.ids.shape, bool) if mask is None else mask.astype(bool)
+
+    @cached_property
+    def half(self) -> str | None:
+        """The dtype of half precision in which the target, and not the source, was computed; None for none."""
+        found = [half_of(one) for one in (self.target, self.source)]
+        return found[0] if found[0] != found[1] else None
+
+    @cached_property
+    def exact(self) -> float:
+        """The remaining relative L2 up to which a prediction is right to rounding."""
+        matrices = self.target.provenance.get("matrices")
+        depth = matrices if isinstance(matrices, int) else None
+        return max(EXACT * self.tolerance, tolerance_for(self.half, depth) if self.half else 0.0)
+
+    @property
+    def other_texts(self) -> bool:
+        """Whether the target's ids are not the source's, or lie elsewhere."""
+        places = np.arange(self.source.ids.shape[1])
+        straight = self.matched.all() and (self.alignment.position == places).all()
+        return not straight or bool((self.alignment.bring(self.target.ids) != self.source.ids).any())
+
+    @property
+    def only_padding(self) -> bool:
+        """Whether the target's texts are the source's, at other places."""
+        mask = self.target.mask
+        partners = self.alignment.examples()
+        lengths = (np.ones(self.target.ids.shape, int) if mask is None else mask).sum(1)[partners]
+        same = (self.alignment.bring(self.target.ids) == self.source.ids)[self.matched].all()
+        return bool(same and self.matched[self.real].all() and (lengths == self.real.sum(1)).all())
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the source and the target are called."""
+        return ("a", "b") if self.side == "b" else ("b", "a")
+
+    def cut(self, examples: slice) -> Case:
+        """The question over some of the source's examples."""
+        alignment = Alignment(self.alignment.example[examples], self.alignment.position[examples], ())
+        return replace(self, source=_cut(self.source, examples), alignment=alignment)
+
+    def measured(self, predicted: np.ndarray) -> Measure | None:
+        """How well a prediction, (example, position, dim), does where it is finite; None where that is hardly anywhere."""
+        match = self.match(predicted)
+        return None if match is None else match.measured(np.ones(len(predicted)))
+
+    def match(self, predicted: np.ndarray) -> Match | None:
+        """The prediction beside the target, to be measured times numbers; None where it is hardly finite anywhere, or zero."""
+        counted = self.matched & np.isfinite(predicted).all(-1)
+        if counted.sum() < max(1.0, LEAST_COVERED * self.matched.sum()):
+            return None
+        match = Match(self, predicted, counted)
+        return match if match.usable else None
+
+
+class Match:
+    """A prediction beside the target: what is needed to measure it times one number an example, without a pass over all.
+
+    Args:
+        case: the question.
+        predicted: float64, (example, position, dim).
+        counted: where the two are compared, bool, (example, position).
+    """
+
+    def __init__(self, case: Case, predicted: np.ndarray, counted: np.ndarray) -> None:
+        self._case, self._predicted, self._counted = case, predicted, counted
+        guess, wanted, found = (np.where(counted[..., None], one, 0.0) for one in (predicted, case.wanted, case.values))
+        # In units of their largest numbers: the products of tiny ones would underflow.
+        self._unit, self._unit_of_guess = (float(np.abs(one).max(initial=0.0)) for one in (wanted, guess))
+        self.usable = bool(self._unit and self._unit_of_guess and (wanted != found).any())
+        if self.usable:
+            wanted, found, guess = wanted / self._unit, found / self._unit, guess / self._unit_of_guess
+            self._of_wanted = np.einsum("epd,epd->e", wanted, wanted)
+            self._of_guess = np.einsum("epd,epd->e", guess, guess)
+            self._of_both = np.einsum("epd,epd->e", guess, wanted)
+            self._before = float(np.linalg.norm(wanted - found))
+
+    def best_numbers(self) -> tuple[float, np.ndarray | None]:
+        """The number that fits best, and one for each example; None where an example has nothing to go by."""
+        ratio = self._unit / self._unit_of_guess
+        total = float(self._of_guess.sum())
+        each = self._of_both / self._of_guess * ratio if self._of_guess.all() else None
+        return float(self._of_both.sum()) / total * ratio, each
+
+    def fewest(self) -> int:
+        """How many numbers are compared of the example that has the fewest."""
+        return int(self._counted.sum(1).min()) * int(self._predicted.shape[-1])
+
+    def explained(self, numbers: np.ndarray) -> np.ndarray:
+        """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
+        left = self._left(numbers)
+        return np.asarray(1 - left / self._before**2) if self._before else np.zeros(len(left))
+
+    def measured(self, numbers: np.ndarray) -> Measure:
+        """How well the prediction times these numbers, (example,), does."""
+        scaled = numbers * (self._unit_of_guess / self._unit)
+        length = float(np.sqrt(self._of_wanted.sum()))
+        size = float((scaled**2 * self._of_guess).sum())
+        after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
+        if after < CANCELLED * length:  # too little is left of the sums to tell how much
+            after = self._directly(numbers)
+        scale = float((scaled * self._of_both).sum()) / size if size else 0.0
+        return Measure(1 - (after / self._before) ** 2 if self._before else 0.0, after / length, scale)
+
+    def _left(self, numbers: np.ndarray) -> np.ndarray:
+        scaled = numbers * (self._unit_of_guess / self._unit)
+        return np.asarray((self._of_wanted - 2 * scaled * self._of_both + scaled**2 * self._of_guess).sum(-1))
+
+    def _directly(self, numbers: np.ndarray) -> float:
+        guess = (self._predicted * numbers[:, None, None])[self._counted]
+        return float(np.linalg.norm((self._case.wanted[self._counted] - guess) / self._unit))
+
+
+def half_of(result: EmbeddingGradients) -> str | None:
+    """The dtype of half precision that a result was computed in, as it remembers or as its numbers show; None for none."""
+    remembered = str(result.provenance.get("compute_dtype"))
+    if remembered in HALVES:
+        return remembered
+    values = result.values[result.values != 0].astype(np.float32)
+    if values.size < 8 or result.values.dtype == np.float64:
+        return None
+    # Of numbers in float32 one in 2**16 is one of bfloat16, and one in 2**13 of float16.
+    if not (values.view(np.uint32) & 0xFFFF).any():
+        return "bfloat16"
+    largest = float(np.abs(values).max())
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = values.astype(np.float16).astype(np.float32)
+    return "float16" if largest < 65504 and np.array_equal(rounded, values) else None
+
+
+def _three_axes(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float64).reshape(*values.shape[:2], -1)
+
+
+def _cut(result: EmbeddingGradients, examples: slice) -> EmbeddingGradients:
+    def part(array: Any) -> Any:
+        return None if array is None else array[examples]
+
+    names = ("values", "activations", "ids", "mask", "types", "tokens", "words_of", "before")
+    objective = result.objective if np.ndim(result.objective) == 0 else part(result.objective)
+    return replace(result, objective=objective, tables=None, **{name: part(getattr(result, name)) for name in names})

@@ -1,0 +1,88 @@
+"""What a diagnosis finds: a cause that explains by how much two gradients differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["CAUSES", "Finding"]
+
+#: Every cause that can be named, with what it says.
+CAUSES: Final[dict[str, str]] = {
+    "mean-over-batch": "one side took the mean over the examples, the other the sum",
+    "mean-over-tokens": "one side took the mean over tokens, the other the sum",
+    "mean-over-batch-and-classes": "one side took the mean over examples and classes, the other the sum",
+    "constant-factor": "one side is the other times a number",
+    "sign": "one side has the other sign",
+    "absolute-value": "one side holds magnitudes without a sign",
+    "normalised": "one side was scaled to length 1",
+    "gradient-times-input": "one side is multiplied by the embedding",
+    "summed-repeats": "one side holds the table's gradient, summed over a token's repeats, in the place of each position's",
+    "position-shift": "one side is shifted by positions",
+    "pads-zeroed": "one side was set to zero at padding",
+    "half-precision": "one side was computed in half precision",
+    "probability-objective": "one side is the gradient of a probability",
+    "label-shift": "one side has shifted labels",
+    "sum-objective": "one side is the gradient of the sum of the output",
+    "other-objective": "the two are gradients of different objectives",
+    "pads-counted": "one side's objective counts padding",
+    "mask-ignored": "one side ran without the mask",
+    "padding-side": "one side was padded on the other side",
+    "types-ignored": "one side ran without the segment ids",
+    "position-ids-offset": "one side's position ids are offset",
+    "other-ids": "one side looked up other ids",
+    "other-point": "the two were taken at different points",
+    "after-norm": "one side was taken behind the embedding block instead of at the raw lookup",
+    "head-share": "one side holds the head's share of a tied table",
+    "scaled-lookup": "one side scales what it looks up",
+    "gelu": "the two compute GELU differently",
+    "layer-norm-epsilon": "the two have different epsilons in their layer norms",
+    "dropout": "one side ran with dropout on",
+    "transposed-weight": "a weight is transposed",
+    "swapped-weights": "weights are swapped",
+    "different-weight": "a weight differs",
+    "different-table": "the tables differ",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause, or two together, and how much of the difference they explain.
+
+    Attributes:
+        causes: keys of `CAUSES`, one or two.
+        text: the same for a person, with the figure.
+        explained: the share of the squared difference ‖b − a‖² that is gone once one side is predicted from the other, from 0
+            to 1; None where the cause is known from what the results remember, and was not measured.
+        remaining: the relative L2 that is left between that side and its prediction; None likewise.
+        side: "a" or "b", the side that departs from the usual, as the sum and not the mean; "" where neither does.
+    """
+
+    causes: tuple[str, ...]
+    text: str
+    explained: float | None
+    remaining: float | None
+    side: str = ""
+
+    @property
+    def left(self) -> float:
+        """`remaining` to sort by: infinite where it was not measured."""
+        return float("inf") if self.remaining is None else self.remaining
+
+    def __str__(self) -> str:
+        if self.explained is None:
+            return f"known from the results, and not measured: {self.text}"
+        percent = 100 * self.explained
+        digits = 1 if percent < 99.9 else 3  # "100 %" is said of what is right to rounding, and no earlier
+        figure = "100" if percent > 99.9995 else f"{round(percent, digits):g}"
+        return f"{figure} % of the difference is {self.text}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        return {
+            "causes": list(self.causes),
+            "text": str(self),
+            "explained": self.explained,
+            "remaining": self.remaining,
+            "side": self.side,
+        }

@@ -1,0 +1,228 @@
+"""Finds which hypotheses, alone or two together, explain a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.diagnosis.case import EXACT, Case, Match, Measure
+from embgrad.diagnosis.factors import FACTORS, Factor, fitted_factor, fitted_factors
+from embgrad.diagnosis.findings import Finding
+from embgrad.diagnosis.structures import STRUCTURES, Prediction
+
+__all__ = ["Candidate", "candidates", "chosen", "halved", "is_exact", "known_factors", "rearranged", "told"]
+
+HALF: Final = "half-precision"
+
+#: Causes that say less than another that explains as much.
+GENERAL: Final = frozenset({"other-objective", "other-point", "different-weight"})
+
+#: What a hypothesis must explain of the squared difference to be named.
+LEAST_EXPLAINED: Final = 0.9
+
+#: How far, in relative L2, the target may be from a prediction that is not right to rounding.
+MOST_REMAINING: Final = 0.3
+
+#: Likewise from the source times a known number: the more numbers are known, the more easily one is near by chance.
+MOST_REMAINING_OF_FACTOR: Final = 0.15
+
+#: How far the best fitting size of a prediction may be from its own.
+SCALE: Final = 0.1
+SCALE_OF_FACTOR: Final = 0.005
+
+#: A factor that is made to fit says nothing where it is nearly 1: any small fault may look like that.
+NEARLY_ONE: Final = 0.01
+
+#: How much less two hypotheses must leave than one, to be named beside it.
+BETTER: Final = 3.0
+
+#: How many numbers must be compared, so that chance does not explain them.
+LEAST_NUMBERS: Final = 8
+
+#: How many findings are given.
+MOST_FINDINGS: Final = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A hypothesis, or two, with how well it does.
+
+    Attributes:
+        case: the question that it answers.
+        causes: keys of `embgrad.diagnosis.findings.CAUSES`.
+        text: what they are.
+        measure: how well it does.
+        fitted: whether something in it was made to fit.
+        factor: whether it is the source times known numbers.
+        side: "a" or "b", the side that departs; "" for neither.
+    """
+
+    case: Case
+    causes: tuple[str, ...]
+    text: str
+    measure: Measure
+    fitted: bool
+    factor: bool
+    side: str
+
+
+def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
+    """The source as it is, and rearranged, once and where asked for twice."""
+    plain = Prediction((), "", case.values)
+    once = [one for hypothesis in STRUCTURES for one in hypothesis.predictions(case, case.values)]
+    again = [
+        Prediction((*first.causes, *second.causes), f"{first.text}, and {second.text}", second.values)
+        for first in (once if twice else ())
+        for hypothesis in STRUCTURES
+        if hypothesis.cause not in first.causes
+        for second in hypothesis.predictions(case, first.values)
+    ]
+    return [plain, *once, *again]
+
+
+def candidates(case: Case, predictions: Iterable[Prediction], factors: Sequence[Factor]) -> Iterator[Candidate]:
+    """Those worth a look: each prediction as it is, and times each factor, where no more than two causes come together."""
+    products = list(_products(factors))
+    for prediction in predictions:
+        match = case.match(prediction.values)
+        if match is None:
+            continue
+        taken: list[tuple[Factor, ...]] = [()] if prediction.causes else list(products)
+        if len(prediction.causes) < 2:
+            taken += [(factor,) for factor in (*factors, *_fits(case, prediction, match))]
+        numbers = np.stack([_numbers(case, one) for one in taken]) if taken else np.zeros((0, len(case.values)))
+        for one, explained in zip(taken, match.explained(numbers), strict=True):
+            causes = (*prediction.causes, *(factor.cause for factor in one))
+            if explained >= LEAST_EXPLAINED and len(set(causes)) == len(causes):
+                yield _candidate(case, prediction, match, one)
+
+
+def _numbers(case: Case, factors: tuple[Factor, ...]) -> np.ndarray:
+    return np.asarray(np.prod([np.ones(len(case.values)), *(factor.numbers for factor in factors)], axis=0))
+
+
+def known_factors(case: Case) -> list[Factor]:
+    """The numbers by which the source may be multiplied."""
+    return [factor for hypothesis in FACTORS for factor in hypothesis.factors(case)]
+
+
+def is_exact(candidate: Candidate) -> bool:
+    """Whether a prediction is right to rounding."""
+    measure = candidate.measure
+    return measure.remaining <= candidate.case.exact and measure.explained >= LEAST_EXPLAINED
+
+
+def accepted(candidate: Candidate) -> bool:
+    """Whether it may be named."""
+    measure, case = candidate.measure, candidate.case
+    if case.matched.sum() * case.values.shape[-1] < LEAST_NUMBERS:
+        return False
+    if is_exact(candidate):
+        return True
+    if candidate.fitted or measure.explained < LEAST_EXPLAINED:
+        return False
+    most, off = (MOST_REMAINING_OF_FACTOR, SCALE_OF_FACTOR) if candidate.factor else (MOST_REMAINING, SCALE)
+    return measure.remaining <= most and abs(measure.scale - 1) <= off
+
+
+def chosen(found: Iterable[Candidate]) -> list[Candidate]:
+    """Those to be named, best first: what is right to rounding, or else the best alone, and the best two that leave far less."""
+    same: dict[tuple[str, ...], list[Candidate]] = {}
+    for one in found:
+        if accepted(one):
+            same.setdefault(tuple(sorted(one.causes)), []).append(one)
+    ranked = sorted((_best(alike) for alike in same.values()), key=_rank)
+    if not ranked:
+        return []
+    best = ranked[0]
+    if is_exact(best):
+        alike = [one for one in ranked if is_exact(one) and _plain(one) == _plain(best)]
+        alike = [one for one in alike if one is best or not GENERAL & set(one.causes)]
+        partial = [one for one in ranked if len(one.causes) == 1 and one not in alike and not one.fitted]
+        return alike if len(best.causes) == 1 else [*alike[: MOST_FINDINGS - 1], *partial[:1]]
+    singles = [one for one in ranked if len(one.causes) == 1]
+    pairs = [one for one in ranked if len(one.causes) > 1]
+    if singles and pairs and pairs[0].measure.remaining * BETTER > singles[0].measure.remaining:
+        pairs = []
+    return [*pairs[:1], *singles[:1]]
+
+
+def _best(alike: Sequence[Candidate]) -> Candidate:
+    """The best of those with the same causes; without a side where it does as well from either."""
+    best = min(alike, key=_rank)
+    sides = {one.side for one in alike if is_exact(one) and one.case.side != best.case.side}
+    return replace(best, side="") if is_exact(best) and sides and best.side not in sides else best
+
+
+def told(candidate: Candidate) -> Finding:
+    """The candidate as a finding; where it is right only to the rounding of half precision, with that."""
+    measure, case = candidate.measure, candidate.case
+    causes, text = candidate.causes, candidate.text
+    if case.half and is_exact(candidate) and causes != (HALF,) and measure.remaining > EXACT * case.tolerance:
+        causes, text = (*causes, HALF), f"{text}, and {_half_text(case)}"
+    return Finding(causes, text, measure.explained, measure.remaining, candidate.side)
+
+
+def halved(case: Case) -> Iterator[Candidate]:
+    """That the target was computed in half precision: its dtype is known, and the difference is of the size of its rounding."""
+    plain = np.where(case.matched[..., None], case.values, 0)
+    length = float(np.linalg.norm(case.wanted))
+    if case.half is None or not length:
+        return
+    distance = float(np.linalg.norm(case.wanted - plain)) / length
+    if distance <= case.exact:
+        yield Candidate(case, (HALF,), _half_text(case), Measure(1.0, distance, 1.0), False, False, case.side)
+
+
+def _half_text(case: Case) -> str:
+    return f"rounding: {case.names[1]} was computed in {case.half}"
+
+
+def _plain(candidate: Candidate) -> tuple[int, bool]:
+    return len(candidate.causes), candidate.fitted
+
+
+def _rank(candidate: Candidate) -> tuple[object, ...]:
+    """What is right to rounding comes first, of that what takes least; of the rest what leaves least."""
+    remaining = candidate.measure.remaining
+    if is_exact(candidate):
+        # A product of two known numbers says more than one number that was made to fit.
+        general = bool(GENERAL & set(candidate.causes))
+        return (0, candidate.fitted, len(candidate.causes), general, remaining if candidate.case.half else 0.0)
+    return (1, remaining)
+
+
+def _candidate(case: Case, prediction: Prediction, match: Match, factors: tuple[Factor, ...]) -> Candidate:
+    texts = [text for text in (prediction.text, *(factor.text for factor in factors)) if text]
+    means = [factor.mean_on for factor in factors if factor.mean_on]
+    source, target = case.names
+    return Candidate(
+        case=case,
+        causes=(*prediction.causes, *(factor.cause for factor in factors)),
+        text=", and ".join(texts),
+        measure=match.measured(_numbers(case, factors)),
+        fitted=prediction.fitted or any(factor.fitted for factor in factors),
+        factor=bool(factors) and not prediction.causes,
+        side=source if means == ["source"] else target if prediction.causes or means else "",
+    )
+
+
+def _products(factors: Sequence[Factor]) -> Iterator[tuple[Factor, Factor]]:
+    """Two known numbers together; never two means, which would meet nearly any number."""
+    for number, first in enumerate(factors):
+        for second in factors[number + 1 :]:
+            if not (first.mean_on and second.mean_on):
+                yield first, second
+
+
+def _fits(case: Case, prediction: Prediction, match: Match) -> Iterator[Factor]:
+    """The number that fits best, one for all, and for the source alone one an example."""
+    number, numbers = match.best_numbers()
+    if abs(number - 1) > NEARLY_ONE:
+        yield fitted_factor(case, number)
+    enough = numbers is not None and len(numbers) > 1 and match.fewest() >= LEAST_NUMBERS
+    if not prediction.causes and numbers is not None and enough and np.abs(numbers - 1).max() > NEARLY_ONE:
+        yield fitted_factors(numbers)

@@ -1,0 +1,185 @@
+"""Tries causes that take another run of a model: one after the other, then two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.diagnosis.asked import ASKED, head_shares
+from embgrad.diagnosis.case import Case
+from embgrad.diagnosis.computed import COMPUTED, Inside, LayerNormEpsilon
+from embgrad.diagnosis.factors import Factor
+from embgrad.diagnosis.findings import Finding
+from embgrad.diagnosis.randomness import dropout, random_model
+from embgrad.diagnosis.rerun import Source, Variant, departure, failures_of, source_of
+from embgrad.diagnosis.search import Candidate, candidates, is_exact, known_factors
+from embgrad.diagnosis.structures import STRUCTURES, Prediction
+from embgrad.diagnosis.weighted import DifferentWeights, MisplacedWeights
+from embgrad.registry import backend_for
+
+__all__ = ["tried"]
+
+#: How many pairs of causes are run together, of those that would explain most if their effects added up.
+MOST_PAIRS: Final = 16
+
+#: From which share of the difference on that the usual epsilons explain, the one that fits is sought.
+WORTH_FITTING: Final = 0.3
+
+#: The number of the last of the groups that are likely, and cheap.
+LIKELY: Final = 2
+
+#: How many times it is corrected.
+STEPS: Final = 5
+
+
+def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding], notes: list[str]) -> None:
+    """Run the models in other ways, and add what comes of it.
+
+    Args:
+        cases: the question in both directions.
+        found: the candidates, to which those are added that predict numbers.
+        further: findings, to which one is added where a model is random, which predicts none.
+        notes: to which is added what could not be tried.
+    """
+    sources, away = [], []
+    for case in cases:
+        source = None if case.model is None else source_of(case)
+        gone = departure(source) if isinstance(source, Source) else source
+        sources.append(source if isinstance(source, Source) else None)
+        away.append(gone)
+    for case, source, gone in zip(cases, sources, away, strict=True):
+        if source is None or gone is not None:
+            notes.extend([] if gone is None else [gone])
+            continue
+        trial = _Trial(source, [factor.cut(source.examples) for factor in known_factors(case)])
+        trial.run_all(settled=any(is_exact(one) for one in found))
+        notes.extend(failures_of(source))
+        count, of = len(source.batch), len(case.source.ids)
+        where = "" if count == of else f" (on {count} of {of} examples)"
+        found.extend(replace(one, text=one.text + where) for one in trial.found)
+        if any(is_exact(one) and not one.fitted for one in trial.found):
+            return
+    further.extend(_random(sources, away))
+
+
+def _random(sources: Sequence[Source | None], away: Sequence[str | None]) -> list[Finding]:
+    """Where nothing predicts the numbers: whether a model draws random ones, or one side is remembered to be of training."""
+    found = [random_model(source) for source in sources if source is not None]
+    for source, gone in zip(sources, away, strict=True):
+        if source is not None and gone is None and source.case.target.provenance.get("training"):
+            found.append(dropout(source))
+    return [one for one in found if one is not None][:1]
+
+
+class _Trial:
+    """The runs of one model."""
+
+    def __init__(self, source: Source, factors: list[Factor]) -> None:
+        self.found: list[Candidate] = []
+        self._source = source
+        self._factors = factors
+        self._inside = Inside(source)
+        self._runs: list[tuple[Variant, np.ndarray]] = []
+
+    def run_all(self, *, settled: bool) -> None:
+        """Run one group of causes after the other, until one explains all; or else two causes at once.
+
+        Args:
+            settled: something explains all that was made to fit: only the likely causes are tried beside it.
+        """
+        for number, group in enumerate(self.groups()):
+            self.run(group())
+            if any(is_exact(one) for one in self.found) or (settled and number == LIKELY):
+                return
+        self.run(self.pairs())
+
+    def groups(self) -> Iterator[Callable[[], Iterable[Variant]]]:
+        """The causes, the likely and cheap ones first; a group is tried only where none before explains all."""
+        supports = backend_for(self._source.case.model).supports
+        yield lambda: DifferentWeights().variants(self._source) if "weights" in supports else ()
+        yield lambda: (variant for hypothesis in ASKED for variant in hypothesis.variants(self._source))
+        yield self._heads
+        if {"modules", "add", "edit"} <= supports:
+            yield self._computed
+            yield self._fitted_epsilon
+        if "weights" in supports:
+            yield lambda: MisplacedWeights().variants(self._source)
+
+    def run(self, variants: Iterable[Variant]) -> None:
+        """Run each, and see what it explains, by itself, rearranged, and times a number."""
+        case = self._source.case
+        for variant in variants:
+            values = self._source.values(variant)
+            if values is None or self._changes_nothing(values):
+                continue
+            self._runs.append((variant, values))
+            self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
+
+    def _see(self, prediction: Prediction, case: Case) -> None:
+        further = [
+            Prediction(
+                (*prediction.causes, *one.causes), f"{prediction.text}, and {one.text}", one.values, prediction.fitted
+            )
+            for hypothesis in STRUCTURES
+            if len(prediction.causes) == 1
+            for one in hypothesis.predictions(case, prediction.values)
+        ]
+        self.found.extend(candidates(case, [prediction, *further], self._factors))
+
+    def _changes_nothing(self, values: np.ndarray) -> bool:
+        own = self._source.case.values
+        return float(np.linalg.norm(values - own)) <= self._source.case.tolerance * float(np.linalg.norm(own))
+
+    def _heads(self) -> Iterator[Variant]:
+        for text, values in head_shares(self._source):
+            self._see(Prediction(("head-share",), text, values), self._source.case)
+        yield from ()
+
+    def _computed(self) -> Iterator[Variant]:
+        for hypothesis in COMPUTED:
+            itself = hypothesis.itself(self._inside)
+            values = None if itself is None else self._source.values(itself)
+            if values is not None and self._changes_little(values):
+                yield from hypothesis.variants(self._source, self._inside)
+
+    def _changes_little(self, values: np.ndarray) -> bool:
+        """Whether what was put in its own place computes what was there: else the stretch is not what it looked like."""
+        own = self._source.case.values
+        return float(np.linalg.norm(values - own)) <= 10 * self._source.case.tolerance * float(np.linalg.norm(own))
+
+    def _fitted_epsilon(self) -> Iterator[Variant]:
+        """The epsilon that explains most, between the usual ones: sought from the best of these, as the effect grows with it."""
+        case, hypothesis = self._source.case, LayerNormEpsilon()
+        usual = [(variant.number, values) for variant, values in self._runs if variant.causes == (hypothesis.cause,)]
+        scored = [(measure.explained, *one) for one in usual if (measure := case.measured(one[1])) is not None]
+        if not scored or max(scored, key=lambda one: one[0])[0] < WORTH_FITTING:
+            return
+        _, epsilon, values = max(scored, key=lambda one: one[0])
+        own = max(norm.epsilon for norm in self._inside.norms)
+        wanted = (case.wanted - case.values)[case.matched].ravel()
+        for _ in range(STEPS):
+            effect = (values - case.values)[case.matched].ravel()
+            epsilon = own + (epsilon - own) * float(wanted @ effect) / (float(effect @ effect) or 1.0)
+            variant = hypothesis.with_epsilon(self._source, self._inside, max(epsilon, 0.0), fitted=True)
+            again = self._source.values(variant)
+            if again is None:
+                return
+            values = again
+        yield variant
+
+    def pairs(self) -> Iterator[Variant]:
+        """Two causes at once: those that would explain most if their effects added up."""
+        case = self._source.case
+        counted = case.matched
+        wanted = (case.wanted - case.values)[counted].ravel()
+        effects = [np.nan_to_num(values - case.values)[counted].ravel() for _, values in self._runs]
+        left: list[tuple[float, int, Variant]] = []
+        for i, one in enumerate(effects):
+            for j in range(i):
+                both = self._runs[i][0].with_(self._runs[j][0])
+                if both is not None:
+                    left.append((float(np.linalg.norm(wanted - one - effects[j])), len(left), both))
+        yield from (both for _, _, both in sorted(left, key=lambda one: one[:2])[:MOST_PAIRS])

@@ -1,0 +1,109 @@
+"""Two results are brought together by their ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.alignment import aligned
+from embgrad.testing.reference import ReferenceModel, lookup
+
+TABLE = np.random.default_rng(0).normal(size=(30, 4))
+MODEL = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).tanh(), {"E": TABLE})
+
+
+def gradient(texts: list[list[int]], width: int = 0, side: str = "right", *, masked: bool = True) -> Any:
+    """Of texts padded with zeros; what a position gets depends on its own token alone, so that alignment is all there is."""
+    width = width or max(map(len, texts))
+    ids, mask = np.zeros((len(texts), width), int), np.zeros((len(texts), width), int)
+    for row, text in enumerate(texts):
+        where = slice(0, len(text)) if side == "right" else slice(width - len(text), width)
+        ids[row, where], mask[row, where] = text, 1
+    return embgrad.gradients(MODEL, embgrad.TokenBatch(ids, mask if masked else None), embgrad.Sum())
+
+
+TEXTS = [[1, 5, 6, 7, 2], [1, 8, 2], [1, 9, 10, 2]]
+
+
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+class TestFound:
+    def test_the_same_batch(self) -> None:
+        alignment = aligned(gradient(TEXTS), gradient(TEXTS))
+        assert alignment.trivial
+        assert alignment.notes == ()
+
+    def test_another_order(self) -> None:
+        comparison = embgrad.compare(gradient(TEXTS), gradient([TEXTS[i] for i in (2, 0, 1)]))
+        assert comparison.agrees
+        assert comparison.notes == ("b has the examples in another order: a's first 3 are b's [1, 2, 0]",)
+
+    def test_repeated_texts_are_each_taken_once(self) -> None:
+        alignment = aligned(gradient([TEXTS[0], TEXTS[1], TEXTS[0]]), gradient([TEXTS[0], TEXTS[0], TEXTS[1]]))
+        assert alignment.examples().tolist() == [0, 2, 1]
+
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_another_length_of_padding(self, masked: bool) -> None:
+        comparison = embgrad.compare(gradient(TEXTS, masked=masked), gradient(TEXTS, 9, masked=masked))
+        assert comparison.agrees
+        assert comparison.notes == ("a is padded to 5 positions and b to 9",)
+
+    def test_another_side_of_padding(self) -> None:
+        comparison = embgrad.compare(gradient(TEXTS, 7), gradient(TEXTS, 7, "left"))
+        assert comparison.agrees
+        assert comparison.notes == ("a is padded on the right and b on the left",)
+        position = comparison.per_position
+        assert position is not None
+        assert np.isnan(position.relative_l2[1]).tolist() == [False] * 3 + [True] * 4
+
+    def test_a_further_special_token(self) -> None:
+        comparison = embgrad.compare(gradient(TEXTS), gradient([[3, *text] for text in TEXTS]))
+        assert comparison.agrees
+        assert comparison.notes == (
+            "a is padded to 5 positions and b to 6",
+            "3 tokens of b are not in a and were left out: id 3, at example 0, position 0",
+        )
+
+    def test_another_token(self) -> None:
+        comparison = embgrad.compare(gradient(TEXTS), gradient([[1, 5, 20, 7, 2], *TEXTS[1:]]))
+        assert comparison.agrees
+        assert len(comparison.notes) == 2
+        assert "1 tokens of a are not in b and were left out: id 6, at example 0, position 2" in comparison.notes
+
+    def test_other_examples(self) -> None:
+        comparison = embgrad.compare(gradient(TEXTS), gradient([TEXTS[1], [1, 21, 22, 23, 24, 25, 2]]))
+        assert comparison.agrees
+        assert len(comparison.per_example) == 1
+        assert "2 of the examples of a (0, 2) are not in b and were left out" in comparison.notes
+        assert "1 of the examples of b (1) are not in a and were left out" in comparison.notes
+
+    def test_all_ids_other_as_they_lie(self) -> None:
+        comparison = embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6]]))
+        assert comparison.notes[0].startswith(
+            "the ids differ at 3 of 3 positions, first at example 0, position 0, where a has 1"
+        )
+
+    def test_nothing_in_common(self) -> None:
+        with pytest.raises(embgrad.BatchError, match="no example of a has half of its tokens in common with one of b"):
+            embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6, 7]]))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 29), min_size=1, max_size=8), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+    st.integers(0, 3),
+    st.sampled_from(["left", "right"]),
+)
+@pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+def test_order_and_padding_never_matter(texts: list[list[int]], random: Any, more: int, side: str) -> None:
+    shuffled = random.sample(texts, len(texts))
+    a, b = gradient(texts), gradient(shuffled, max(map(len, texts)) + more, side)
+    alignment = aligned(a, b)
+    assert (alignment.bring(b.ids) == a.ids)[a.mask.astype(bool)].all()
+    back = alignment.reversed(b.ids.shape)
+    assert (back.bring(a.ids) == b.ids)[b.mask.astype(bool)].all()
+    assert embgrad.compare(a, b).agrees

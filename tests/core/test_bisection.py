@@ -1,0 +1,295 @@
+"""Bisection on the reference: the fault's own layer and module are named, forward and backward, and nothing where none is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+DIM, LAYERS = 6, 4
+IDS = np.random.default_rng(1).permutation(np.arange(1, 25))[:12].reshape(3, 4)
+OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
+
+#: What a fault may change in one place: takes the tensor there, gives another.
+Hooks = Mapping[str, Callable[[Tensor], Tensor]]
+
+
+def weights() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    found = {"table": random.normal(size=(30, DIM)), "places": random.normal(size=(9, DIM))}
+    for layer in range(LAYERS):
+        found |= {
+            f"layers.{layer}.up.W": random.normal(size=(DIM, DIM)) / 2,
+            f"layers.{layer}.up.b": random.normal(size=DIM) / 2,
+            f"layers.{layer}.down.W": random.normal(size=(DIM, DIM)) / 2,
+            f"layers.{layer}.down.b": random.normal(size=DIM) / 2,
+        }
+    return {**found, "head.W": random.normal(size=(DIM, 3))}
+
+
+def model(
+    changes: Mapping[str, np.ndarray] | None = None, hooks: Hooks | None = None, offset: int = 0, layers: int = LAYERS
+) -> ReferenceModel:
+    """Four residual layers of two linear maps; `hooks` are faults, by the place at which they lie."""
+    at: Hooks = hooks or {}
+
+    def linear(m: ReferenceModel, path: str, hidden: Tensor) -> Tensor:
+        def compute(given: Tensor) -> Tensor:
+            made = given @ m[f"{path}.W"] + m[f"{path}.b"]
+            return at.get(path, lambda x: x)(made)
+
+        return m.module(path, compute, hidden)
+
+    def layer(m: ReferenceModel, path: str, hidden: Tensor) -> Tensor:
+        def compute(given: Tensor) -> Tensor:
+            bent = at.get(f"{path}.activation", lambda x: x)(linear(m, f"{path}.up", given).tanh())
+            return at.get(f"{path}.residual", lambda x: x)(given) + linear(m, f"{path}.down", bent)
+
+        return m.module(path, compute, hidden)
+
+    def forward(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
+        def embed(ids: np.ndarray) -> Tensor:
+            return lookup(m["table"], ids) + lookup(m["places"], offset + np.arange(ids.shape[1])[None])
+
+        hidden = m.module("embed", embed, input_ids)
+        for number in range(layers):
+            hidden = layer(m, f"layers.{number}", hidden)
+        return at.get("logits", lambda x: x)(hidden.mean(1) @ m["head.W"])
+
+    paths = [f"layers.{n}{part}" for n in range(LAYERS) for part in ("", ".up", ".down")]
+    return ReferenceModel(forward, {**weights(), **(changes or {})}, ["embed", *paths])
+
+
+def scaled(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor * factor
+
+
+def badly_pulled_back(factor: float) -> Callable[[Tensor], Tensor]:
+    """The right value with a wrong gradient."""
+    return lambda tensor: Tensor(tensor.value, [(tensor, lambda g: g * factor)])
+
+
+def noisy(scale: float) -> Callable[[Tensor], Tensor]:
+    random = np.random.default_rng(5)
+    return lambda tensor: tensor + Tensor(scale * random.normal(size=tensor.value.shape))
+
+
+def test_equal_models_agree_at_every_role() -> None:
+    found = embgrad.bisect(model(), model(), IDS, OBJECTIVE)
+    assert found.agrees
+    assert (found.first, found.direction, found.module, found.parameters) == (None, None, None, ())
+    roles = ["word", "position", "embeddings", *(f"layer.{n}" for n in range(LAYERS)), "objective"]
+    assert [one.name for one in found.steps] == roles
+    assert all(one.agrees and one.forward is not None and one.forward.relative_l2 == 0 for one in found.steps)
+    assert all(one.backward is not None and one.backward.relative_l2 == 0 for one in found.steps[:-1])
+    assert found.tolerance < 1e-12  # both compute in float64
+    assert "agree at all 7 points and in the objective, forward and backward" in found.text
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+@pytest.mark.parametrize("part", ["up", "down"])
+@pytest.mark.parametrize("kind", ["W", "b"])
+@pytest.mark.parametrize("size", [1e-2, 1e-9])
+def test_a_weight_that_differs(layer: int, part: str, kind: str, size: float) -> None:
+    name = f"layers.{layer}.{part}.{kind}"
+    found = embgrad.bisect(model(), model({name: weights()[name] * (1 + size)}), IDS, OBJECTIVE)
+    assert (found.first, found.direction) == (f"layer.{layer}", "forward")
+    assert found.after == (f"layer.{layer - 1}" if layer else "embeddings")
+    assert found.module == f"layers.{layer}.{part}"
+    assert [(one.a, one.b) for one in found.parameters if one.differs] == [(name, name)]
+    assert found.parameters[0].relation == "differs"
+    assert found.parameters[0].relative_l2 == pytest.approx(size, rel=1e-5)
+    assert found.parameters[1].relation == "equal"
+    assert name in found.text
+
+
+def test_a_transposed_weight_and_swapped_ones() -> None:
+    up, down = "layers.2.up.W", "layers.2.down.W"
+    turned = embgrad.bisect(model(), model({up: weights()[up].T}), IDS, OBJECTIVE)
+    assert (turned.first, turned.module) == ("layer.2", "layers.2.up")
+    assert (turned.parameters[0].a, turned.parameters[0].relation) == (up, "transposed")
+    swapped = embgrad.bisect(model(), model({up: weights()[down], down: weights()[up]}), IDS, OBJECTIVE)
+    assert (swapped.first, swapped.module) == ("layer.2", "layers.2.up")
+    assert swapped.parameters[0].relation == f"swapped with {down}"
+    holding = embgrad.bisect(model(), model({up: weights()["layers.0.up.W"]}), IDS, OBJECTIVE)
+    assert holding.parameters[0].relation == "holds a's layers.0.up.W"
+
+
+def test_a_computation_that_differs_while_the_weights_agree() -> None:
+    found = embgrad.bisect(model(), model(hooks={"layers.1.up": scaled(1.01)}), IDS, OBJECTIVE)
+    assert (found.first, found.module) == ("layer.1", "layers.1.up")
+    assert [one.relation for one in found.parameters] == ["equal", "equal"]
+    assert "its 2 weights agree, it is what is computed there" in found.text
+
+
+def test_what_happens_between_modules_belongs_to_the_module_around() -> None:
+    found = embgrad.bisect(model(), model(hooks={"layers.3.activation": scaled(1.01)}), IDS, OBJECTIVE)
+    assert (found.first, found.module) == ("layer.3", "layers.3")
+    assert "part at 'layers.3.down:input' and agree at 'layers.3.up:output'" in found.text
+    assert found.parameters == ()
+    dropped = embgrad.bisect(model(), model(hooks={"layers.0.residual": scaled(0.0)}), IDS, OBJECTIVE)
+    assert (dropped.first, dropped.module) == ("layer.0", "layers.0")
+    assert "part at 'layers.0:output' and agree at 'layers.0.down:output'" in dropped.text
+
+
+@pytest.mark.parametrize(
+    ("place", "module"),
+    [("layers.2.up", "layers.2.up"), ("layers.2.activation", "layers.2"), ("layers.2.residual", "layers.2")],
+)
+def test_a_backward_pass_that_differs_while_all_values_agree(place: str, module: str) -> None:
+    found = embgrad.bisect(model(), model(hooks={place: badly_pulled_back(1.5)}), IDS, OBJECTIVE)
+    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
+    assert found.module == module
+    by_name = {one.name: one for one in found.steps}
+    assert all(by_name[f"layer.{n}"].agrees is (n > 1) for n in range(LAYERS))
+    assert by_name["objective"].agrees
+    assert "All values agree; coming down from the objective" in found.text
+
+
+def test_a_gradient_that_does_not_come_through() -> None:
+    cut: Hooks = {"logits": lambda tensor: tensor.detach()}
+    found = embgrad.bisect(model(), model(hooks=cut), IDS, OBJECTIVE)
+    assert (found.first, found.direction, found.after) == ("layer.3", "backward", "objective")
+    assert "no gradient comes here in b" in found.text.lower()
+    inside: Hooks = {
+        "layers.2.activation": lambda tensor: tensor.detach(),
+        "layers.2.residual": lambda tensor: tensor.detach(),
+    }
+    found = embgrad.bisect(model(), model(hooks=inside), IDS, OBJECTIVE)
+    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
+    assert (found.module or "").startswith("layers.2")
+    both = embgrad.bisect(model(hooks=cut), model(hooks=cut), IDS, OBJECTIVE)
+    assert both.agrees
+
+
+def test_tables_and_what_is_looked_up_in_them() -> None:
+    found = embgrad.bisect(model(), model({"table": weights()["table"] * 1.01}), IDS, OBJECTIVE)
+    assert (found.first, found.parameters[0].a, found.parameters[0].relation) == ("word", "table", "differs")
+    moved = embgrad.bisect(model(), model(offset=2), IDS, OBJECTIVE)
+    assert (moved.first, moved.direction) == ("position", "forward")
+    assert [one.relation for one in moved.parameters] == ["equal"]
+    assert "A looks up the rows 0 1 2 3 …, b 2 3 4 5 …" in moved.text
+    assert "The tables agree" in moved.text
+
+
+def test_the_head_and_the_objective() -> None:
+    found = embgrad.bisect(model(), model({"head.W": weights()["head.W"] * 1.01}), IDS, OBJECTIVE)
+    assert (found.first, found.direction, found.after) == ("objective", "forward", "layer.3")
+    assert [one.a for one in found.parameters if one.differs] == ["head.W"]
+    functions = (lambda logits: logits.column(1), lambda logits: logits.column(1) * 2.0)
+    other = embgrad.bisect(model(), model(), IDS, functions)
+    assert (other.first, other.after) == ("objective", "layer.3")
+    assert not any(one.differs for one in other.parameters)
+
+
+@pytest.mark.parametrize("examples", [3, 1])
+def test_a_model_that_differs_from_itself(examples: int) -> None:
+    ids = IDS[:examples]
+    found = embgrad.bisect(model(), model(hooks={"layers.1.up": noisy(0.1)}), ids, OBJECTIVE)
+    assert dict(found.random) == {"b": "layer.1"}
+    assert (found.first, found.direction, found.module) == ("layer.1", "forward", "layers.1.up")
+    assert not found.agrees
+    assert "b differs from itself, first at 'layer.1'" in found.text
+    alone = embgrad.bisect(model(hooks={"layers.2.up": noisy(0.1)}), model(), ids, OBJECTIVE)
+    assert dict(alone.random) == {"a": "layer.2"}
+
+
+def test_random_numbers_that_are_put_back_are_seen_even_so() -> None:
+    """As embgrad puts a framework's generator back after a run, so that the same call draws the same twice."""
+
+    def drawing(tensor: Tensor) -> Tensor:
+        return tensor * Tensor(np.random.default_rng(0).random(tensor.value.shape))
+
+    found = embgrad.bisect(model(), model(hooks={"layers.2.activation": drawing}), IDS, OBJECTIVE)
+    assert dict(found.random) == {"b": "layer.2"}
+    assert found.module == "layers.2"
+
+
+def test_a_given_tolerance_is_taken_at_its_word() -> None:
+    name = "layers.1.up.W"
+    other = model({name: weights()[name] * 1.001})
+    assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=0.5).agrees
+    assert not embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=1e-6).agrees
+    for wrong in (-1, float("nan"), "small"):
+        with pytest.raises(embgrad.EmbgradError, match="expected a number from 0 on"):
+            embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("at_pads", "elsewhere", "agrees"), [(7.0, 0.0, True), (0.0, 1e-3, False)])
+def test_values_count_where_positions_are_real(at_pads: float, elsewhere: float, agrees: bool) -> None:
+    """What a model makes of padding is its own affair, as long as it reaches nothing else."""
+
+    def sequence(at_pads: float = 0.0, elsewhere: float = 0.0) -> ReferenceModel:
+        def forward(m: ReferenceModel, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+            hidden = lookup(m["table"], input_ids)
+            moved = Tensor(np.where(attention_mask, elsewhere, at_pads)[..., None])
+            for number in range(2):
+                hidden = m.module(f"layers.{number}", lambda x: x.tanh() + moved, hidden)
+            return hidden
+
+        return ReferenceModel(forward, weights(), ["layers.0", "layers.1"])
+
+    batch = embgrad.TokenBatch(IDS, [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
+    found = embgrad.bisect(sequence(), sequence(at_pads, elsewhere), batch, embgrad.Projection(np.arange(6.0)))
+    assert found.agrees is agrees
+
+
+def test_an_objective_that_is_not_finite_in_one_model() -> None:
+    bad = weights()["head.W"].copy()
+    bad[0, 0] = np.nan
+    found = embgrad.bisect(model(), model({"head.W": bad}), IDS, OBJECTIVE)
+    assert (found.first, found.direction) == ("objective", "forward")
+    assert "b alone: the objective is nan" in found.text.replace("B alone", "b alone")
+    assert [one.a for one in found.parameters if one.differs] == ["head.W"]
+    with pytest.raises(embgrad.ObjectiveError):
+        embgrad.bisect(model({"head.W": bad}), model({"head.W": bad}), IDS, OBJECTIVE)
+
+
+def test_what_it_is_told_as() -> None:
+    name = "layers.1.up.W"
+    found = embgrad.bisect(model(), model({name: weights()[name] * 1.01}), IDS, OBJECTIVE)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["first"] == "layer.1"
+    assert told["agrees"] is False
+    assert told["parameters"][0]["relation"] == "differs"
+    shown = repr(found).splitlines()
+    assert shown[0] == "b = reference ReferenceModel against a = reference ReferenceModel"
+    assert any(line.split()[:1] == ["layer.1"] and line.endswith("parts") for line in shown)
+    assert shown[-1] == found.text
+
+
+def test_progress_and_state() -> None:
+    seen: list[tuple[int, int]] = []
+    a, b = model(), model({"head.W": weights()["head.W"] * 2})
+    before = [{name: one.value.tobytes() for name, one in m.parameters.items()} for m in (a, b)]
+    embgrad.bisect(a, b, IDS, OBJECTIVE, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1]
+    assert sorted(seen) == seen
+    assert [{name: one.value.tobytes() for name, one in m.parameters.items()} for m in (a, b)] == before
+
+
+def test_calls_and_models_without_layers() -> None:
+    def plain(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
+        return lookup(m["table"], input_ids).mean(1) @ m["head.W"]
+
+    a, b = ReferenceModel(plain, weights()), ReferenceModel(plain, {**weights(), "head.W": weights()["head.W"] * 2})
+    found = embgrad.bisect(a, b, IDS, OBJECTIVE, call_b=lambda m, inputs: m(inputs))
+    assert (found.first, found.after) == ("objective", "word")
+    assert [one.a for one in found.parameters if one.differs] == ["head.W"]
+
+
+def test_models_without_a_common_point() -> None:
+    blind = ReferenceModel(lambda m, input_ids: Tensor(input_ids * 1.0) @ m["W"], {"W": np.ones((4, 3))})
+    with pytest.raises(embgrad.PointError, match="no role in common: a has word"):
+        embgrad.bisect(model(), blind, IDS, OBJECTIVE)
+
+
+def test_other_layers_than_the_other_has() -> None:
+    found = embgrad.bisect(model(), model(layers=2), IDS, OBJECTIVE)
+    assert (found.first, found.after) == ("layers.2:output", "layer.1") or not found.agrees
+    assert "A has 4 layers, b 2." in found.text

@@ -1,0 +1,305 @@
+"""Which cause is named for a difference whose cause is known, and that none is for one without any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.diagnosis.case import half_of
+from embgrad.diagnosis.findings import CAUSES
+from embgrad.testing.reference import ReferenceModel, lookup
+
+IDS = np.array([[1, 5, 9, 5, 2, 0, 0], [1, 7, 3, 2, 0, 0, 0], [1, 8, 6, 8, 4, 3, 2]])
+MASK = (IDS > 0).astype(int)
+TOKENS = MASK.sum(1)
+DIM = 12
+LABELS = np.array([2, 0, 1])
+RANDOM = np.random.default_rng(4)
+TABLE = RANDOM.normal(size=(20, DIM))
+HEAD = RANDOM.normal(size=(DIM, 5))
+
+pytestmark = pytest.mark.filterwarnings("ignore:the model cannot take the mask")
+
+
+def classifier(weights: dict[str, np.ndarray] | None = None) -> ReferenceModel:
+    """The mean over real tokens through a bend, and logits: what a token gets depends on its example."""
+
+    def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
+        rows = lookup(model["E"], input_ids)
+        return (rows * attention_mask[:, :, None]).sum(1).tanh() @ model["W"]
+
+    return ReferenceModel(forward, {"E": TABLE, "W": HEAD, **(weights or {})})
+
+
+BATCH = embgrad.TokenBatch(IDS, MASK)
+OBJECTIVE = embgrad.CrossEntropy(LABELS)
+
+
+def single() -> embgrad.EmbeddingGradients:
+    """In single precision, with something at padding too."""
+    result = embgrad.gradients(classifier(), BATCH, OBJECTIVE)
+    values = result.values + 1e-3 * np.random.default_rng(1).normal(size=result.shape)
+    return replace(
+        result, values=values.astype(np.float32), provenance={**result.provenance, "compute_dtype": "float32"}
+    )
+
+
+def times(number: Any) -> Callable[[Any], np.ndarray]:
+    return lambda a: a.values * np.broadcast_to(np.asarray(number, np.float32).reshape(-1, 1, 1), (len(IDS), 1, 1))
+
+
+def shifted(distance: int) -> Callable[[Any], np.ndarray]:
+    return lambda a: np.roll(a.values, distance, axis=1)
+
+
+def summed_repeats(a: Any) -> np.ndarray:
+    return a.table().to_dense()[a.ids].astype(np.float32)
+
+
+def unit(axes: tuple[int, ...]) -> Callable[[Any], np.ndarray]:
+    return lambda a: a.values / np.sqrt((a.values**2).sum(axes, keepdims=True))
+
+
+ALONE: dict[str, tuple[Callable[[Any], np.ndarray], str]] = {
+    "mean over the batch": (times(1 / 3), "mean-over-batch"),
+    "sum over the batch": (times(3), "mean-over-batch"),
+    "mean over real tokens": (times(1 / TOKENS.sum()), "mean-over-tokens"),
+    "mean over own tokens": (times(1 / TOKENS), "mean-over-tokens"),
+    "mean over all positions": (times(1 / IDS.size), "mean-over-tokens"),
+    "mean over all positions but the last": (times(1 / (3 * 6)), "mean-over-tokens"),
+    "mean over examples and classes": (times(1 / 15), "mean-over-batch-and-classes"),
+    "mean over classes": (times(1 / 5), "mean-over-batch-and-classes"),
+    "sign": (times(-1), "sign"),
+    "scaled lookup": (times(DIM**0.5), "scaled-lookup"),
+    "behind a scaled lookup": (times(DIM**-0.5), "scaled-lookup"),
+    "any factor": (times(2.34567), "constant-factor"),
+    "a tiny factor": (times(1e-12), "constant-factor"),
+    "a factor for each example": (times([0.3, -2.0, 1.7]), "constant-factor"),
+    "probability": (lambda a: times(-np.exp(-a.objective))(a), "probability-objective"),
+    "absolute": (lambda a: np.abs(a.values), "absolute-value"),
+    "position of length 1": (unit((2,)), "normalised"),
+    "example of length 1": (unit((1, 2)), "normalised"),
+    "whole of length 1": (unit((0, 1, 2)), "normalised"),
+    "times the embedding": (lambda a: (a.values * a.activations).astype(np.float32), "gradient-times-input"),
+    "summed over repeats": (summed_repeats, "summed-repeats"),
+    "shifted right": (shifted(1), "position-shift"),
+    "shifted left by two": (shifted(-2), "position-shift"),
+    "pads zeroed": (lambda a: a.values * MASK[..., None].astype(np.float32), "pads-zeroed"),
+    "bfloat16": (
+        lambda a: (a.values.view(np.uint32) + 0x7FFF & np.uint32(0xFFFF0000)).view(np.float32),
+        "half-precision",
+    ),
+    "float16": (lambda a: a.values.astype(np.float16).astype(np.float32), "half-precision"),
+}
+
+
+def causes(comparison: embgrad.Comparison) -> list[tuple[str, ...]]:
+    return [finding.causes for finding in comparison.findings]
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("swapped", [False, True], ids=["on b", "on a"])
+def test_one_cause(name: str, swapped: bool) -> None:
+    change, cause = ALONE[name]
+    sound = single()
+    faulty = replace(sound, values=change(sound))
+    comparison = embgrad.compare(*((faulty, sound) if swapped else (sound, faulty)))
+    assert causes(comparison)[0] == (cause,)
+    finding = comparison.findings[0]
+    assert finding.explained > 0.999
+    departs = "b" if swapped == (name == "sum over the batch") else "a"
+    assert finding.side in ("", departs)
+    assert all(key in CAUSES for found in causes(comparison) for key in found)
+    json.dumps(comparison.to_dict(), allow_nan=False)
+
+
+PAIRS = [
+    ("mean over the batch", "sign"),
+    ("mean over the batch", "shifted right"),
+    ("mean over own tokens", "times the embedding"),
+    ("sign", "summed over repeats"),
+    ("any factor", "shifted left by two"),
+    ("absolute", "mean over examples and classes"),
+    ("mean over real tokens", "pads zeroed"),
+    ("times the embedding", "shifted right"),
+    ("sign", "scaled lookup"),
+]
+
+
+@pytest.mark.parametrize("names", PAIRS, ids=" + ".join)
+@pytest.mark.parametrize("swapped", [False, True], ids=["on b", "on a"])
+def test_two_causes(names: tuple[str, str], swapped: bool) -> None:
+    sound = single()
+    faulty = sound
+    for name in names:
+        faulty = replace(faulty, values=np.asarray(ALONE[name][0](faulty), np.float32))
+    comparison = embgrad.compare(*((faulty, sound) if swapped else (sound, faulty)))
+    assert set(causes(comparison)[0]) == {ALONE[name][1] for name in names}
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32), st.floats(-6, 6), st.sampled_from(["free", "norms", "permuted", "a little"]))
+def test_nothing_is_named_for_what_has_no_cause(seed: int, scale: float, kind: str) -> None:
+    sound = single()
+    random = np.random.default_rng(seed)
+    noise = random.normal(size=sound.shape).astype(np.float32)
+    values = {
+        "free": noise * np.float32(10**scale),
+        "norms": noise
+        / np.linalg.norm(noise, axis=-1, keepdims=True)
+        * np.linalg.norm(sound.values, axis=-1, keepdims=True),
+        "permuted": random.permutation(sound.values.ravel()).reshape(sound.shape),
+        "a little": sound.values + noise * np.float32(0.01),
+    }[kind]
+    assert embgrad.compare(sound, replace(sound, values=values)).findings == ()
+
+
+def test_a_part_that_is_explained_says_how_much() -> None:
+    sound = single()
+    noise = np.random.default_rng(0).normal(size=sound.shape).astype(np.float32)
+    noise *= 0.01 * np.linalg.norm(sound.values) / np.linalg.norm(noise)
+    (finding,) = embgrad.compare(sound, replace(sound, values=(sound.values + noise) / 3)).findings
+    assert finding.causes == ("mean-over-batch",)
+    assert 0.9997 < finding.explained < 0.99998
+    assert finding.remaining == pytest.approx(0.01, rel=1e-2)
+    assert str(finding).startswith(("99.978 % of the difference is a factor", "99.998 % of the difference is a factor"))
+
+
+@pytest.mark.parametrize("zero", ["a", "b"])
+def test_zeros_have_no_cause(zero: str) -> None:
+    sound = single()
+    nothing = replace(sound, values=np.zeros_like(sound.values))
+    comparison = embgrad.compare(nothing, sound) if zero == "a" else embgrad.compare(sound, nothing)
+    assert not comparison.agrees
+    assert comparison.findings == ()
+    json.dumps(comparison.to_dict(), allow_nan=False)
+
+
+def test_another_order_and_a_factor_together() -> None:
+    sound = single()
+    order = [2, 0, 1]
+    moved = {name: getattr(sound, name)[order] for name in ("activations", "objective", "ids", "mask")}
+    comparison = embgrad.compare(sound, replace(sound, values=sound.values[order] / 3, **moved))
+    assert causes(comparison) == [("mean-over-batch",)]
+    assert any("another order" in note for note in comparison.notes)
+
+
+class TestHalf:
+    def test_what_is_remembered(self) -> None:
+        result = single()
+        assert half_of(result) is None
+        assert half_of(replace(result, provenance={**result.provenance, "compute_dtype": "float16"})) == "float16"
+
+    def test_a_few_numbers_show_nothing(self) -> None:
+        few = single()
+        values = np.zeros_like(few.values)
+        values[0, 0, :7] = 1.0
+        assert half_of(replace(few, values=values)) is None
+
+    def test_half_precision_of_another_gradient_is_none(self) -> None:
+        sound = single()
+        other = np.random.default_rng(3).normal(size=sound.shape).astype(np.float16).astype(np.float32)
+        assert embgrad.compare(sound, replace(sound, values=other)).findings == ()
+
+    def test_with_a_mean(self) -> None:
+        sound = single()
+        values = (sound.values / 3).astype(np.float16).astype(np.float32)
+        comparison = embgrad.compare(sound, replace(sound, values=values))
+        assert causes(comparison)[0] == ("mean-over-batch", "half-precision")
+
+
+class TestModels:
+    """Causes that take another run, where they need no framework."""
+
+    def compared(self, b: Any, models: Any, a: Any = None) -> embgrad.Comparison:
+        comparison: embgrad.Comparison = embgrad.compare(
+            a or embgrad.gradients(classifier(), BATCH, OBJECTIVE), b, models=models
+        )
+        return comparison
+
+    @pytest.mark.parametrize(
+        ("batch", "objective", "expected"),
+        [
+            (BATCH, embgrad.Sum(), "sum-objective"),
+            (BATCH, embgrad.CrossEntropy((LABELS + 1) % 5), "label-shift"),
+            (BATCH, embgrad.CrossEntropy(np.roll(LABELS, 1)), "label-shift"),
+            (BATCH, embgrad.Logit(LABELS), "other-objective"),
+            (BATCH, embgrad.Margin(LABELS, (LABELS + 2) % 5), "other-objective"),
+            (embgrad.TokenBatch(IDS), OBJECTIVE, "mask-ignored"),
+        ],
+    )
+    def test_asked_otherwise(self, batch: Any, objective: Any, expected: str) -> None:
+        model = classifier()
+        b = embgrad.gradients(model, batch, objective)
+        assert causes(self.compared(b, (model, None)))[0] == (expected,)
+
+    def test_probability(self) -> None:
+        model = classifier()
+        a = embgrad.gradients(model, BATCH, embgrad.Logit(LABELS))
+
+        def probability(outputs: Any) -> Any:
+            return (outputs.softmax() * np.eye(5)[LABELS]).sum(1)
+
+        b = embgrad.gradients(model, BATCH, probability)
+        assert causes(self.compared(b, (model, None), a))[0] == ("probability-objective",)
+
+    def test_a_table_that_differs(self) -> None:
+        other = classifier({"E": TABLE + 0.1 * RANDOM.normal(size=TABLE.shape)})
+        b = embgrad.gradients(other, BATCH, OBJECTIVE)
+        for models in ((classifier(), None), (None, other), (classifier(), other)):
+            assert causes(self.compared(b, models))[0] == ("different-table",)
+
+    def test_a_weight_that_differs_is_named(self) -> None:
+        other = classifier({"W": HEAD + 0.1 * RANDOM.normal(size=HEAD.shape)})
+        comparison = self.compared(embgrad.gradients(other, BATCH, OBJECTIVE), (classifier(), other))
+        assert causes(comparison)[0] == ("different-weight",)
+        assert "another W" in comparison.findings[0].text
+
+    def test_other_ids(self) -> None:
+        model = classifier()
+        b = embgrad.gradients(model, embgrad.TokenBatch(IDS + 1, MASK), OBJECTIVE)
+        b = replace(b, ids=IDS)  # a vocabulary that is off by one is not seen in the ids
+        comparison = self.compared(b, (model, None))
+        assert causes(comparison)[0] == ("other-ids",)
+        assert "2 for the id 1 at example 0, position 0" in comparison.findings[0].text
+
+    def test_the_model_is_left_as_it_was(self) -> None:
+        model, other = classifier(), classifier({"W": HEAD * 1.1})
+        before = {name: model.parameters[name].value.copy() for name in model.parameters}
+        b = replace(embgrad.gradients(other, BATCH, OBJECTIVE), values=RANDOM.normal(size=(3, 7, DIM)))
+        self.compared(b, (model, other))
+        for name, value in before.items():
+            np.testing.assert_array_equal(model.parameters[name].value, value)
+
+    def test_a_function_of_the_users_cannot_be_run_anew(self) -> None:
+        model = classifier()
+        a = embgrad.gradients(model, BATCH, lambda outputs: outputs.sum(1))
+        comparison = self.compared(replace(a, values=RANDOM.normal(size=a.shape)), (model, None), a)
+        assert comparison.findings == ()
+        assert any(
+            "a's objective was a function" in note and "expected one of embgrad's" in note for note in comparison.notes
+        )
+
+    def test_a_model_that_is_not_the_results(self) -> None:
+        wrong = classifier({"W": HEAD * 2})
+        b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
+        comparison = self.compared(b, (wrong, None))
+        assert comparison.findings == ()
+        assert any("a is not what its model gives when it is run anew" in note for note in comparison.notes)
+
+    def test_a_model_that_cannot_run_costs_no_figures(self) -> None:
+        def broken(model: Any, input_ids: Any) -> Any:
+            raise RuntimeError("no device")
+
+        b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
+        comparison = self.compared(b, (ReferenceModel(broken, {"E": TABLE}), None))
+        assert comparison.figures.relative_l2 > 0.5
+        assert any("RuntimeError: no device" in note for note in comparison.notes)

@@ -1,0 +1,376 @@
+"""Golden files: what is kept, what is compared, and what a failure says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, lookup
+
+IDS = [[0, 1, 2], [3, 1, 0]]
+
+
+def model(scale: float = 1.0, bias: float = 0.0, dtype: Any = np.float32) -> ReferenceModel:
+    """Embeddings, a linear layer whose weights grow with `scale`, and a bias that no gradient sees."""
+    weights = np.random.RandomState(3)
+
+    def forward(model: Any, input_ids: np.ndarray) -> Any:
+        return (lookup(model["E"], input_ids).mean(1) @ model["W"]) * scale + model["b"]
+
+    parameters = {"E": weights.normal(size=(4, 4)), "W": weights.normal(size=(4, 3)), "b": np.full(3, bias)}
+    return ReferenceModel(forward, {name: value.astype(dtype) for name, value in parameters.items()})
+
+
+def run(scale: float = 1.0, bias: float = 0.0, objective: Any = None, **options: Any) -> Any:
+    return embgrad.gradients(model(scale, bias), IDS, objective or embgrad.Logit([0, 2]), **options)
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> embgrad.Golden:
+    return embgrad.golden(tmp_path / "folder" / "g.safetensors")
+
+
+def failure(golden: embgrad.Golden, results: Any, **options: Any) -> embgrad.GoldenError:
+    with pytest.raises(embgrad.GoldenError) as caught:
+        golden.check(results, **options)
+    return caught.value
+
+
+# Kept
+
+
+def test_what_was_kept_agrees(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    comparison = golden.check(run())
+    assert isinstance(comparison, embgrad.Comparison)
+    assert comparison.agrees
+    assert comparison.figures.relative_l2 == 0
+    assert golden.exists
+    assert isinstance(golden.load(), embgrad.EmbeddingGradients)
+
+
+def test_several_results_are_kept_by_name(golden: embgrad.Golden) -> None:
+    golden.update(run(at=["word", "E"]))
+    found = golden.check(run(at=["E", "word"]))  # in any order
+    assert isinstance(found, embgrad.Comparisons)
+    assert found.agrees
+    assert sorted(found) == ["E", "word"]
+    assert list(golden.load()) == ["word", "E"]  # type: ignore[arg-type]
+
+
+def test_rounding_agrees_and_is_not_taken_for_a_change(golden: embgrad.Golden) -> None:
+    one = run()
+    golden.update(one)
+    noise = 1 + 1e-7 * np.random.RandomState(0).uniform(-1, 1, one.shape)
+    other = replace(
+        one,
+        values=(one.values * noise).astype(np.float32),
+        activations=(one.activations * noise).astype(np.float32),
+        objective=one.objective * (1 + 1e-7),
+    )
+    assert golden.check(other).agrees
+
+
+def test_another_dtype_is_compared_within_the_coarser_one(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    wide = embgrad.gradients(model(dtype=np.float64), IDS, embgrad.Logit([0, 2]))
+    assert wide.values.dtype == np.float64
+    assert golden.check(wide).agrees
+
+
+def test_missing_folders_are_made_and_nothing_is_left_beside_the_file(golden: embgrad.Golden) -> None:
+    assert not golden.exists
+    golden.update(run())
+    golden.update(run(2.0))
+    assert os.listdir(golden.path.parent) == ["g.safetensors"]
+    assert golden.check(run(2.0)).agrees
+
+
+def test_a_path_is_text_or_a_path(tmp_path: Path) -> None:
+    embgrad.golden(str(tmp_path / "g.safetensors")).update(run())
+    assert embgrad.golden(tmp_path / "g.safetensors").check(run()).agrees
+    with pytest.raises(embgrad.EmbgradError, match=r"path is of type EmbeddingGradients: .*golden\(path\)\.check"):
+        embgrad.golden(run())
+
+
+def test_captured_gradients_are_kept_without_an_objective(golden: embgrad.Golden) -> None:
+    one = replace(run(), objective=None, provenance={**run().provenance, "captured": True})
+    golden.update(one)
+    assert golden.check(one).agrees
+    assert golden.check(run()).agrees  # whose objective there is nothing to hold against
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({}, "results is empty"),
+        (3, "results is of type int: expected a result of embgrad.gradients, or a mapping"),
+        ({"a": 3}, "results holds 'a': int"),
+    ],
+)
+def test_what_is_no_result(golden: embgrad.Golden, results: Any, message: str) -> None:
+    for call in (golden.update, golden.check):
+        with pytest.raises(embgrad.EmbgradError, match=message):
+            call(results)
+    assert not golden.exists
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_not_kept(golden: embgrad.Golden, value: float) -> None:
+    one = run()
+    values = one.values.copy()
+    values[0, 1, 2] = value
+    broken = replace(one, values=values)
+    with pytest.raises(
+        embgrad.EmbgradError, match=rf"the gradient holds {value} at \(0, 1, 2\): expected finite numbers"
+    ):
+        golden.update(broken)
+    with pytest.raises(embgrad.EmbgradError, match="at 'word' the gradient holds"):
+        golden.update({"word": broken})
+    assert not golden.exists
+    golden.update(one)
+    assert str(failure(golden, broken)).startswith(f"the gradient holds {value} at (0, 1, 2): not as in")
+
+
+def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
+    """As attention scores of masked positions do."""
+    one = run()
+    activations = one.activations.copy()
+    activations[0, 0, 0] = -np.inf
+    one = replace(one, activations=activations)
+    golden.update(one)
+    assert golden.check(one).agrees
+    assert "the value at the point moved, relative L2 inf" in str(failure(golden, run()))
+
+
+# Moved
+
+
+def test_no_file(golden: embgrad.Golden) -> None:
+    error = failure(golden, run())
+    assert isinstance(error, AssertionError)
+    assert error.comparison is None
+    path = str(golden.path)
+    assert f"there is no golden file {path}: expected one to check against" in str(error)
+    assert f"write it: call embgrad.golden({path!r}).update(results)" in str(error)
+
+
+def test_a_change_of_the_model_says_figures_and_how_to_accept_it(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    error = failure(golden, run(1.5))
+    first, *rest = str(error).splitlines()
+    assert first.startswith("the gradient moved, relative L2 5.00e-01, tolerance ")
+    assert first.endswith(f": not as in the golden file {golden.path}")
+    text = "\n".join(rest)
+    for fragment in (
+        "the objective moved, most at example",
+        "the forward pass is the same up to this point, and differs behind it",
+        "example 1   5.000e-01",
+        "a is the golden file, and b what was checked against it",
+        f"accept them: call embgrad.golden({str(golden.path)!r}).update(results)",
+    ):
+        assert fragment in text
+    assert isinstance(error.comparison, embgrad.Comparison)
+    assert error.comparison.figures.relative_l2 == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_change_of_the_backward_pass_alone(golden: embgrad.Golden) -> None:
+    one = run()
+    golden.update(one)
+    text = str(failure(golden, replace(one, values=one.values / len(IDS))))
+    assert "of the forward pass nothing moved, within the tolerance" in text
+    assert "objective moved" not in text
+    assert "value at the point moved" not in text
+
+
+def test_a_change_that_no_gradient_sees(golden: embgrad.Golden) -> None:
+    """A bias: the gradients agree to the last bit, and the objective does not."""
+    golden.update(run())
+    error = failure(golden, run(bias=0.25))
+    assert str(error).startswith("the objective moved, most at example ")
+    assert "the gradient did not, within the tolerance" in str(error)
+    assert error.comparison.agrees
+
+
+def test_a_change_of_the_table_shows_at_the_point(golden: embgrad.Golden) -> None:
+    one = run()
+    golden.update(one)
+    text = str(failure(golden, replace(one, activations=one.activations * np.float32(1.01))))
+    assert text.startswith("the value at the point moved, relative L2 1.00e-02")
+    assert "the gradient did not, within the tolerance" in text
+    both = replace(one, activations=one.activations * np.float32(1.01), values=one.values * np.float32(2))
+    assert "the forward pass differs at this point already" in str(failure(golden, both))
+
+
+@pytest.mark.parametrize(("factor", "agrees"), [(1 + 1e-7, True), (1 + 1e-3, False)])
+def test_an_objective_near_zero_is_held_against_the_size_of_what_it_is_made_of(
+    golden: embgrad.Golden, factor: float, agrees: bool
+) -> None:
+    one = run()
+    golden.update(replace(one, objective=np.array([1e-9, 3.0])))
+    other = replace(one, objective=np.array([1e-9 + 3 * (factor - 1), 3.0]))
+    if agrees:
+        assert golden.check(other).agrees
+    else:
+        assert "objective moved, most at example 0, from 1e-09 to 0.003" in str(failure(golden, other))
+
+
+def test_the_users_own_reduction(golden: embgrad.Golden) -> None:
+    def total(factor: float) -> Any:
+        return run(objective=embgrad.Scalar(lambda output: output.column(0).sum(0) * factor))
+
+    golden.update(total(1.0))
+    assert golden.check(total(1.0)).agrees
+    assert "the objective moved, from" in str(failure(golden, total(2.0)))
+    assert "the objective has the shape (2,), and () in the golden file" in str(failure(golden, run()))
+
+
+def test_other_ids_of_the_same_shape(golden: embgrad.Golden) -> None:
+    one = run()
+    golden.update(one)
+    ids = one.ids.copy()
+    ids[1, 2] = 3
+    error = failure(golden, replace(one, ids=ids))
+    assert str(error).startswith("the ids are others, first at example 1, position 2: 3 where the golden file has 0")
+
+
+def test_the_same_examples_in_another_order_are_other_ids(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    turned = embgrad.gradients(model(), IDS[::-1], embgrad.Logit([2, 0]))
+    text = str(failure(golden, turned))
+    assert "the ids are others, first at example 0, position 0: 3 where" in text
+    assert "another order" in text  # which the comparison has found
+
+
+def test_ids_of_another_shape(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    longer = embgrad.gradients(model(), [[*one, 2] for one in IDS], embgrad.Logit([0, 2]))
+    assert "the ids are others, of shape (2, 4) where the golden file has (2, 3)" in str(failure(golden, longer))
+
+
+def test_vectors_of_another_length_cannot_be_compared(golden: embgrad.Golden) -> None:
+    one = run()
+    golden.update(one)
+    cut = replace(one, values=one.values[..., :2], activations=one.activations[..., :2])
+    error = failure(golden, cut)
+    assert "not as in the golden file" in str(error)
+    assert "(4,)" in str(error)
+    assert error.comparison is None
+
+
+# Several results
+
+
+def test_points_that_are_missing_or_new(golden: embgrad.Golden) -> None:
+    one = run()
+    golden.update({"word": one, "layer.-1": one, "layer.0": one})
+    text = str(failure(golden, {"word": one, "layers.-1": one, "layer.0": one}))
+    assert text.startswith("'layer.-1' is missing (and 1 more): not as in the golden file")
+    assert "'layers.-1' is new" in text
+    assert "Did you mean 'layers.-1'?" in text
+    assert "Did you mean 'layer.-1'?" in text
+    assert failure(golden, {"word": one}).comparison.agrees  # what there is does
+
+
+def test_one_result_and_several(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    assert str(failure(golden, {"word": run()})).startswith("several results were checked against one, 'word'")
+    golden.update({"word": run()})
+    assert str(failure(golden, run())).startswith("one result was checked against several, 'word'")
+
+
+def test_of_many_points_that_differ_all_are_named_and_the_first_shown_whole(golden: embgrad.Golden) -> None:
+    names = ["word", *(f"layer.{number}" for number in range(12))]
+    golden.update(dict.fromkeys(names, run()))
+    error = failure(golden, {**dict.fromkeys(names, run(2.0)), "layer.3": run()})
+    text = str(error)
+    assert text.startswith("at 'word' the gradient moved, relative L2 1.00e+00")
+    assert "(and 11 more)" in text
+    for name in names:
+        assert (f"at {name!r} the gradient moved" in text) == (name != "layer.3")
+    assert text.count("relative L2     largest") == 3
+    assert list(error.comparison) == names
+
+
+# What else it says
+
+
+def test_versions_that_changed(golden: embgrad.Golden) -> None:
+    one = run()
+    source = {**one.provenance, "python": "3.10.1", "versions": {"torch": "2.12.0", "numpy": "1.26.4"}}
+    golden.update(replace(one, provenance=source))
+    now = {**source, "python": "3.13.0", "versions": {"torch": "2.13.0", "numpy": "1.26.4"}}
+    text = str(failure(golden, replace(run(2.0), provenance=now)))
+    assert "made with python 3.10.1, torch 2.12.0, and this is python 3.13.0, torch 2.13.0" in text
+    assert golden.check(replace(run(), provenance=now)).agrees  # versions alone are no change
+    assert "made with" not in str(failure(golden, replace(run(2.0), provenance=source)))
+
+
+def test_the_model_is_handed_on_for_the_diagnosis(golden: embgrad.Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden.update(run())
+    seen = []
+
+    def compare(a: Any, b: Any, **options: Any) -> Any:
+        seen.append(options)
+        return embgrad.compare(a, b)
+
+    monkeypatch.setattr(sys.modules["embgrad.golden"], "compare", compare)
+    one, other = model(), model()
+    golden.check(run(), models=one, tolerance=1e-3)
+    golden.check(run(), models=(other, one), call=len)
+    golden.check(run())
+    assert [options["models"] for options in seen] == [(None, one), (other, one), (None, None)]
+    assert [options["tolerance"] for options in seen] == [1e-3, None, None]
+    assert seen[1]["call"] is len
+
+
+def test_a_tolerance_of_ones_own(golden: embgrad.Golden) -> None:
+    golden.update(run())
+    assert golden.check(run(1.01), tolerance=0.05).agrees
+    failure(golden, run(1.01), tolerance=0.001)
+    golden.check(run(), tolerance=0)
+    with pytest.raises(embgrad.EmbgradError, match="tolerance is -1"):
+        golden.check(run(), tolerance=-1)
+
+
+# Files
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"<<<<<<< HEAD\n"])
+def test_a_file_that_is_none(golden: embgrad.Golden, content: bytes) -> None:
+    golden.path.parent.mkdir()
+    golden.path.write_bytes(content)
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"no whole safetensors file.*write it anew: call embgrad\.golden"
+    ):
+        golden.check(run())
+    with pytest.raises(embgrad.FileFormatError):
+        golden.load()
+    golden.update(run())
+    assert golden.check(run()).agrees
+
+
+def test_a_failed_update_leaves_the_file(golden: embgrad.Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden.update(run())
+    before = golden.path.read_bytes()
+
+    def broken(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("embgrad.files.os.replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        golden.update(run(2.0))
+    assert golden.path.read_bytes() == before
+    assert os.listdir(golden.path.parent) == ["g.safetensors"]
+
+
+def test_load_without_a_file(golden: embgrad.Golden) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        golden.load()

@@ -1,0 +1,718 @@
+"""Results in files: what is written comes back bit for bit, and what embgrad has not written is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.certificate import Certificate, Slope
+from embgrad.rowsparse import RowSparse, scatter
+from embgrad.storage import FORMAT
+from embgrad.testing.reference import ReferenceModel, lookup
+
+IDS = np.array([[3, 5, 5], [3, 7, 0]])
+TABLES = tuple(scatter(IDS[i], np.full((3, 4), number, np.float32), 10) for i, number in enumerate((0.1, 0.2)))
+CERTIFICATE = Certificate((Slope("gradient", 1.0, 1.0, 1e-9, 1e-6),), scatter=1e-8)
+
+
+def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradients:
+    random = np.random.default_rng(0)
+    fields: dict[str, Any] = {
+        "values": random.normal(size=(2, 3, 4)).astype(dtype),
+        "activations": random.normal(size=(2, 3, 4)).astype(dtype),
+        "objective": np.array([0.5, 1.25]),
+        "ids": IDS.copy(),
+        "mask": np.array([[1, 1, 1], [1, 1, 0]]),
+        "types": np.array([[0, 0, 1], [0, 0, 0]]),
+        "tokens": (("[CLS]", "grip", "##ping"), ("[CLS]", "naïve", "[PAD]")),
+        "words_of": np.array([[-1, 0, 0], [-1, 0, -1]]),
+        "vocab": 10,
+        "pad_leak": 1e-9,
+        "provenance": {"backend": "reference", "model": "some.Model", "point": "word", "objective": {"class": "Sum"}},
+    }
+    return embgrad.EmbeddingGradients(**{**fields, **changes})
+
+
+def everything() -> embgrad.EmbeddingGradients:
+    """A result that holds all that one may hold."""
+    return result(tables=TABLES, before=np.ones((2, 3, 4), np.float32), certificate=CERTIFICATE)
+
+
+def expect_same_bits(one: Any, other: Any) -> None:
+    assert isinstance(other, embgrad.EmbeddingGradients)
+    for name in ("values", "activations", "objective", "ids", "mask", "types", "words_of", "before"):
+        first, second = getattr(one, name), getattr(other, name)
+        assert (first is None) == (second is None)
+        if first is not None:
+            assert (second.dtype, second.shape, second.tobytes()) == (first.dtype, first.shape, first.tobytes())
+            assert second.flags.writeable
+    for name in ("tokens", "vocab", "pad_leak", "provenance", "certificate"):
+        assert getattr(other, name) == getattr(one, name)
+    assert (one.tables is None) == (other.tables is None)
+    for table, again in zip(one.tables or (), other.tables or (), strict=True):
+        assert again.shape == table.shape
+        np.testing.assert_array_equal(again.rows, table.rows)
+        np.testing.assert_array_equal(again.values, table.values)
+
+
+def through_a_file(results: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        embgrad.save(results, Path(folder) / "g.safetensors")
+        return embgrad.load(Path(folder) / "g.safetensors")
+
+
+# One result
+
+OPTIONAL = st.fixed_dictionaries(
+    {},
+    optional={
+        "mask": st.none(),
+        "types": st.none(),
+        "tokens": st.one_of(
+            st.none(),
+            st.just((("\ud800", "\x00", '"\\'), ("電影", "", "🎬"))),
+            st.tuples(*[st.tuples(*[st.text()] * 3)] * 2),
+        ),
+        "words_of": st.none(),
+        "objective": st.just(np.array([np.pi, 1e-300])),
+        "pad_leak": st.floats(0, 1e30),
+        "tables": st.just(TABLES),
+        "before": st.just(np.full((2, 3, 4), 3.0, np.float32)),
+        "certificate": st.just(CERTIFICATE),
+        "provenance": st.dictionaries(
+            st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
+        ).filter(lambda one: not set(one) & {"backend", "model", "point", "path", "objective", "versions", "captured"}),
+    },
+)
+
+
+@given(OPTIONAL)
+def test_a_file_gives_the_result_back_bit_for_bit(changes: dict[str, Any]) -> None:
+    one = result(**changes)
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_results_in_float64_come_back() -> None:
+    one = result(np.float64, objective=np.array(0.1))
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_a_string_and_a_path_name_a_file(tmp_path: Path) -> None:
+    result().save(str(tmp_path / "gradients élève.safetensors"))
+    expect_same_bits(result(), embgrad.load(tmp_path / "gradients élève.safetensors"))
+    embgrad.save(result(), str(tmp_path / "g.safetensors"))
+    assert (tmp_path / "g.safetensors").read_bytes() == (tmp_path / "gradients élève.safetensors").read_bytes()
+
+
+def test_special_values_come_back() -> None:
+    values = np.array([[[np.nan, -0.0, np.inf, 5e-324]]])
+    absent = dict.fromkeys(("mask", "types", "tokens", "words_of"))
+    one = result(values=values, activations=values, objective=np.zeros(1), ids=IDS[:1, :1], **absent)
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_strided_arrays_come_back() -> None:
+    values = np.asfortranarray(result().values)
+    other = through_a_file(result(values=values, ids=IDS[:, ::-1][:, ::-1]))
+    np.testing.assert_array_equal(other.values, values)
+
+
+def test_provenance_that_json_cannot_hold() -> None:
+    provenance = {"objective": {"class": "Mine", "factor": np.float32(0.5), "weights": np.arange(2), "other": object}}
+    kept = through_a_file(result(provenance=provenance)).provenance["objective"]
+    assert (kept["factor"], kept["weights"]) == (0.5, [0, 1])
+    assert "object" in kept["other"]
+
+
+def test_a_file_is_any_safetensors_reader_s(tmp_path: Path) -> None:
+    result().save(tmp_path / "g.safetensors")
+    tensors = safetensors.numpy.load_file(tmp_path / "g.safetensors")
+    np.testing.assert_array_equal(tensors["values"], result().values)
+    assert set(tensors) == {"values", "activations", "objective", "ids", "mask", "types", "words"}
+
+
+def test_a_single_result_is_of_the_first_format_which_every_embgrad_reads(tmp_path: Path) -> None:
+    result().save(tmp_path / "g.safetensors")
+    with safetensors.safe_open(str(tmp_path / "g.safetensors"), "numpy") as file:
+        assert json.loads(file.metadata()["embgrad"])["format"] == 1
+
+
+def test_a_file_of_before_certificates_loads(tmp_path: Path) -> None:
+    path = rewritten(tmp_path, removing("description", "certificate"))
+    expect_same_bits(result(), embgrad.load(path))
+
+
+def model() -> ReferenceModel:
+    return ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
+
+
+@pytest.mark.parametrize("objective", [embgrad.Sum(), embgrad.Scalar(lambda output: output.column(0).sum(0))])
+def test_a_result_from_a_run_comes_back(objective: Any) -> None:
+    one = embgrad.gradients(model(), [[0, 1], [2, 3]], objective)
+    expect_same_bits(one, through_a_file(one))
+
+
+def test_split_and_certified_results_come_back() -> None:
+    one = embgrad.gradients(model(), [[0, 1], [2, 3]], embgrad.Sum(), split=True, check=True)
+    assert one.tables is not None
+    assert one.certificate is not None
+    expect_same_bits(one, through_a_file(one))
+    assert replace(one).tables is one.tables
+
+
+def test_captured_results_come_back() -> None:
+    reference = model()
+    with embgrad.capture(reference) as tap:
+        from embgrad.testing.reference import pull_back
+
+        output = reference(np.array([[0, 1], [2, 3]]))
+        pull_back([(output, np.ones_like(output.value))], list(reference.parameters.values()))
+    assert tap.steps[0].objective is None
+    expect_same_bits(tap.steps[0], through_a_file(tap.steps[0]))
+
+
+def test_a_table_that_all_examples_share_comes_back() -> None:
+    """Its values have no example axis, and the objective has: as of position embeddings that are looked up once."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Any:
+        return lookup(model["E"], input_ids).mean(1) + lookup(model["P"], np.array([[0, 1]])).mean(1)
+
+    shared = ReferenceModel(forward, {"E": np.eye(4), "P": np.ones((2, 4))})
+    one = embgrad.gradients(shared, [[0, 1], [2, 3], [3, 3]], embgrad.Sum(), at="P")
+    assert (one.shape[0], one.objective.shape) == (1, (3,))
+    expect_same_bits(one, through_a_file(one))
+
+
+# Several results
+
+NAMES = st.lists(st.text(max_size=20), unique=True, min_size=1, max_size=4)
+
+
+@given(NAMES)
+@example(["layer.-1", "a/b", "", "word#1", "élève", "\ud800", "\x00", '"', "0", "0.values", "name", "../../x"])
+def test_several_results_come_back_by_any_name_in_order(names: list[str]) -> None:
+    results = {
+        name: result(values=np.full((2, 3, 4), number, np.float32), tables=TABLES if number % 2 else None)
+        for number, name in enumerate(names)
+    }
+    again = through_a_file(results)
+    assert list(again) == names
+    for name, one in results.items():
+        expect_same_bits(one, again[name])
+
+
+def test_results_of_one_call_come_back(tmp_path: Path) -> None:
+    results = embgrad.gradients(model(), [[0, 1], [2, 3]], embgrad.Sum(), at=["word", "E"])
+    again = through_a_file(results)
+    assert isinstance(again, dict)
+    for name in ("word", "E"):
+        expect_same_bits(results[name], again[name])
+
+
+def test_a_mapping_of_one_comes_back_as_a_mapping() -> None:
+    assert list(through_a_file({"word": result()})) == ["word"]
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ({}, "results is empty: expected a result of embgrad.gradients, or a mapping of names to results, of one"),
+        (3, "results is of type int: expected a result of embgrad.gradients, or a mapping"),
+        ([1], "results is of type list"),
+        ({"a": 3}, "results holds 'a': int: expected a result"),
+        ({1: result()}, "results holds 1: EmbeddingGradients: expected .* names"),
+        ("g.safetensors", "results is 'g.safetensors': .* the path comes second"),
+    ],
+)
+def test_what_is_no_result_is_not_saved(tmp_path: Path, results: Any, message: str) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=message):
+        embgrad.save(results, tmp_path / "g.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+LOOP: dict[str, Any] = {}
+LOOP["itself"] = LOOP
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"values": np.ones((2, 3, 4), np.float16)},
+            "since it holds values of dtype float16: expected float32 or float64",
+        ),
+        ({"activations": np.ones((2, 3, 4))}, "activations of dtype float64: expected float32"),
+        ({"ids": IDS.astype(np.int32)}, "ids of dtype int32: expected int64"),
+        ({"tokens": (("a",), ("b",))}, "tokens that are not one for each of the ids"),
+        ({"vocab": 7}, "holds the id 7: expected rows of its table of 7"),
+        ({"pad_leak": float("nan")}, "a pad_leak of nan"),
+        ({"provenance": LOOP}, "its provenance is nothing that JSON can hold"),
+        ({"provenance": {(1, 2): 3}}, "its provenance is nothing that JSON can hold"),
+        ({"provenance": {"model": 3}}, r"3 as provenance\['model'\]: expected text"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    for results in (result(**changes), {"fine": result(), "not": result(**changes)}):
+        with pytest.raises(embgrad.EmbgradError, match=message):
+            embgrad.save(results, tmp_path / "g.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+# Whole or not at all
+
+
+def test_saving_replaces_the_old_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "g.safetensors"
+    result().save(path)
+    result(values=np.zeros((2, 3, 4), np.float32)).save(path)
+    assert not embgrad.load(path).values.any()
+    assert os.listdir(tmp_path) == ["g.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["replace", "chmod", "fdopen"])
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path = tmp_path / "g.safetensors"
+    result().save(path)
+    before = path.read_bytes()
+
+    def broken(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(f"embgrad.files.os.{name}", broken)
+    with pytest.raises(OSError, match="disk full"):
+        result(objective=np.zeros(2)).save(path)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["g.safetensors"]
+
+
+def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    result().save(tmp_path / "g.safetensors")
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "g.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        result().save(tmp_path / "nowhere" / "g.safetensors")
+    with pytest.raises(FileNotFoundError, match="does not exist: expected a safetensors file"):
+        embgrad.load(tmp_path / "nothing.safetensors")
+
+
+# Files that are not whole, or not ours
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a file of tensors", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 64, b"\x80\x04N.", POINTER]
+)
+def test_foreign_files(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(embgrad.FileFormatError, match=r"g\.safetensors is no whole safetensors file: .*write or fetch"):
+        embgrad.load(path)
+
+
+def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(embgrad.FileFormatError, match="no whole safetensors file: it is no regular file"):
+        embgrad.load(tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(embgrad.FileFormatError, match="no regular file"):
+            embgrad.load(tmp_path / "pipe")
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], "dict[str, str] | None"]
+
+
+def rewritten(folder: Path, change: Change, results: Any = None) -> Path:
+    """A saved result whose arrays and description were changed by hand."""
+    path = folder / "g.safetensors"
+    embgrad.save(result() if results is None else results, path)
+    arrays = safetensors.numpy.load_file(path)
+    with safetensors.safe_open(str(path), "numpy") as file:
+        description = json.loads(file.metadata()["embgrad"])
+    metadata = change(arrays, description)
+    safetensors.numpy.save_file(arrays, path, metadata or {"embgrad": json.dumps(description)})
+    return path
+
+
+def setting(which: str, name: str, value: Any) -> Change:
+    def change(arrays: dict[str, Any], description: dict[str, Any]) -> None:
+        {"arrays": arrays, "description": description}[which][name] = value
+
+    return change
+
+
+def removing(which: str, name: str) -> Change:
+    def change(arrays: dict[str, Any], description: dict[str, Any]) -> None:
+        del {"arrays": arrays, "description": description}[which][name]
+
+    return change
+
+
+def metadata(text: str) -> Change:
+    return lambda arrays, description: {"embgrad": text}
+
+
+def array(name: str, value: Any) -> Change:
+    return setting("arrays", name, np.asarray(value))
+
+
+def field(name: str, value: Any) -> Change:
+    return setting("description", name, value)
+
+
+SLOPE = {"direction": "gradient", "expected": 1.0, "found": 1.0, "uncertainty": 0.0, "tolerance": 1.0}
+FOREIGN = "not one of embgrad's: expected what embgrad.save writes"
+DEEP = '{"format": 1, "provenance": ' + '{"a":' * 100_000 + "1" + "}" * 100_001
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays, description: {"other": "x"}, FOREIGN),
+        (metadata("{"), FOREIGN),
+        (metadata("[1]"), FOREIGN),
+        (metadata('{"format": "x"}'), FOREIGN),
+        (metadata('{"format": Infinity}'), FOREIGN),
+        (metadata('{"format": true}'), FOREIGN),
+        (metadata('{"format": 0}'), FOREIGN),
+        (metadata('{"format": ' + "9" * 5000 + "}"), FOREIGN),
+        (metadata('{"format": 1, "format": 1}'), FOREIGN),
+        (metadata(DEEP), FOREIGN),
+        (metadata("[" * 100_000), FOREIGN),
+        (
+            field("format", FORMAT + 1),
+            f"has format {FORMAT + 1}, and this embgrad reads up to {FORMAT}: install a newer",
+        ),
+        (removing("arrays", "activations"), r"lacks the arrays \['activations'\]: expected what"),
+        (removing("arrays", "objective"), r"lacks the arrays \['objective'\]"),
+        (removing("description", "tokens"), r"lacks the fields \['tokens'\]"),
+        (removing("description", "provenance"), r"lacks the fields \['provenance'\]"),
+        (field("further", 1), r"holds the fields \['further'\]: expected what embgrad.save writes, of"),
+        (array("maks", IDS), r"holds the arrays \['maks'\]"),
+        (array("values", np.zeros((2, 3), np.float32)), r"activations of shape \(2, 3, 4\): expected \(2, 3\)"),
+        (array("values", np.zeros((2, 3, 4), np.float16)), "'values' of the type F16: expected F32 or F64 or I64"),
+        (array("values", np.zeros((2, 3, 4), np.complex64)), "'values' of the type C64"),
+        (array("values", np.zeros((2, 3, 4), np.int64)), "values of dtype int64: expected float32 or float64"),
+        (array("ids", IDS.astype(np.int32)), "'ids' of the type I32"),
+        (array("ids", IDS.astype(np.float32)), "ids of dtype float32: expected int64"),
+        (array("ids", -IDS), "holds -7 in ids: expected no number below 0"),
+        (array("ids", IDS + 7), "holds the id 14: expected rows of its table of 10"),
+        (array("ids", IDS.ravel()), r"mask of shape \(2, 3\): expected \(6,\), as the ids"),
+        (array("mask", np.zeros((3, 2), np.int64)), r"mask of shape \(3, 2\): expected \(2, 3\), as the ids"),
+        (array("mask", np.full((2, 3), 2)), "holds 2 in mask: expected 1 at real positions"),
+        (array("mask", np.ones((2, 3), bool)), "'mask' of the type BOOL"),
+        (array("types", np.full((2, 3), -1)), "holds -1 in types: expected no number below 0"),
+        (array("words", np.full((2, 3), -2)), "holds -2 in words: expected no number below -1"),
+        (
+            array("activations", np.zeros((2, 3, 5), np.float32)),
+            r"activations of shape \(2, 3, 5\): expected \(2, 3, 4\)",
+        ),
+        (array("activations", np.zeros((2, 3, 4))), "activations of dtype float64: expected float32"),
+        (array("before", np.zeros((2, 3), np.float32)), r"before of shape \(2, 3\)"),
+        (array("objective", np.zeros((2, 3))), r"an objective of shape \(2, 3\): expected \(example,\)"),
+        (array("objective", np.zeros(2, np.float32)), "objective of dtype float32: expected float64"),
+        (field("vocab", "many"), "a vocab of 'many'"),
+        (field("vocab", float("inf")), "a vocab of inf"),
+        (field("vocab", 10.0), "a vocab of 10.0"),
+        (field("vocab", True), "a vocab of True"),
+        (field("vocab", 0), "a vocab of 0"),
+        (field("vocab", 10**30), "a vocab of 10+: expected the number of the table's rows"),
+        (field("pad_leak", None), "a pad_leak of None"),
+        (field("pad_leak", "0"), "a pad_leak of '0': expected a finite number"),
+        (field("pad_leak", -1.0), "a pad_leak of -1.0"),
+        (field("pad_leak", float("nan")), "a pad_leak of nan"),
+        (field("pad_leak", float("inf")), "a pad_leak of inf"),
+        (field("pad_leak", 10**400), "a pad_leak of 1"),
+        (field("tokens", [["a"], ["b"]]), r"tokens that are not one for each of the ids, whose shape is \(2, 3\)"),
+        (field("tokens", ["abc", "abc"]), "tokens that are not one"),
+        (field("tokens", [["a", "b", "c"], "abc"]), "tokens that are not one"),
+        (field("tokens", {"a": 1, "b": 2}), "tokens that are not one"),
+        (field("tokens", 3), "tokens that are not one"),
+        (field("tokens", [["a", "b", "c"], ["a", "b", 3]]), "holds the token 3: expected text"),
+        (field("provenance", 3), "holds 3 as provenance: expected an object"),
+        (field("provenance", None), "holds None as provenance"),
+        (field("provenance", {"point": 3}), r"3 as provenance\['point'\]: expected text"),
+        (field("provenance", {"objective": "Sum"}), r"'Sum' as provenance\['objective'\]"),
+        (field("provenance", {"objective": {"class": ["Sum"]}}), r"as provenance\['objective'\]"),
+        (field("provenance", {"versions": {"torch": 2}}), r"as provenance\['versions'\]: expected text by library"),
+        (field("certificate", 3), "a certificate that is none"),
+        (field("certificate", {"slopes": [3], "scatter": None, "independence": None}), "a certificate that is none"),
+        (
+            field("certificate", {"slopes": [{**SLOPE, "found": "1"}], "scatter": None, "independence": None}),
+            "a certificate that is none",
+        ),
+        (
+            field("certificate", {"slopes": [{**SLOPE, "more": 1}], "scatter": None, "independence": None}),
+            "a certificate that is none",
+        ),
+        (field("certificate", {"slopes": [SLOPE], "scatter": "1", "independence": None}), "a certificate that is none"),
+        (field("format", 2), "lists no results"),
+    ],
+)
+def test_files_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (removing("arrays", "table.1.rows"), "expected rows and values of each table from 0 on"),
+        (array("table.2.rows", [1]), "expected rows and values of each table from 0 on"),
+        (array("table.x.rows", [1]), "expected rows and values of each table from 0 on"),
+        (array("table.0.rows", [5, 3]), r"\[5, 3\] as table\.0\.rows: expected rows of a table of 10, ascending"),
+        (array("table.0.rows", [3, 3]), "ascending"),
+        (array("table.0.rows", [3, 10]), "expected rows of a table of 10"),
+        (array("table.0.rows", [-3, 1]), "expected rows of a table of 10"),
+        (array("table.0.rows", [[3, 5]]), "expected rows of a table of 10"),
+        (array("table.0.rows", [3.0, 5.0]), r"table\.0\.rows of dtype float64: expected int64"),
+        (
+            array("table.0.values", np.ones((2, 3), np.float32)),
+            r"table\.0\.values of shape \(2, 3\): expected \(2, 4\)",
+        ),
+        (array("table.0.values", np.ones((2, 4))), r"table\.0\.values of dtype float64: expected float32"),
+        (array("objective", np.zeros(3)), "holds 2 tables, of 10 rows, for 3 examples"),
+        (field("vocab", None), "holds 2 tables, of None rows"),
+    ],
+)
+def test_tables_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change, result(tables=TABLES))
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load(path)
+
+
+def entries(change: Callable[[list[Any]], Any]) -> Change:
+    def changed(arrays: dict[str, Any], description: dict[str, Any]) -> None:
+        change(description["results"])
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (field("results", []), "lists no results"),
+        (field("results", {"a": {}}), "lists no results"),
+        (field("results", [3, 4]), "names a result None: expected names that are text"),
+        (field("more", 1), "lists no results"),
+        (entries(lambda each: each.pop()), r"holds the array '1\.\w+', which belongs to none of its 1 results"),
+        (entries(lambda each: each.append(dict(each[0], name="c"))), r"at 'c' lacks the arrays \['values'"),
+        (entries(lambda each: each[1].update(name="word")), "names a result 'word': expected .* each once"),
+        (entries(lambda each: each[1].update(name=3)), "names a result 3: expected names that are text"),
+        (entries(lambda each: each[1].pop("name")), "names a result None"),
+        (entries(lambda each: each[1].update(vocab=-1)), "at 'a/b' holds a vocab of -1"),
+        (array("1.ids", -IDS), "at 'a/b' holds -7 in ids"),
+        (array("x.ids", IDS), "the array 'x.ids', which belongs to none of its 2 results"),
+        (array("ids", IDS), "the array 'ids', which belongs to none"),
+        (removing("arrays", "0.values"), "at 'word' lacks"),
+    ],
+)
+def test_files_of_several_results_changed_by_hand(tmp_path: Path, change: Change, message: str) -> None:
+    path = rewritten(tmp_path, change, {"word": result(), "a/b": result()})
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load(path)
+
+
+# Files whose bytes were changed
+
+
+def with_header(header: str, data: bytes = b"") -> bytes:
+    encoded = header.encode()
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"values":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}',
+        '{"values":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}',
+        '{"values":{"dtype":"F32","shape":[18446744073709551615,18446744073709551615],"data_offsets":[0,4]}}',
+        '{"values":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[0,4]}}',
+        '{"values":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+        '"values":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}}',
+        '{"__metadata__":{"embgrad":"1","embgrad":"2"},"values":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        "[" * 10_000,
+        '{"a":' * 10_000,
+    ],
+)
+def test_headers_that_claim_what_is_not_there(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(with_header(header, b"1234"))
+    with pytest.raises(embgrad.FileFormatError):
+        embgrad.load(path)
+
+
+@pytest.mark.parametrize("size", [2**40, 2**63, 2**64 - 1])
+def test_a_header_longer_than_the_file(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(struct.pack("<Q", size) + b"{}")
+    with pytest.raises(embgrad.FileFormatError):
+        embgrad.load(path)
+
+
+def test_empty_arrays_of_huge_shapes_take_no_memory(tmp_path: Path) -> None:
+    """No entry at all in 2**40 rows, each with a token as it is claimed."""
+    shape, none = f"[{2**40},0]", '"data_offsets":[0,0]'
+    arrays = {"values": ("F32", f"[{2**40},0,4]"), "activations": ("F32", f"[{2**40},0,4]"), "ids": ("I64", shape)}
+    arrays["objective"] = ("F64", "[0]")
+    described = {"format": 1, "tokens": [], "vocab": None, "pad_leak": 0.0, "provenance": {}}
+    told = ",".join(f'"{name}":{{"dtype":"{kind}","shape":{one},{none}}}' for name, (kind, one) in arrays.items())
+    header = f'{{"__metadata__":{{"embgrad":{json.dumps(json.dumps(described))}}},{told}}}'
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(with_header(header))
+    tracemalloc.start()
+    try:
+        with pytest.raises(embgrad.FileFormatError, match="with one of each at least"):
+            embgrad.load(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def saved_bytes(results: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        embgrad.save(results, Path(folder) / "g.safetensors")
+        return (Path(folder) / "g.safetensors").read_bytes()
+
+
+WHOLE = saved_bytes({"word": everything(), "layer.-1": result(vocab=None)})
+HEADER = struct.unpack("<Q", WHOLE[:8])[0] + 8
+
+
+def expect_refused_or_sound(data: bytes) -> None:
+    """It is refused as embgrad refuses, or what it gives can be used, and written and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "g.safetensors"
+        path.write_bytes(data)
+        try:
+            found = embgrad.load(path)
+        except embgrad.FileFormatError:
+            return
+        results = found if isinstance(found, dict) else {"": found}
+        for one in results.values():
+            assert isinstance(one, embgrad.EmbeddingGradients)
+            with np.errstate(all="ignore"):
+                assert repr(one)
+                assert one.saliency().shape == one.shape[:-1]
+            if one.tokens is not None:
+                assert len(one.words()) == len(one.ids)
+            if one.vocab is not None:
+                assert one.table().rows.max() < one.vocab
+        embgrad.save(found, path)
+        again = embgrad.load(path)
+        for name, one in results.items():
+            other = again[name] if isinstance(again, dict) else again
+            for array in ("values", "ids", "objective"):
+                np.testing.assert_array_equal(getattr(one, array), getattr(other, array))
+
+
+@given(st.integers(0, len(WHOLE) - 1))
+@settings(max_examples=60)
+def test_truncated_files(size: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "g.safetensors"
+        path.write_bytes(WHOLE[:size])
+        with pytest.raises(embgrad.FileFormatError):
+            embgrad.load(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+@settings(max_examples=200)
+def test_flipped_bytes(flips: list[tuple[int, int]]) -> None:
+    data = bytearray(WHOLE)
+    for place, bits in flips:
+        data[place] ^= bits
+    expect_refused_or_sound(bytes(data))
+
+
+TEXT = WHOLE[8:HEADER].decode()
+PIECES = [
+    b"-",
+    b"9",
+    b"0",
+    b"null",
+    b"[]",
+    b"{}",
+    b'"',
+    b'\\"',
+    b",",
+    b"NaN",
+    b"Infinity",
+    b"1e999",
+    b"true",
+    b"9" * 400,
+    b"",
+]
+
+
+@given(st.integers(8, HEADER - 1), st.integers(0, 12), st.sampled_from(PIECES))
+@settings(max_examples=400)
+def test_edited_headers(start: int, length: int, piece: bytes) -> None:
+    """The header's own length is put right, so that what lies behind it is what it was."""
+    header = WHOLE[8:start] + piece + WHOLE[start + length : HEADER]
+    expect_refused_or_sound(struct.pack("<Q", len(header)) + header + WHOLE[HEADER:])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["format", "tokens", "vocab", "pad_leak", "provenance", "certificate"]), JSON)
+@settings(max_examples=200)
+def test_any_json_in_a_fields_place(name: str, value: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = rewritten(Path(folder), field(name, value), everything())
+        expect_refused_or_sound(path.read_bytes())
+
+
+KINDS = (np.float32, np.float64, np.int64, np.int32, np.float16, np.bool_, np.uint8, np.complex64)
+
+
+@given(
+    st.sampled_from(
+        ["values", "ids", "objective", "mask", "words", "before", "table.0.rows", "table.1.values", "other"]
+    ),
+    st.lists(st.integers(0, 4), max_size=4),
+    st.sampled_from(KINDS),
+    st.integers(-2, 12),
+)
+@settings(max_examples=200)
+def test_any_array_in_an_arrays_place(name: str, shape: list[int], kind: Any, value: int) -> None:
+    filled = np.full(shape, value % 3 if kind in (np.bool_, np.uint8) else value, kind)
+    with tempfile.TemporaryDirectory() as folder:
+        path = rewritten(Path(folder), array(name, filled), everything())
+        expect_refused_or_sound(path.read_bytes())
+
+
+def test_the_property_is_of_something(tmp_path: Path) -> None:
+    """The file that the properties begin with is sound, and holds every kind of thing."""
+    expect_refused_or_sound(WHOLE)
+    path = tmp_path / "g.safetensors"
+    path.write_bytes(WHOLE)
+    found = embgrad.load(path)
+    assert isinstance(found, dict)
+    expect_same_bits(everything(), found["word"])
+    assert isinstance((found["word"].tables or ())[0], RowSparse)
+    assert '"certificate\\"' in TEXT

@@ -1,0 +1,405 @@
+"""Bisection of PyTorch models with faults injected by hand: the fault's own layer and sub-module are named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5EncoderModel,
+)
+
+import embgrad
+
+LAYERS = 4
+RANDOM = np.random.default_rng(0)
+BATCH = embgrad.TokenBatch(RANDOM.integers(3, 60, (3, 6)), [[1] * 6, [1] * 4 + [0] * 2, [1] * 3 + [0] * 3])
+IDS = BATCH.ids
+POOLED = embgrad.Projection(RANDOM.normal(size=32), output="pooled")
+LABELS = embgrad.CrossEntropy([0, 1, 2])
+
+PIECES = {
+    "attention.self.query": "query",
+    "attention.self.key": "key",
+    "attention.self.value": "value",
+    "attention.output.dense": "attention output",
+    "attention.output.LayerNorm": "attention norm",
+    "intermediate.dense": "feed-forward in",
+    "output.dense": "feed-forward out",
+    "output.LayerNorm": "output norm",
+}
+
+Fault = Callable[[Any], Any]
+
+
+def bert(kind: Any = BertModel) -> Any:
+    config = BertConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=20,
+        initializer_range=0.15,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def faulty(model: Any, fault: Fault) -> Any:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        fault(other)
+    return other
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return bert()
+
+
+def test_a_copy_agrees(model: Any) -> None:
+    found = embgrad.bisect(model, copy.deepcopy(model), BATCH, POOLED)
+    assert found.agrees
+    assert len(found.steps) == LAYERS + 5
+    assert found.tolerance < 1e-5
+
+
+@pytest.mark.parametrize("module", PIECES)
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_perturbed_weight(model: Any, module: str, layer: int) -> None:
+    path = f"encoder.layer.{layer}.{module}"
+    found = embgrad.bisect(model, faulty(model, lambda b: b.get_submodule(path).weight.mul_(1.01)), BATCH, POOLED)
+    assert (found.first, found.direction) == (f"layer.{layer}", "forward")
+    assert (found.module, found.piece) == (path, PIECES[module])
+    assert [(one.a, one.canonical) for one in found.parameters if one.differs] == [(f"{path}.weight",) * 2]
+    assert found.parameters[0].relative_l2 == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_difference_within_the_tolerance_is_traced_to_where_it_begins(model: Any) -> None:
+    """Rounded away at the layer's own output, and beyond the tolerance only at the objective."""
+    path = "encoder.layer.1.output.LayerNorm"
+    found = embgrad.bisect(model, faulty(model, lambda b: b.get_submodule(path).bias.add_(4e-5)), BATCH, POOLED)
+    assert (found.first, found.module) == ("layer.1", path)
+
+
+def swap(b: Any) -> None:
+    attention = b.encoder.layer[2].attention.self
+    attention.query, attention.key = attention.key, attention.query
+
+
+def turn(b: Any) -> None:
+    value = b.encoder.layer[2].attention.self.value
+    value.weight.copy_(value.weight.T.clone())
+
+
+def epsilon(b: Any) -> None:
+    b.encoder.layer[2].attention.output.LayerNorm.eps = 1e-2
+
+
+def tanh_gelu(b: Any) -> None:
+    b.encoder.layer[2].intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+
+
+class Output(nn.Module):
+    """The end of a half layer, with a fault in its residual connection."""
+
+    def __init__(self, found: Any, residual: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.dense, self.LayerNorm, self.dropout, self.residual = found.dense, found.LayerNorm, found.dropout, residual
+
+    def forward(self, hidden: Any, given: Any) -> Any:
+        return self.LayerNorm(self.dropout(self.dense(hidden)) + self.residual(given))
+
+
+def no_residual(b: Any) -> None:
+    b.encoder.layer[2].output = Output(b.encoder.layer[2].output, lambda given: 0 * given)
+
+
+def no_residual_around_attention(b: Any) -> None:
+    b.encoder.layer[2].attention.output = Output(b.encoder.layer[2].attention.output, lambda given: 0 * given)
+
+
+class Attention(nn.Module):
+    """Attention by hand, without the division by the root of the heads' size."""
+
+    def __init__(self, found: Any, factor: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.factor = found.query, found.key, found.value, factor
+
+    def forward(self, hidden: Any, attention_mask: Any = None, **_: Any) -> Any:
+        q, k, v = (one(hidden).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-1, -2) * self.factor
+        masked = scores if attention_mask is None else scores.masked_fill(attention_mask == 0, -1e9)
+        return (torch.softmax(masked, -1) @ v).transpose(1, 2).flatten(2), None
+
+
+def unscaled(b: Any) -> None:
+    b.encoder.layer[2].attention.self = Attention(b.encoder.layer[2].attention.self, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "piece", "relation"),
+    [
+        (swap, "attention.self.query", "query", "swapped with encoder.layer.2.attention.self.key.weight"),
+        (turn, "attention.self.value", "value", "transposed"),
+        (epsilon, "attention.output.LayerNorm", "attention norm", None),
+        (tanh_gelu, "intermediate.intermediate_act_fn", "activation", None),
+        (no_residual, "output", "the residual around the feed-forward", None),
+        (no_residual_around_attention, "attention.output", "the residual around the attention", None),
+        (unscaled, "attention.self", "the attention itself", None),
+    ],
+)
+def test_other_faults(model: Any, fault: Fault, module: str, piece: str, relation: str | None) -> None:
+    found = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
+    assert (found.first, found.direction) == ("layer.2", "forward")
+    assert (found.module, found.piece) == (f"encoder.layer.2.{module}", piece)
+    differing = {one.canonical: one.relation for one in found.parameters if one.differs}
+    assert differing.get(f"encoder.layer.2.{module}.weight") == relation
+    assert bool(differing) is (relation is not None)
+    if relation is None:
+        assert "it is what is computed there" in found.text
+
+
+class Pulled(torch.autograd.Function):
+    """The right value, with a gradient that is too large."""
+
+    @staticmethod
+    def forward(context: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return gradient * 1.01
+
+
+class Wrong(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return Pulled.apply(nn.functional.gelu(x))
+
+
+def wrong_backward(b: Any) -> None:
+    b.encoder.layer[2].intermediate.intermediate_act_fn = Wrong()
+
+
+def cut_residual(b: Any) -> None:
+    b.encoder.layer[2].output = Output(b.encoder.layer[2].output, lambda given: given.detach())
+
+
+def cut_residual_around_attention(b: Any) -> None:
+    b.encoder.layer[2].attention.output = Output(b.encoder.layer[2].attention.output, lambda given: given.detach())
+
+
+@pytest.mark.parametrize(
+    ("fault", "module", "piece"),
+    [
+        (wrong_backward, "intermediate.intermediate_act_fn", "activation"),
+        (cut_residual, "output", "the residual around the feed-forward"),
+        (cut_residual_around_attention, "attention.output", "the residual around the attention"),
+    ],
+)
+def test_faults_of_the_backward_pass_alone(model: Any, fault: Fault, module: str, piece: str) -> None:
+    found = embgrad.bisect(model, faulty(model, fault), BATCH, POOLED)
+    assert (found.first, found.direction, found.after) == ("layer.1", "backward", "layer.2")
+    assert (found.module, found.piece) == (f"encoder.layer.2.{module}", piece)
+
+
+class Dropping(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.dropout(x, 0.1, training=True)
+
+
+@pytest.mark.parametrize("examples", [3, 1])
+def test_dropout_that_is_left_on(model: Any, examples: int) -> None:
+    other = copy.deepcopy(model)
+    other.encoder.layer[2].output.dropout = Dropping()
+    found = embgrad.bisect(model, other, BATCH[:examples], POOLED)
+    assert dict(found.random) == {"b": "layer.2"}
+    assert found.module == "encoder.layer.2.output.dropout"
+
+
+def test_training_mode_makes_no_difference(model: Any) -> None:
+    other = copy.deepcopy(model).train()
+    assert embgrad.bisect(model, other, BATCH, POOLED).agrees
+    assert other.training
+
+
+def test_positions_that_begin_elsewhere(model: Any) -> None:
+    found = embgrad.bisect(
+        model,
+        model,
+        BATCH,
+        POOLED,
+        call_b=lambda b, inputs: b(**inputs, position_ids=torch.arange(2, 8)[None]),
+    )
+    assert (found.first, found.module) == ("position", "embeddings.position_embeddings")
+    assert "A looks up the rows 0 1 2 3 4 5 …, b 2 3 4 5 6 7 …" in found.text
+
+
+def test_a_bert_inside_another_model() -> None:
+    a = bert(BertForSequenceClassification)
+    b = faulty(a, lambda b: b.bert.encoder.layer[1].intermediate.dense.bias.add_(0.01))
+    found = embgrad.bisect(a, b, BATCH, LABELS)
+    assert (found.first, found.module, found.piece) == (
+        "layer.1",
+        "encoder.layer.1.intermediate.dense",
+        "feed-forward in",
+    )
+    assert found.parameters[0].a == "bert.encoder.layer.1.intermediate.dense.bias"
+    pooled = embgrad.bisect(a.bert, b.bert, BATCH, POOLED)
+    assert pooled.module == found.module
+    apart = embgrad.bisect(a, a.bert, BATCH, (LABELS, POOLED))
+    assert (apart.first, apart.after) == ("objective", "layer.3")
+    head = embgrad.bisect(a, faulty(a, lambda b: b.classifier.weight.mul_(1.01)), BATCH, LABELS)
+    assert (head.first, head.module) == ("classifier:output", "classifier")
+
+
+# Models that have nothing of a BERT
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=60, n_embd=32, n_layer=LAYERS, n_head=4, n_positions=20, initializer_range=0.2)
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("path", "first"),
+    [
+        ("transformer.wte", "word"),
+        ("transformer.h.2.attn.c_attn", "layer.2"),
+        ("transformer.h.2.mlp.c_proj", "layer.2"),
+        ("transformer.h.1.ln_2", "layer.1"),
+        ("transformer.ln_f", "transformer.ln_f:output"),
+    ],
+)
+def test_gpt2(path: str, first: str) -> None:
+    model = gpt2()
+    other = faulty(model, lambda b: b.get_submodule(path).weight.mul_(1.01))
+    found = embgrad.bisect(model, other, IDS, embgrad.Logit(3, position=-1))
+    assert (found.first, found.direction, found.module) == (first, "forward", path)
+    assert [one.a for one in found.parameters if one.differs] == [f"{path}.weight"]
+
+
+def test_the_encoder_of_a_t5() -> None:
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=LAYERS, num_heads=4)
+    model = T5EncoderModel(config).eval()
+    objective = embgrad.Projection(RANDOM.normal(size=32), output="sequence", position=1)
+    assert embgrad.bisect(model, copy.deepcopy(model), BATCH, objective).agrees
+    for path, first in {
+        "encoder.block.2.layer.0.SelfAttention.v": "layer.2",
+        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias": "layer.0",
+        "encoder.final_layer_norm": "encoder.final_layer_norm:output",
+    }.items():
+        other = faulty(model, lambda b, path=path: b.get_submodule(path).weight.mul_(1.02))
+        found = embgrad.bisect(model, other, BATCH, objective)
+        assert (found.first, found.module) == (first, path)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.up, self.down, self.factor = nn.Linear(16, 24), nn.Linear(24, 16), 1.0
+
+    def forward(self, x: Any) -> Any:
+        h = self.norm(x)
+        x = x + self.factor * self.attention(h, h, h, need_weights=False)[0]
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(60, 16), nn.Parameter(torch.randn(10, 16))
+        self.blocks, self.head, self.gain = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(16, 3), 1.0
+
+    def forward(self, ids: Any) -> Any:
+        x = self.table(ids) + self.places[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1)) * self.gain
+
+
+def other_factor(b: Any) -> None:
+    b.blocks[2].factor = 1.1
+
+
+def other_gain(b: Any) -> None:
+    b.gain = 1.1
+
+
+@pytest.mark.parametrize(
+    ("fault", "first", "module", "weight"),
+    [
+        (lambda b: b.blocks[2].attention.in_proj_weight.mul_(1.01), "layer.2", "blocks.2.attention", "in_proj_weight"),
+        (
+            lambda b: b.blocks[2].attention.out_proj.weight.mul_(1.01),
+            "layer.2",
+            "blocks.2.attention.out_proj",
+            "out_proj.weight",
+        ),
+        (lambda b: b.blocks[3].down.bias.add_(0.01), "layer.3", "blocks.3.down", "down.bias"),
+        (lambda b: b.places.mul_(1.01), "embeddings", None, "places"),
+        (other_factor, "layer.2", "blocks.2", None),
+        (other_gain, "objective", None, None),
+    ],
+)
+def test_a_users_own_module(fault: Fault, first: str, module: str | None, weight: str | None) -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    found = embgrad.bisect(model, faulty(model, fault), IDS, LABELS)
+    assert (found.first, found.module) == (first, module)
+    differing = [one.a for one in found.parameters if one.differs]
+    assert len(differing) == (weight is not None)
+    assert weight is None or str(differing[0]).endswith(weight)
+
+
+def test_other_precision_is_no_difference() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    found = embgrad.bisect(model, copy.deepcopy(model).double(), IDS, LABELS)
+    assert found.agrees
+    other = copy.deepcopy(model).double()
+    with torch.no_grad():
+        other.blocks[1].up.weight.mul_(1.001)
+    found = embgrad.bisect(model, other, IDS, LABELS)
+    assert (found.first, found.module) == ("layer.1", "blocks.1.up")
+    assert [one.a for one in found.parameters if one.differs] == ["blocks.1.up.weight"]
+
+
+def test_as_many_examples_as_positions() -> None:
+    torch.manual_seed(0)
+    model = Net().eval()
+    other = faulty(model, lambda b: b.blocks[1].up.bias.add_(0.01))
+    ids = RANDOM.permutation(np.arange(1, 37)).reshape(6, 6)
+    found = embgrad.bisect(model, other, ids, embgrad.Logit(1))
+    assert (found.first, found.module) == ("layer.1", "blocks.1.up")
+
+
+def test_the_models_stay_as_they_were(model: Any) -> None:
+    other = copy.deepcopy(model).train()
+    versions = [parameter._version for parameter in (*model.parameters(), *other.parameters())]
+    state = torch.random.get_rng_state()
+    embgrad.bisect(model, other, BATCH, POOLED)
+    assert [parameter._version for parameter in (*model.parameters(), *other.parameters())] == versions
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not any(module._forward_hooks for one in (model, other) for module in one.modules())
+    assert all(parameter.grad is None for parameter in (*model.parameters(), *other.parameters()))
