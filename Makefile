@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .demo
 TOX := .tox/runner/bin/tox
 
-.PHONY: help demo test benchmarks lint clean
+.PHONY: help demo test browser benchmarks lint clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -11,8 +11,19 @@ help: ## Say what can be made
 demo: $(VENV)/.installed ## The same call in three frameworks, on real BERT weights
 	$(VENV)/bin/python -m embgrad.demo
 
-test: $(TOX) ## All tests, each in its own environment
+test: $(TOX) browser ## All tests, each in its own environment
 	$(TOX) run
+
+browser: ## Chromium, in which the tests open the page: found, or installed where apt-get may
+	@for name in "$${EMBGRAD_TEST_BROWSER:-chromium}" chromium chromium-browser google-chrome; do \
+	  if command -v "$$name" >/dev/null 2>&1; then exit 0; fi; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+	  echo "The page's tests open it in Chromium, and there is none: install your system's package chromium (apt-get install" >&2; \
+	  echo "chromium), or name a browser of that kind, as EMBGRAD_TEST_BROWSER=/path/to/chrome make test" >&2; exit 1; \
+	fi
 
 benchmarks: $(TOX) ## Times as ratios to the forward pass and to code by hand
 	$(TOX) run -e benchmarks

@@ -66,13 +66,21 @@ def pytest_report_header() -> str:
     return f"backends under test: {', '.join(backends_under_test())}"
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out the folder of a framework that is not under test, and what needs all of them."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the folder of a framework that is not under test, and what needs all of them, or a browser unasked."""
     under_test = backends_under_test()
-    if collection_path.parent != HERE:
-        return None
-    if collection_path.name in PACKAGES and collection_path.name not in under_test:
+    folders = (HERE / "parity", HERE / "seeds", HERE / "diagnosis")
+    needs_all = collection_path in (*folders, HERE / "page" / "test_minilm.py")
+    if needs_all and len(under_test) < len(PACKAGES) + 1:
         return True
-    if collection_path.name in ("parity", "seeds") and len(under_test) < len(PACKAGES) + 1:
+    if collection_path.parent == HERE and collection_path.name in PACKAGES and collection_path.name not in under_test:
+        return True
+    if collection_path == HERE / "page" and not _asked_for(collection_path, config):
         return True
     return None
+
+
+def _asked_for(folder: Path, config: pytest.Config) -> bool:
+    """Whether a path in it was given."""
+    given = (config.invocation_params.dir / one.partition("::")[0] for one in config.args)
+    return any(path.resolve().is_relative_to(folder) for path in given)

@@ -1,0 +1,48 @@
+"""Jinja2, imported only when a page is made."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from embgrad.errors import EmbgradError
+from embgrad.report.text import visible
+
+__all__ = ["environment"]
+
+#: The folder of the templates, inside this package.
+TEMPLATES: Final = "templates"
+
+
+def environment() -> Any:
+    """What renders the templates. Whatever goes into them is escaped, and what could not be seen in it is spelled out.
+
+    Raises:
+        EmbgradError: Jinja2 is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+    except ImportError as error:
+        raise EmbgradError(
+            f"the page needs the package 'jinja2', which cannot be imported ({error}): pip install 'embgrad[report]'"
+        ) from error
+    return _environment()
+
+
+@cache
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("embgrad.report", TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalised,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _finalised(value: Any) -> Any:
+    """Markup is ours and goes out as it is; any other text may be anyone's."""
+    return visible(value) if type(value) is str else value

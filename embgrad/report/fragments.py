@@ -1,0 +1,82 @@
+"""What notebooks show: results and comparisons as pieces of HTML that leave everything around them as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from embgrad.comparison import Comparison
+from embgrad.errors import EmbgradError
+from embgrad.report.colours import tint
+from embgrad.report.environment import environment
+from embgrad.report.plot import plot
+from embgrad.report.provenance import origin
+from embgrad.report.sentences import sentences
+from embgrad.report.verdicts import Line, examples_of, verdict
+from embgrad.result import EmbeddingGradients
+
+__all__ = ["of_comparison", "of_comparisons", "of_result"]
+
+#: How much a notebook's cell holds.
+MOST_CELLS, MOST_POSITIONS, MOST_EXAMPLES = 800, 100, 10
+
+#: Of lines in a picture, on dark paper and on light.
+COLOURS: Final = ("#2f8fc9", "#d8730f", "#1f9c78", "#c0609f", "#8a8a1c", "#808080")
+
+
+def of_result(result: EmbeddingGradients) -> str | None:
+    """The first sentences, coloured; None where Jinja2 is not installed, so that notebooks show the text."""
+    shown = sentences({"result": result}, {}, most_cells=MOST_CELLS, most_positions=MOST_POSITIONS)
+    made = origin("result", result, ())
+    endings = [note for example in shown.examples for note in example.notes if note.startswith("the first")]
+    return _rendered(
+        heading=f"EmbeddingGradients {dict(made.lines)['gradient']}",
+        said=f"at {result.provenance.get('point', '?')}; {made.brief}",
+        examples=shown.examples,
+        endings=[*dict.fromkeys(endings), *shown.notes],
+    )
+
+
+def of_comparison(comparison: Comparison) -> str | None:
+    """The verdict, its causes, and the figures; None where Jinja2 is not installed."""
+    lines = list(examples_of(comparison))
+    figures = comparison.figures
+    whole = Line("all", comparison.agrees, figures.relative_l2, figures.largest, figures.cosine)
+    more = len(lines) - MOST_EXAMPLES
+    return _of_verdict(
+        {str(comparison.a.provenance.get("point", "?")): comparison},
+        head="",
+        lines=[whole, *lines[:MOST_EXAMPLES]],
+        endings=[f"{more} more examples not listed"] if more > 0 else [],
+    )
+
+
+def of_comparisons(comparisons: Mapping[str, Comparison]) -> str | None:
+    """The verdict, its causes, the figures at each point and their picture; None where Jinja2 is not installed."""
+    if not comparisons:
+        return _rendered(heading="Comparisons", said="of nothing")
+    lines = verdict("b", "a", comparisons, None).points
+    bounds = sorted({one.tolerance for one in comparisons.values()})
+    return _of_verdict(comparisons, head="point", lines=lines, plot=plot({"b": lines}, bounds), colours=COLOURS)
+
+
+def _of_verdict(comparisons: Mapping[str, Comparison], **parts: Any) -> str | None:
+    said = verdict("b", "a", comparisons, None)
+    return _rendered(
+        heading=f"{'✓' if said.agrees else '✗'} {said.text}",
+        said=f"(tolerance {said.tolerance})",
+        texts=[*said.findings, *([said.advice] if said.advice else [])],
+        **{
+            **parts,
+            "endings": [*parts.get("endings", ()), *said.notes, f"a is {said.sides[0]}; b is {said.sides[1]}."],
+        },
+    )
+
+
+def _rendered(**parts: Any) -> str | None:
+    empty = {"texts": (), "lines": (), "head": "", "examples": (), "endings": (), "plot": None, "colours": COLOURS}
+    try:
+        template = environment().get_template("fragment.html")
+    except EmbgradError:
+        return None
+    return str(template.render(**{**empty, "tint": tint, **parts}))

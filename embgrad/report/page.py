@@ -1,0 +1,199 @@
+"""The page: results and what was found in comparing them, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.compare import compare
+from embgrad.comparison import Comparison
+from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
+from embgrad.files import write_whole
+from embgrad.points import WORD
+from embgrad.report.colours import token_css
+from embgrad.report.environment import TEMPLATES, environment
+from embgrad.report.plot import plot
+from embgrad.report.provenance import origin
+from embgrad.report.sentences import sentences
+from embgrad.report.verdicts import verdict
+from embgrad.result import EmbeddingGradients
+from embgrad.version import __version__
+
+__all__ = ["render_page", "write_page"]
+
+TITLE: Final = "Embedding gradients"
+
+#: Results by point.
+Results = Mapping[str, EmbeddingGradients]
+
+
+def write_page(
+    path: str | Path,
+    results: EmbeddingGradients | Mapping[str, EmbeddingGradients | Results],
+    comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
+    *,
+    title: str = TITLE,
+    layers: Sequence[str] | None = None,
+) -> None:
+    """Write one self-contained HTML file: sentences with tokens coloured by saliency, and what comparing has found.
+
+    The file holds no script and asks nothing of any host; it works from disk, on a phone, in the dark and on paper. It appears
+    whole or not at all. Its numbers are those of `EmbeddingGradients.saliency` and `embgrad.compare`.
+
+    Args:
+        path: where to write it.
+        results: by label a result, or the results at several points; the first is what the others are shown beside. One
+            result alone is taken too.
+        comparisons: by label what `embgrad.compare(first, other)` gave; None to compare each with the first here, an empty
+            mapping for no comparison.
+        title: what stands above.
+        layers: the points to show, in this order; the first is the one whose sentences are shown. None for all that the
+            results have in common, and the sentences of "word", or else of the first.
+
+    Raises:
+        EmbgradError: the results or comparisons are not of these kinds, or Jinja2 is not installed.
+        PointError: a point of `layers` is in no result, or the results have none in common.
+        BatchError: the results are to be compared here and hold other texts.
+        OSError: the file cannot be written.
+    """
+    page = render_page(results, comparisons, title=title, layers=layers)
+    # Lone surrogates are spelled out before; nothing is left that UTF-8 cannot hold.
+    write_whole(path, page.encode("utf-8"))
+
+
+def render_page(
+    results: EmbeddingGradients | Mapping[str, EmbeddingGradients | Results],
+    comparisons: Mapping[str, Comparison | Mapping[str, Comparison]] | None = None,
+    *,
+    title: str = TITLE,
+    layers: Sequence[str] | None = None,
+) -> str:
+    """The page that `write_page` writes, as text; the arguments and errors are the same."""
+    jinja = environment()
+    by_label = _by_label(results)
+    points = _points(by_label, layers)
+    found = _by_point(by_label, comparisons, points, restricted=layers is not None)
+    first = next(iter(by_label))
+    shown = points[0]
+    positions = {label: each[shown].per_position for label, each in found.items() if shown in each}
+    verdicts = [verdict(label, first, each, shown) for label, each in found.items()]
+    bounds = sorted({one.tolerance for each in found.values() for one in each.values()})
+    style = _style()
+    return str(
+        jinja.get_template("page.html").render(
+            title=title,
+            version=__version__,
+            style=style,
+            style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+            labels=list(by_label),
+            first=first,
+            point=shown,
+            verdicts=verdicts,
+            plot=plot({one.label: one.points for one in verdicts}, bounds),
+            sentences=sentences(
+                {label: each[shown] for label, each in by_label.items()},
+                {label: each.relative_l2 for label, each in positions.items() if each is not None},
+            ),
+            origins=[origin(label, each[shown], list(each)) for label, each in by_label.items()],
+        )
+    )
+
+
+def _style() -> str:
+    sheet = resources.files("embgrad.report").joinpath(TEMPLATES).joinpath("page.css").read_text(encoding="utf-8")
+    # The browser compares a hash of what it has read, in which every line ends as here.
+    return f"\n{sheet}{token_css()}\n".replace("\r\n", "\n")
+
+
+def _by_label(results: Any) -> dict[str, dict[str, EmbeddingGradients]]:
+    """The results by label and point."""
+    if isinstance(results, EmbeddingGradients):
+        results = {str(results.provenance.get("backend", "result")): results}
+    if not isinstance(results, Mapping) or not results:
+        raise EmbgradError(
+            f"results is {_kind(results)}: expected a result of embgrad.gradients, or a mapping of labels to results"
+        )
+    # Bare results are shown side by side whatever their points are called.
+    alone = all(isinstance(each, EmbeddingGradients) for each in results.values())
+    name = next((_point(each) for each in results.values() if isinstance(each, EmbeddingGradients)), WORD)
+    by_label = {}
+    for label, each in results.items():
+        if isinstance(each, EmbeddingGradients):
+            each = {name if alone else _point(each): each}
+        if (
+            not isinstance(each, Mapping)
+            or not each
+            or not all(isinstance(one, EmbeddingGradients) for one in each.values())
+        ):
+            raise EmbgradError(
+                f"results[{label!r}] is {_kind(each)}: expected a result of embgrad.gradients, or a mapping of points to results"
+            )
+        by_label[str(label)] = {str(point): one for point, one in each.items()}
+    return by_label
+
+
+def _point(result: EmbeddingGradients) -> str:
+    return str(result.provenance.get("point", WORD))
+
+
+def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
+    """The points to show, that of the sentences first."""
+    common = [point for point in next(iter(results.values())) if all(point in each for each in results.values())]
+    if layers is not None:
+        wanted = [layers] if isinstance(layers, str) else list(layers)
+        for point in wanted:
+            if point not in common:
+                raise PointError(
+                    f"layers names {point!r}, which not all results hold: expected some of {listed(common, 40)}."
+                    f"{did_you_mean(point, common)}"
+                )
+        if not wanted:
+            raise PointError(f"layers is empty: expected some of {listed(common, 40)}, or None for all")
+        return wanted
+    if not common:
+        held = "; ".join(f"{label} holds {listed(each)}" for label, each in results.items())
+        raise PointError(f"the results have no point in common: {held}; expected results at the same points")
+    return sorted(common, key=lambda point: point != WORD)
+
+
+def _by_point(
+    results: Mapping[str, Results], comparisons: Any, points: Sequence[str], *, restricted: bool
+) -> dict[str, dict[str, Comparison]]:
+    """The comparisons by label and point, in the order of the results."""
+    first, *others = results
+    if comparisons is None:
+        order = [point for point in results[first] if point in points] if not restricted else points
+        return {
+            label: {point: compare(results[first][point], results[label][point]) for point in order} for label in others
+        }
+    if not isinstance(comparisons, Mapping):
+        raise EmbgradError(f"comparisons is {_kind(comparisons)}: expected a mapping of labels to comparisons, or None")
+    found: dict[str, dict[str, Comparison]] = {}
+    for label, each in ((str(key), value) for key, value in comparisons.items()):
+        if label not in others:
+            hint = did_you_mean(label, others)
+            raise EmbgradError(
+                f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {listed(others)}.{hint}"
+            )
+        found[label] = _comparisons_of(label, each, points[0])
+        if restricted:
+            found[label] = {point: found[label][point] for point in points if point in found[label]}
+    return {label: found[label] for label in others if found.get(label)}
+
+
+def _comparisons_of(label: str, given: Any, point: str) -> dict[str, Comparison]:
+    if isinstance(given, Comparison):
+        return {point: given}
+    if isinstance(given, Mapping) and all(isinstance(one, Comparison) for one in given.values()):
+        return {str(name): one for name, one in given.items()}
+    raise EmbgradError(f"comparisons[{label!r}] is {_kind(given)}: expected what embgrad.compare gives")
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Mapping) and value:
+        return f"a mapping with values of type {listed(sorted({type(one).__name__ for one in value.values()}))}"
+    return f"of type {type(value).__name__}" + (", empty" if isinstance(value, Mapping) else "")

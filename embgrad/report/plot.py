@@ -1,0 +1,153 @@
+"""The difference at each point as a picture: where things lie in it; the template draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from embgrad.report.verdicts import Line, figure
+
+__all__ = ["Mark", "Plot", "Series", "plot"]
+
+#: The picture in its own units: small, so that its writing can be read on a phone.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 400.0, 220.0, 46.0, 10.0, 12.0, 74.0
+
+#: The least room for a name along the bottom, and the most letters of it.
+ROOM, MOST_LETTERS = 13.0, 15
+
+#: The shapes by which series are told apart without colour, as SVG paths around the origin.
+SHAPES: Final = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
+    "M-3.5 -3.5h7v7h-7z",
+    "M0 -4.6L4.4 3.4H-4.4z",
+    "M0 -5L5 0L0 5L-5 0z",
+    "M0 4.6L-4.4 -3.4H4.4z",
+    "M-1.5 -4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One figure in the picture."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """One result's figures, in order."""
+
+    label: str
+    number: int
+    shape: str
+    marks: tuple[Mark, ...]
+
+    @property
+    def line(self) -> str:
+        """The points of the line through the marks."""
+        return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The picture.
+
+    Attributes:
+        series: the lines.
+        rungs: heights along the left with their names.
+        names: places along the bottom with the points' names.
+        bounds: heights of tolerances with their names.
+        summary: what the picture shows, in words.
+    """
+
+    series: tuple[Series, ...]
+    rungs: tuple[tuple[float, str], ...]
+    names: tuple[tuple[float, str], ...]
+    bounds: tuple[tuple[float, str], ...]
+    summary: str
+    width: float = WIDTH
+    height: float = HEIGHT + FOOT
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
+    bottom: float = HEIGHT
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A logarithmic scale with a rung for zero below it and one for infinity above it, where there are such figures."""
+
+    low: int
+    high: int
+    zero: bool
+    infinite: bool
+
+    def height(self, value: float) -> float:
+        """Where a figure lies."""
+        start = self.low - (1 if self.zero else 0)
+        end = self.high + (1 if self.infinite else 0)
+        place = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
+        return round(HEIGHT - (HEIGHT - TOP) * (place - start) / (end - start), 1)
+
+    def rungs(self) -> list[tuple[float, str]]:
+        """The powers of ten, not more than can be read."""
+        every = -(-(self.high - self.low) // 8)
+        found = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, every)]
+        return [
+            *([(self.height(0.0), "0")] if self.zero else []),
+            *found,
+            *([(self.height(math.inf), "∞")] if self.infinite else []),
+        ]
+
+
+def plot(lines: Mapping[str, Sequence[Line]], bounds: Sequence[float]) -> Plot | None:
+    """The picture of the relative L2 by point; None where no result has figures at more than one point.
+
+    Args:
+        lines: by result the figures at its points.
+        bounds: tolerances to draw.
+    """
+    points = list(dict.fromkeys(line.name for each in lines.values() for line in each))
+    if len(points) < 2:
+        return None
+    scale = _scale([line.relative_l2 for each in lines.values() for line in each], bounds)
+    step = (WIDTH - LEFT - RIGHT) / len(points)
+    places = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
+    series = tuple(
+        Series(label, number % len(SHAPES), SHAPES[number % len(SHAPES)], tuple(_marks(label, each, places, scale)))
+        for number, (label, each) in enumerate(lines.items())
+    )
+    every = math.ceil(ROOM / step)
+    names = tuple((places[point], _short(point)) for point in points[::every])
+    drawn = tuple((scale.height(bound), f"tolerance {figure(bound)}") for bound in sorted(set(bounds)) if bound > 0)
+    return Plot(series, tuple(scale.rungs()), names, drawn, "; ".join(_summary(*item) for item in lines.items()))
+
+
+def _scale(values: Sequence[float], bounds: Sequence[float]) -> _Scale:
+    finite = [value for value in (*values, *bounds) if math.isfinite(value) and value > 0] or [1e-7, 1.0]
+    low, high = math.floor(math.log10(min(finite))), math.ceil(math.log10(max(finite)))
+    return _Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
+
+
+def _marks(label: str, lines: Sequence[Line], places: Mapping[str, float], scale: _Scale) -> list[Mark]:
+    return [
+        Mark(
+            places[line.name],
+            scale.height(line.relative_l2),
+            f"{label}, {line.name}: relative L2 {figure(line.relative_l2)}",
+        )
+        for line in lines
+    ]
+
+
+def _summary(label: str, lines: Sequence[Line]) -> str:
+    least, most = (pick(lines, key=lambda line: line.relative_l2) for pick in (min, max))
+    return f"{label} from {figure(least.relative_l2)} at {least.name} to {figure(most.relative_l2)} at {most.name}"
+
+
+def _short(name: str) -> str:
+    """The end of a path says most."""
+    return name if len(name) <= MOST_LETTERS else "…" + name[1 - MOST_LETTERS :]

@@ -1,0 +1,336 @@
+"""The sentences of the page: each token with its figures and its step of the scale, side by side for each result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.alignment import aligned
+from embgrad.errors import BatchError
+from embgrad.report.colours import LEVELS
+from embgrad.report.text import direction, token_text
+from embgrad.result import SPECIAL, EmbeddingGradients
+
+__all__ = ["KINDS", "Cell", "Example", "Panel", "Row", "Sentences", "Source", "has_sentences", "sentences"]
+
+#: The kinds of saliency, with their names for people.
+KINDS: Final = {"norm": "Magnitude", "dot": "Signed"}
+
+#: The most tokens that a page holds, all results and both kinds counted, and the most of one example: a page of some MB.
+MOST_CELLS, MOST_POSITIONS = 10_000, 512
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A token on the page.
+
+    Attributes:
+        text: what is shown.
+        scale: "n" for a magnitude, "p" or "m" for above or below zero; "" for zero and where there is no finite figure.
+        level: the step of the scale, 0 to LEVELS.
+        special: whether it stands for itself, as "[CLS]".
+        joined: whether it goes on with the word of the token before it.
+        figures: what is said of it, one phrase each.
+    """
+
+    text: str
+    scale: str
+    level: int
+    special: bool
+    joined: bool
+    figures: tuple[str, ...]
+
+    @property
+    def style(self) -> str:
+        """The stylesheet's class, such as "n7"."""
+        return f"{self.scale}{self.level}" if self.scale else ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One example in one result: its tokens, or why there are none."""
+
+    label: str
+    cells: tuple[Cell, ...] = ()
+    missing: str = ""
+    summary: str = ""
+
+    @property
+    def words(self) -> list[list[Cell]]:
+        """The tokens, those of one word together."""
+        found: list[list[Cell]] = []
+        for cell in self.cells:
+            if cell.joined and found:
+                found[-1].append(cell)
+            else:
+                found.append([cell])
+        return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example's panels of one kind, one for each result, on one scale."""
+
+    kind: str
+    heading: str
+    scale: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example: what is said above it, and its rows."""
+
+    number: int
+    direction: str
+    objective: str
+    notes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """All examples that are shown, and what was left out."""
+
+    examples: tuple[Example, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Source:
+    """What one result has to say of its tokens.
+
+    Attributes:
+        label: its name on the page.
+        result: the result; its point has sentences.
+        examples: which of its examples belongs to each of the first result's, -1 for none.
+        differences: the relative L2 against the first result at each of this one's positions, NaN where there is none; None
+            where the two were not compared.
+        saliency: by kind.
+    """
+
+    label: str
+    result: EmbeddingGradients
+    examples: np.ndarray
+    differences: np.ndarray | None = None
+    saliency: dict[str, np.ndarray] = field(init=False)
+    _groups: dict[int, list[tuple[int, ...]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.saliency = {kind: self.result.saliency(kind).astype(np.float64) for kind in KINDS}
+
+    def groups(self, example: int) -> list[tuple[int, ...]]:
+        """The positions of each of the example's words, without padding."""
+        if example not in self._groups:
+            self._groups[example] = _groups(self.result, example)
+        return self._groups[example]
+
+    def positions(self, example: int) -> list[int]:
+        """The real positions of one example."""
+        return [position for group in self.groups(example) for position in group]
+
+    def token(self, example: int, position: int) -> str | None:
+        """The token's text; None where it is not known."""
+        tokens = self.result.tokens
+        return None if tokens is None else tokens[example][position]
+
+
+def has_sentences(result: EmbeddingGradients) -> bool:
+    """Whether there is one vector a token: points that are named by their paths may have other axes."""
+    return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
+
+
+def sentences(
+    results: Mapping[str, EmbeddingGradients],
+    differences: Mapping[str, np.ndarray],
+    *,
+    most_cells: int = MOST_CELLS,
+    most_positions: int = MOST_POSITIONS,
+) -> Sentences:
+    """The examples of the first result, each with what the others have for the same text.
+
+    Args:
+        results: by label; the first is what the others are shown beside.
+        differences: by label the relative L2 at each position of the first result, as `Comparison.per_position` has it.
+        most_cells: how many tokens are shown in all; the first example always is.
+        most_positions: how many of one example.
+    """
+    without = [label for label, result in results.items() if not has_sentences(result)]
+    notes = [
+        f"{label} has no sentences here: its gradient has the shape {results[label].shape}, which is not one vector a token"
+        for label in without
+    ]
+    shown = {label: result for label, result in results.items() if label not in without}
+    if not shown:
+        return Sentences((), tuple(notes))
+    sources = _sources(shown, differences)
+    first = sources[0]
+    examples: list[Example] = []
+    left = most_cells
+    for number in range(len(first.result.ids)):
+        left -= len(KINDS) * len(sources) * min(len(first.positions(number)), most_positions)
+        if left < 0 and examples:
+            break
+        examples.append(_example(number, sources, most_positions))
+    more = len(first.result.ids) - len(examples)
+    if more:
+        notes.append(f"{more} of {len(first.result.ids)} examples are left out to keep the page small: the last ones")
+    return Sentences(tuple(examples), (*notes, *_unpaired(sources)))
+
+
+def _sources(results: Mapping[str, EmbeddingGradients], differences: Mapping[str, np.ndarray]) -> list[Source]:
+    (label, first), *others = results.items()
+    sources = [Source(label, first, np.arange(len(first.ids)))]
+    for label, result in others:
+        try:
+            alignment = aligned(first, result)
+        except BatchError:  # other texts: shown as missing beside each of the first's
+            sources.append(Source(label, result, np.full(len(first.ids), -1)))
+            continue
+        found = None
+        if label in differences and differences[label].shape == first.ids.shape:
+            back = alignment.reversed((result.ids.shape[0], result.ids.shape[1]))
+            found = np.where(back.matched, back.bring(differences[label]), np.nan)
+        sources.append(Source(label, result, alignment.examples(), found))
+    return sources
+
+
+def _unpaired(sources: Sequence[Source]) -> Iterator[str]:
+    first = sources[0].label
+    for source in sources[1:]:
+        more = len(source.result.ids) - len(set(source.examples.tolist()) - {-1})
+        if more:
+            yield f"{more} of the examples of {source.label} are not in {first} and are not shown"
+
+
+def _groups(result: EmbeddingGradients, example: int) -> list[tuple[int, ...]]:
+    if result.tokens is None:
+        real = np.ones(result.ids.shape[1:], bool) if result.mask is None else result.mask[example].astype(bool)
+        return [(position,) for position in np.flatnonzero(real).tolist()]
+    names = ("values", "activations", "ids", "mask", "tokens", "words_of")
+    held = {name: getattr(result, name) for name in names}
+    alone: dict[str, Any] = {name: None if one is None else one[example : example + 1] for name, one in held.items()}
+    return [word.positions for word in replace(result, **alone).words()[0]]
+
+
+def _example(number: int, sources: Sequence[Source], most: int) -> Example:
+    first = sources[0]
+    spoken = [first.token(number, position) or "" for position in first.positions(number)]
+    notes = []
+    padded = first.result.ids.shape[1] - len(spoken)
+    if padded:
+        notes.append(f"{padded} padded positions not shown")
+    if len(spoken) > most:
+        notes.append(f"the first {most} of {len(spoken)} tokens")
+    return Example(
+        number=number,
+        direction=direction(token for token in spoken if not SPECIAL.fullmatch(token)),
+        objective=_objective(number, sources),
+        notes=tuple(notes),
+        rows=tuple(_row(number, kind, sources, most) for kind in KINDS),
+    )
+
+
+def _objective(number: int, sources: Sequence[Source]) -> str:
+    """The example's L in each result that holds one for each example."""
+    told = []
+    for source in sources:
+        value, example = source.result.objective, source.examples[number]
+        if value is not None and example >= 0 and np.shape(value) == (len(source.result.ids),):
+            told.append(
+                f"{float(value[example]):.6g} in {source.label}" if len(sources) > 1 else f"{float(value[example]):.6g}"
+            )
+    return ", ".join(told)
+
+
+def _row(number: int, kind: str, sources: Sequence[Source], most: int) -> Row:
+    end = _scale(number, kind, sources)
+    panels = tuple(_panel(source, int(source.examples[number]), kind, end, most, sources[0]) for source in sources)
+    return Row(kind, KINDS[kind], f"{end:.4g}", panels)
+
+
+def _scale(number: int, kind: str, sources: Sequence[Source]) -> float:
+    """The figure that has full colour: the largest of the text's own tokens in any result, so that colours can be compared.
+
+    Special tokens, which often are far larger, do not count unless there are no others.
+    """
+    own: list[float] = []
+    special: list[float] = []
+    for source in sources:
+        example = int(source.examples[number])
+        for position in source.positions(example) if example >= 0 else ():
+            figure = abs(float(source.saliency[kind][example, position]))
+            if np.isfinite(figure):
+                (special if SPECIAL.fullmatch(source.token(example, position) or "") else own).append(figure)
+    return max(own, default=0.0) or max(special, default=0.0)
+
+
+def _panel(source: Source, example: int, kind: str, end: float, most: int, first: Source) -> Panel:
+    if example < 0:
+        return Panel(source.label, missing=f"{source.label} has no such text")
+    cells = tuple(_cells(source, example, kind, end, most, first.label))
+    figures = source.saliency[kind][example]
+    finite = [position for position in source.positions(example) if np.isfinite(figures[position])]
+    if not finite:
+        return Panel(source.label, cells, summary="no finite figure" if cells else "no tokens")
+    largest = max(finite, key=lambda position: abs(figures[position]))
+    text = f"largest {figures[largest]:.4g}, {_shown(source, example, largest)}"
+    if len(finite) < len(source.positions(example)):
+        text += f"; {len(source.positions(example)) - len(finite)} tokens have no finite figure"
+    return Panel(source.label, cells, summary=text if figures[largest] else "zero at every token")
+
+
+def _cells(source: Source, example: int, kind: str, end: float, most: int, first: str) -> Iterator[Cell]:
+    count = 0
+    for group in source.groups(example):
+        for position in group:
+            if count == most:
+                return
+            count += 1
+            figure = float(source.saliency[kind][example, position])
+            scale, level = _step(figure, end, kind)
+            yield Cell(
+                text=_shown(source, example, position),
+                scale=scale,
+                level=level,
+                special=bool(SPECIAL.fullmatch(source.token(example, position) or "")),
+                joined=position != group[0],
+                figures=tuple(_figures(source, example, position, first)),
+            )
+
+
+def _step(figure: float, end: float, kind: str) -> tuple[str, int]:
+    if not np.isfinite(figure) or figure == 0:
+        return "", 0
+    level = round(LEVELS * min(1.0, abs(figure) / end)) if end else LEVELS
+    return "n" if kind == "norm" else "p" if figure > 0 else "m", level
+
+
+def _figures(source: Source, example: int, position: int, first: str) -> Iterator[str]:
+    result = source.result
+    token = source.token(example, position)
+    if token is not None:
+        yield token_text(token, 200)
+    yield f"position {position}"
+    yield f"id {result.ids[example, position]}"
+    if result.types is not None and result.types[example].any():
+        yield f"segment {result.types[example, position]}"
+    for kind, name in KINDS.items():
+        yield f"{name.lower()} {source.saliency[kind][example, position]:.4g}"
+    if source.differences is not None:
+        difference = source.differences[example, position]
+        yield f"not in {first}" if np.isnan(difference) else f"differs from {first} by {difference:.1e}"
+
+
+def _shown(source: Source, example: int, position: int) -> str:
+    """The token without the marks by which tokenizers join sub-words; the id where the text is not known."""
+    token = source.token(example, position)
+    if token is None:
+        return str(source.result.ids[example, position])
+    bare = token.removeprefix("##").lstrip("Ġ▁")
+    if bare or not token:
+        return token_text(bare)
+    return token_text(token) if token.startswith("##") else "␣"

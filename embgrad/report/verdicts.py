@@ -1,0 +1,169 @@
+"""The comparisons in words and figures: what agrees, what differs, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from embgrad.comparison import Comparison
+from embgrad.diagnosis.findings import Finding
+
+__all__ = ["Line", "Verdict", "examples_of", "figure", "verdict"]
+
+#: The most examples whose figures are listed.
+MOST_EXAMPLES: Final = 50
+
+#: The most findings that are listed, over all points.
+MOST_FINDINGS: Final = 8
+
+
+@dataclass(frozen=True)
+class Line:
+    """The figures at one point, or of one example.
+
+    Attributes:
+        name: of the point or the example.
+        agrees: within the tolerance or not; None where there is no verdict on it alone.
+        relative_l2: as the comparison has it, and the next two.
+    """
+
+    name: str
+    agrees: bool | None
+    relative_l2: float
+    largest: float
+    cosine: float
+
+    @property
+    def mark(self) -> str:
+        """The verdict as a sign."""
+        return "" if self.agrees is None else "✓" if self.agrees else "✗"
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The figures as they are shown."""
+        return figure(self.relative_l2), figure(self.largest), f"{self.cosine:.8f}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One result against the first.
+
+    Attributes:
+        label: the result's name on the page.
+        agrees: at every point.
+        text: the same in words.
+        sides: what a and b are, of which the notes and findings speak.
+        tolerance: up to which the two agree, as it is shown.
+        points: the figures at each point.
+        examples: the figures of each example at the point whose sentences are shown.
+        findings: what explains the difference, each with where.
+        notes: what the comparison has found besides.
+        advice: what to do next.
+        left_out: how many examples have no line.
+        point: at which these examples' figures are.
+    """
+
+    label: str
+    agrees: bool
+    text: str
+    sides: tuple[str, str]
+    tolerance: str
+    points: tuple[Line, ...]
+    examples: tuple[Line, ...]
+    findings: tuple[str, ...]
+    notes: tuple[str, ...]
+    advice: str
+    left_out: int
+    point: str
+
+
+def figure(number: float) -> str:
+    """A figure with three digits; infinity as a sign."""
+    if number == float("inf"):
+        return "∞"
+    return f"{number:.3g}" if number == 0 or 1e-2 <= abs(number) < 1e3 else f"{number:.2e}"
+
+
+def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown: str | None) -> Verdict:
+    """What is said of one result.
+
+    Args:
+        label: the result's name.
+        first: the name of what it was compared with.
+        comparisons: by point.
+        shown: the point whose examples are listed.
+    """
+    point = shown if shown is not None and shown in comparisons else next(iter(comparisons))
+    one = comparisons[point]
+    examples = list(examples_of(one))
+    apart = [name for name, comparison in comparisons.items() if not comparison.agrees]
+    advices = [comparison.advice for comparison in comparisons.values() if not comparison.agrees and comparison.advice]
+    tolerances = sorted({comparison.tolerance for comparison in comparisons.values()})
+    return Verdict(
+        label=label,
+        agrees=not apart,
+        text=_text(label, first, comparisons, apart),
+        sides=one.labels,
+        tolerance=" to ".join(figure(bound) for bound in dict.fromkeys((tolerances[0], tolerances[-1]))),
+        points=tuple(
+            Line(name, each.agrees, each.figures.relative_l2, each.figures.largest, each.figures.cosine)
+            for name, each in comparisons.items()
+        ),
+        examples=tuple(examples[:MOST_EXAMPLES]),
+        findings=tuple(_findings(comparisons)),
+        notes=_notes(comparisons),
+        advice=advices[0] if advices else "",
+        left_out=max(0, len(examples) - MOST_EXAMPLES),
+        point=point,
+    )
+
+
+def examples_of(comparison: Comparison) -> Iterator[Line]:
+    """The figures of each example that both have, by its number in a."""
+    for number, one in zip(comparison.examples, comparison.per_example, strict=True):
+        yield Line(f"example {number}", None, one.relative_l2, one.largest, one.cosine)
+
+
+def _text(label: str, first: str, comparisons: Mapping[str, Comparison], apart: Sequence[str]) -> str:
+    largest = max(
+        (one.figures.relative_l2 for one in comparisons.values()), key=lambda figure: (figure != figure, figure)
+    )
+    said = f"relative L2 {figure(largest)}"
+    if len(comparisons) == 1:
+        return f"{label} {'differs from' if apart else 'agrees with'} {first}: {said}"
+    if not apart:
+        return f"{label} agrees with {first} at all {len(comparisons)} points: {said} at most"
+    named = ", ".join(apart[:4]) + (f" and {len(apart) - 4} more" if len(apart) > 4 else "")
+    return f"{label} differs from {first} at {len(apart)} of {len(comparisons)} points ({named}): {said} at most"
+
+
+def _findings(comparisons: Mapping[str, Comparison]) -> list[str]:
+    """What explains the differences, with the points where that is not all of those that differ.
+
+    Findings that say the same are told once, with the least of what they explain; a factor of 2 and one of 3 are not the same.
+    """
+    apart = [point for point, one in comparisons.items() if not one.agrees]
+    found: dict[str, dict[str, Finding]] = {}
+    for point in apart:
+        for finding in comparisons[point].findings:
+            found.setdefault(finding.text, {})[point] = finding
+    ordered = sorted(found.values(), key=lambda same: (-len(same), min(one.left for one in same.values())))
+    told = []
+    for same in ordered:
+        least = max(same.values(), key=lambda one: one.left)
+        told.append(str(least) if len(same) == len(apart) else f"at {', '.join(same)}: {least}")
+    more = len(told) - MOST_FINDINGS
+    return told if more <= 0 else [*told[:MOST_FINDINGS], f"{more} more findings, each at other points, are not listed"]
+
+
+def _notes(comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
+    """What was found besides, each sentence once, with the points where that is not all."""
+    places: dict[str, list[str]] = {}
+    for point, comparison in comparisons.items():
+        for text in comparison.notes:
+            places.setdefault(text, []).append(point)
+    return tuple(
+        text if len(points) == len(comparisons) else f"at {', '.join(points)}: {text}"
+        for text, points in places.items()
+    )
