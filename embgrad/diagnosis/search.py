@@ -15,6 +15,9 @@ from embgrad.diagnosis.structures import STRUCTURES, Prediction
 
 __all__ = ["Candidate", "candidates", "chosen", "halved", "is_exact", "known_factors", "rearranged", "told"]
 
+#: The causes that rearrange.
+STRUCTURAL: Final = frozenset(hypothesis.cause for hypothesis in STRUCTURES)
+
 HALF: Final = "half-precision"
 
 #: Causes that say less than another that explains as much.
@@ -23,11 +26,13 @@ GENERAL: Final = frozenset({"other-objective", "other-point", "different-weight"
 #: What a hypothesis must explain of the squared difference to be named.
 LEAST_EXPLAINED: Final = 0.9
 
-#: How far, in relative L2, the target may be from a prediction that is not right to rounding.
-MOST_REMAINING: Final = 0.3
-
-#: Likewise from the source times a known number: the more numbers are known, the more easily one is near by chance.
-MOST_REMAINING_OF_FACTOR: Final = 0.15
+#: How far, in relative L2, the target may be from a prediction that is not right to rounding: what a model gives when it is run
+#: in another way, what is rearranged, the source times a known number, and two at once. The more can be made to look like a
+#: gradient, the nearer it must come.
+MOST_OF_RUN: Final = 0.3
+MOST_OF_FACTOR: Final = 0.15
+MOST_OF_STRUCTURE: Final = 0.1
+MOST_OF_PAIR: Final = 0.05
 
 #: How far the best fitting size of a prediction may be from its own.
 SCALE: Final = 0.1
@@ -124,8 +129,17 @@ def accepted(candidate: Candidate) -> bool:
         return True
     if candidate.fitted or measure.explained < LEAST_EXPLAINED:
         return False
-    most, off = (MOST_REMAINING_OF_FACTOR, SCALE_OF_FACTOR) if candidate.factor else (MOST_REMAINING, SCALE)
-    return measure.remaining <= most and abs(measure.scale - 1) <= off
+    return measure.remaining <= _most(candidate) and abs(measure.scale - 1) <= (
+        SCALE_OF_FACTOR if candidate.factor else SCALE
+    )
+
+
+def _most(candidate: Candidate) -> float:
+    if len(candidate.causes) > 1:
+        return MOST_OF_PAIR
+    if candidate.factor:
+        return MOST_OF_FACTOR
+    return MOST_OF_STRUCTURE if candidate.causes[0] in STRUCTURAL else MOST_OF_RUN
 
 
 def chosen(found: Iterable[Candidate]) -> list[Candidate]:

@@ -1,0 +1,160 @@
+"""What is asked of a model, as a command's options say it, and the asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from embgrad.batch import TokenBatch
+from embgrad.cli.errors import UsageError
+from embgrad.cli.importing import imported, is_reference
+from embgrad.cli.models import Loaded
+from embgrad.cli.objectives import labels_from, parsed_objective
+from embgrad.cli.terminal import Terminal
+from embgrad.cli.texts import given_texts, ids_from
+from embgrad.cli.tokenizing import tokenizer_from, tokenizer_of
+from embgrad.encoding import encode
+from embgrad.errors import OutputError
+from embgrad.gradient import gradients
+from embgrad.objective import Objective, Sum
+from embgrad.points import WORD
+from embgrad.result import EmbeddingGradients
+
+__all__ = ["Inputs", "Question", "Results", "ask", "batch_from", "call_from", "with_objective"]
+
+#: One result, or several by the names of their points.
+Results = EmbeddingGradients | dict[str, EmbeddingGradients]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where a command's examples come from, see the options of the same names."""
+
+    text: Sequence[str] = ()
+    pair: Sequence[tuple[str, str]] = ()
+    file: str | None = None
+    pairs: bool = False
+    ids: str | None = None
+    tokenizer: str | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, see the options of the same names."""
+
+    objective: str | None = None
+    labels: str | None = None
+    at: Sequence[str] = ()
+    batch_size: int | None = None
+    training: bool = False
+    pads: str = "keep"
+    check: bool = False
+    split: bool = False
+    call: str | None = None
+    parsed: Objective | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parsed", parsed_objective(self.objective, labels_from(self.labels)))
+        if self.call is not None and not is_reference(self.call):
+            raise UsageError(f"--call {self.call!r}: expected path/to/file.py:function or module:function")
+
+    @property
+    def points(self) -> str | list[str]:
+        """What `embgrad.gradients` takes as `at`."""
+        return list(self.at) if len(self.at) > 1 else self.at[0] if self.at else WORD
+
+
+def batch_from(inputs: Inputs, loaded: Sequence[Loaded], terminal: Terminal) -> TokenBatch:
+    """The batch of a command, for all of its models.
+
+    Args:
+        inputs: where the examples come from.
+        loaded: the models; the first that has a folder gives the tokenizer where none is named.
+        terminal: is told what was left out or cut off.
+    """
+    if inputs.ids is not None:
+        others = {
+            "--text": inputs.text,
+            "--pair": inputs.pair,
+            "--file": inputs.file,
+            "--pairs": inputs.pairs,
+            "--tokenizer": inputs.tokenizer,
+            "--max-length": inputs.max_length,
+        }
+        given = [name for name, value in others.items() if value]
+        if given:
+            raise UsageError(f"--ids gives the examples as ids, and {given[0]} is for texts: leave one out")
+        return ids_from(inputs.ids, terminal.note)
+    texts = given_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
+    batch = encode(texts, _tokenizer(inputs, loaded), max_length=inputs.max_length)
+    if batch.truncated.any():
+        cut = int((batch.truncated > 0).sum())
+        terminal.warn(
+            f"{int(batch.truncated.sum())} tokens were cut off {cut} of {len(batch)} examples, to {batch.shape[1]} tokens at most"
+        )
+    return batch
+
+
+def call_from(question: Question) -> Callable[[Any, Any], Any] | None:
+    """The function of --call, which calls the model."""
+    return None if question.call is None else imported(question.call)
+
+
+def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> tuple[Objective, T]:
+    """The objective and what `run` gives for it.
+
+    Args:
+        wanted: the one asked for; None for the sum of the output `pooled`, or else of the logits or the only output.
+        run: takes the objective.
+    """
+    if wanted is not None:
+        return wanted, run(wanted)
+    objective: Objective = Sum(output="pooled")
+    try:
+        return objective, run(objective)
+    except OutputError:
+        objective = Sum()
+    return objective, run(objective)
+
+
+def ask(
+    loaded: Loaded, batch: TokenBatch, question: Question, terminal: Terminal, wanted: Objective | None = None
+) -> tuple[Objective, Results]:
+    """The gradients of one model, and the objective that they are of: `wanted`, or else the question's."""
+    many = question.batch_size is not None and question.batch_size < len(batch)
+    call = call_from(question)
+
+    def run(objective: Objective) -> Results:
+        label = f"gradients in {loaded.framework}"
+        with terminal.progress(label) if many else terminal.busy(f"{label} …") as progress:
+            found: Results = gradients(
+                loaded.model,
+                batch,
+                objective,
+                at=question.points,
+                call=call,
+                training=question.training,
+                pads=question.pads,
+                split=question.split,
+                check=question.check,
+                batch_size=question.batch_size,
+                progress=progress,
+            )
+        return found
+
+    return with_objective(wanted or question.parsed, run)
+
+
+def _tokenizer(inputs: Inputs, loaded: Sequence[Loaded]) -> Any:
+    if inputs.tokenizer is not None:
+        return tokenizer_from(inputs.tokenizer)
+    folder = next((one.folder for one in loaded if one.folder is not None), None)
+    if folder is None:
+        raise UsageError(
+            "texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"
+        )
+    return tokenizer_of(folder)

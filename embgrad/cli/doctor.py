@@ -1,0 +1,103 @@
+"""`embgrad doctor`: what is installed, what can run, and what to install."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from embgrad.cli import options as o
+from embgrad.cli.errors import UsageError
+from embgrad.cli.health import LIMIT, Health, Part, examined
+from embgrad.cli.running import DIFFER, OK, execute
+from embgrad.cli.terminal import Terminal
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="How long each framework may take.")
+    ] = LIMIT,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """What is installed for each framework, what runs, and what to install.
+
+    In each framework one tiny gradient is taken, in a process of its own, and held against its closed form. Leaves with 0
+    where one framework at least works, and 1 where none does.
+    """
+
+    def work(terminal: Terminal) -> int:
+        from embgrad.registry import broken_backends
+        from embgrad.version import __version__
+
+        if not timeout > 0:
+            raise UsageError(f"--timeout is {timeout}: expected a number of seconds above 0")
+        broken = broken_backends()
+        with terminal.busy("trying each framework …"):
+            found = examined(timeout)
+        about = {"embgrad": __version__, "python": platform.python_version(), "platform": platform.platform()}
+        _tell(found, broken, about, terminal)
+        terminal.give(
+            {
+                **about,
+                "executable": sys.executable,
+                "works": any(one.works for one in found),
+                "backends": {one.name: one.to_dict() for one in found},
+                "broken": broken,
+            }
+        )
+        return OK if any(one.works for one in found) else DIFFER
+
+    execute(work, as_json=as_json, debug=debug)
+
+
+def _tell(found: Sequence[Health], broken: Mapping[str, str], about: Mapping[str, str], terminal: Terminal) -> None:
+    terminal.say(", ".join(f"{name} {value}" for name, value in about.items()))
+    for one in found:
+        terminal.say()
+        _tell_one(one, terminal)
+    for name, why in broken.items():
+        terminal.say()
+        terminal.say(f"✗ {name}: broken", style="bold red")
+        terminal.say(why, indent=2)
+    works = [one.name for one in found if one.works]
+    terminal.say()
+    terminal.say(
+        f"embgrad works with {', '.join(works)}" if works else "embgrad works with no framework here: install one"
+    )
+
+
+def _tell_one(one: Health, terminal: Terminal) -> None:
+    done = "a gradient" if one.tried else "imported, which is all that is known of it,"
+    state = f"{done} in {one.seconds:.1f} s{', import included' if one.tried else ''}" if one.works else one.error
+    mark, style = ("✓", "bold green") if one.works else ("✗", "bold red")
+    if not one.version:
+        mark, style = "–", "bold"
+    terminal.say(f"{mark} {one.name}{f' {one.version}' if one.version else ''}: {state}", style=style)
+    if not one.works:
+        terminal.say(one.install, indent=2)
+    if not one.version:
+        return
+    for part in one.parts[1:]:
+        _tell_part(part, terminal)
+    for name, why in one.classes.items():
+        if why:
+            terminal.say(f"✗ {name}, which embgrad.load_bert builds: {why}", style="yellow", indent=2)
+
+
+def _tell_part(part: Part, terminal: Terminal) -> None:
+    if not part.trouble:
+        terminal.say(f"✓ {part.name} {part.version}", indent=2)
+        return
+    mark = "–" if part.optional else "✗"
+    version = f" {part.version}" if part.version else ""
+    terminal.say(
+        f"{mark} {part.name}{version}: {part.trouble} ({part.what}); {part.mend}",
+        style="" if part.optional else "yellow",
+        indent=2,
+    )

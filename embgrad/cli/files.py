@@ -1,0 +1,63 @@
+"""Results that a command reads from files, or from stdin."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from embgrad.cli.asking import Results
+from embgrad.cli.describing import named
+from embgrad.cli.errors import UsageError
+from embgrad.cli.texts import read_bytes
+from embgrad.errors import FileFormatError, did_you_mean, listed
+from embgrad.result import EmbeddingGradients
+
+__all__ = ["chosen", "loaded_results"]
+
+STDIN = "<stdin>"
+
+
+def loaded_results(files: Sequence[str]) -> dict[str, Results]:
+    """What each file holds, by the files' names; "-" is stdin, once. A file that is named twice stands there twice.
+
+    Raises:
+        UsageError: stdin is named twice, or is no pipe.
+        FileFormatError: a file is not embgrad's.
+    """
+    if list(files).count("-") > 1:
+        raise UsageError("'-' stands for stdin, which can be read once: name the other file")
+    found: dict[str, Results] = {}
+    for number, file in enumerate(files):
+        name = STDIN if file == "-" else file
+        found[f"{name} (again, {number})" if name in found else name] = _loaded(file)
+    return found
+
+
+def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, EmbeddingGradients]:
+    """The results at these points; all where none is named.
+
+    Raises:
+        UsageError: the file holds no result at one of them.
+    """
+    found = named(results)
+    for name in at:
+        if name not in found:
+            raise UsageError(
+                f"{file} holds no result at {name!r}: expected one of {listed(found)}.{did_you_mean(name, found)}"
+            )
+    return {name: found[name] for name in at} if at else found
+
+
+def _loaded(file: str) -> Results:
+    from embgrad.storage import load
+
+    if file != "-":
+        return load(file)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stdin.safetensors"
+        path.write_bytes(read_bytes("-"))
+        try:
+            return load(path)
+        except FileFormatError as error:
+            raise FileFormatError(str(error).replace(str(path), STDIN)) from error

@@ -1,0 +1,111 @@
+"""`embgrad gradients`: the gradients of texts in one model, into a file or in figures."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from embgrad.cli import options as o
+from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from
+from embgrad.cli.describing import described, named, summarised
+from embgrad.cli.errors import UsageError
+from embgrad.cli.models import load_model
+from embgrad.cli.running import OK, execute
+from embgrad.cli.terminal import Terminal
+
+__all__ = ["gradients"]
+
+
+def gradients(
+    model: o.Model = None,
+    framework: o.Framework = None,
+    text: o.TextOption = None,
+    pair: o.Pair = None,
+    file: o.File = None,
+    pairs: o.Pairs = False,
+    ids: o.Ids = None,
+    tokenizer: o.Tokenizer = None,
+    max_length: o.MaxLength = None,
+    objective: o.ObjectiveText = None,
+    labels: o.Labels = None,
+    at: o.At = None,
+    batch_size: o.BatchSize = None,
+    training: o.Training = False,
+    pads: o.Pads = "keep",
+    split: Annotated[
+        bool, typer.Option("--split", help="One backward pass an example, for models in which examples meet.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Test the gradient by finite differences, and fail where it is wrong.")
+    ] = False,
+    ignore: o.Ignore = None,
+    call: o.Call = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="A safetensors file, which embgrad.load reads; '-' is stdout."
+        ),
+    ] = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """The gradient of an objective with respect to the embeddings of texts.
+
+    \b
+    embgrad gradients -m FOLDER --framework torch -t "A gripping film." -o g.safetensors
+    embgrad gradients -m FOLDER -f texts.txt --labels 0,1,1 --at word --at layer.-1 -o g.safetensors
+    embgrad gradients -m my.py:build --ids ids.json --objective "Logit(1)" --json
+    cut -f2 reviews.tsv | embgrad gradients -m FOLDER -o - | embgrad show -
+    """
+
+    def work(terminal: Terminal) -> int:
+        _expect(model, output, terminal)
+        question = Question(objective, labels, at or (), batch_size, training, pads, check, split, call)
+        with terminal.busy(f"loading {model} …"):
+            loaded = load_model(str(model), framework, ignore or ())
+        inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
+        used, results = ask(loaded, batch_from(inputs, [loaded], terminal), question, terminal)
+        if question.parsed is None:
+            terminal.note(f"the objective is {used!r}; --objective names another")
+        if output is not None:
+            _write(results, output, terminal)
+        if output != "-":
+            summarised(results, terminal)
+            terminal.say(f"written to {output}" if output is not None else "")
+        terminal.give(_answer(results, loaded.framework, output))
+        return OK
+
+    execute(work, as_json=as_json, debug=debug)
+
+
+def _expect(model: str | None, output: str | None, terminal: Terminal) -> None:
+    if model is None:
+        raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
+    if output == "-" and terminal.as_json:
+        raise UsageError("-o - writes the file to stdout, and so does --json the figures: leave one out")
+    if output == "-" and terminal.stream.isatty():
+        raise UsageError("-o - writes a binary file, and stdout is a terminal: pipe it on, or name a file")
+
+
+def _write(results: Results, output: str, terminal: Terminal) -> None:
+    """Into a file, or to stdout, where nothing else is then written."""
+    from embgrad.storage import save
+
+    if output != "-":
+        save(results, output)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "g.safetensors"
+        save(results, path)
+        terminal.binary.write(path.read_bytes())
+
+
+def _answer(results: Results, framework: str, output: str | None) -> dict[str, Any]:
+    return {
+        "framework": framework,
+        "results": {name: described(result) for name, result in named(results).items()},
+        "file": output,
+    }

@@ -1,0 +1,90 @@
+"""A checkpoint of any architecture as Hugging Face's own classes build it, from its folder alone, and complete."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from embgrad.checkpoint import read_weights
+from embgrad.errors import BackendError, FileFormatError, UnsupportedError, did_you_mean, listed
+
+__all__ = ["from_transformers"]
+
+
+def from_transformers(path: Path, framework: str, architecture: str | None) -> Any:
+    """The model.
+
+    Args:
+        path: the checkpoint folder.
+        framework: "torch" or "tensorflow".
+        architecture: PyTorch's class or TensorFlow's; None for the one without a head.
+
+    Raises:
+        BackendError: transformers is not installed.
+        UnsupportedError: transformers has no such class in this framework.
+        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise BackendError(f"{path} needs the package 'transformers': pip install 'embgrad[{framework}]'")
+    import transformers
+
+    bare = (architecture or "AutoModel").removeprefix("TF")
+    name = f"TF{bare}" if framework == "tensorflow" else bare
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} has no class {name!r}, which {path / 'config.json'} asks for"
+            + (": TensorFlow's classes need transformers below 5" if framework == "tensorflow" else "")
+            + f"; build the model yourself and give path/to/file.py:name.{did_you_mean(name, dir(transformers))}"
+        )
+    try:
+        model, told = _tensorflow(found, path) if framework == "tensorflow" else _pretrained(found, path)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise FileFormatError(f"{path} cannot be loaded as a {name}: {' '.join(str(error).split())[:300]}") from error
+    _expect_complete(told, path, name)
+    return model.eval() if framework == "torch" else model
+
+
+def _pretrained(found: Any, path: Path) -> tuple[Any, Any]:
+    """The model, and what Hugging Face says of its loading."""
+    model, told = found.from_pretrained(str(path), local_files_only=True, output_loading_info=True)
+    return model, told
+
+
+def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
+    """Likewise in TensorFlow, where PyTorch's weights are handed over as NumPy.
+
+    transformers 4.57 hands itself an open safetensors file there, and iterates over it, which safetensors 0.8 has ended.
+    """
+    if not any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        return _pretrained(found, path)
+    weights = read_weights(path)
+    if any("/" in name for name in weights):  # TensorFlow's own names, which have no such fault
+        return _pretrained(found, path)
+    import transformers
+    from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
+
+    config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+    model = found.from_config(config) if found.__name__.startswith("TFAuto") else found(config)
+    model.build_in_name_scope()
+    model, told = load_pytorch_state_dict_in_tf2_model(
+        model,
+        weights,
+        tf_inputs=False,
+        allow_missing_keys=True,
+        output_loading_info=True,
+        tf_to_pt_weight_rename=getattr(model, "tf_to_pt_weight_rename", None),
+    )
+    return model, told
+
+
+def _expect_complete(told: Any, path: Path, name: str) -> None:
+    """Refuse a model of which a part was made up: its weights would be random numbers."""
+    for key, what in (("missing_keys", "lacks"), ("mismatched_keys", "holds in other shapes")):
+        names = sorted(str(one) for one in told.get(key) or ())
+        if names:
+            raise FileFormatError(
+                f"{path} {what} {len(names)} weights of a {name}: {listed(names)}; they would be random numbers. Is "
+                "'architectures' in config.json right?"
+            )

@@ -1,0 +1,74 @@
+"""Objects of the user's, named as `module:name` or `path/to/file.py:name`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from embgrad.cli.errors import UsageError
+from embgrad.errors import did_you_mean
+
+__all__ = ["imported", "is_reference"]
+
+
+def is_reference(spelled: str) -> bool:
+    """Whether it is spelled as `module:name` or `file.py:name`."""
+    source, colon, name = spelled.rpartition(":")
+    if not colon or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    return source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
+
+
+def imported(spelled: str) -> Any:
+    """The object; its module's code is run, once, as `python file.py` would run it but for `__main__`.
+
+    Raises:
+        UsageError: there is no such file, module or name.
+    """
+    source, _, name = spelled.rpartition(":")
+    found: Any = _file(str(Path(source).resolve()), source) if source.endswith(".py") else _module(source)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(
+                f"{source} has no {name!r}.{did_you_mean(part, vars(found) if hasattr(found, '__dict__') else ())}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+@functools.cache
+def _file(path: str, spelled: str) -> ModuleType:
+    if not Path(path).is_file():
+        raise UsageError(f"{spelled} does not exist: expected a Python file, as in path/to/file.py:function")
+    stem = Path(path).stem
+    name = stem if stem not in sys.modules and importlib.util.find_spec(stem) is None else f"_embgrad_user_{stem}"
+    _search_in(str(Path(path).parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    _search_in(str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the user's own imports
+        raise UsageError(
+            f"there is no module {error.name!r}: expected one that Python finds from here, or path/to/file.py:name"
+        ) from None
+
+
+def _search_in(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

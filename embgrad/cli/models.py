@@ -1,0 +1,210 @@
+"""The model that a command names: a checkpoint folder, a SavedModel, or an object of the user's own code."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.checkpoint import load_bert
+from embgrad.cli.errors import UsageError
+from embgrad.cli.huggingface import from_transformers
+from embgrad.cli.importing import imported, is_reference
+from embgrad.errors import BackendError, FileFormatError, UnsupportedError, listed
+from embgrad.registry import backend_for, backend_named, list_backends
+
+__all__ = ["FRAMEWORKS", "Loaded", "frameworks_from", "load_model", "prepare_tensorflow"]
+
+#: The frameworks that a checkpoint folder can be loaded in, the first of them by default.
+FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
+
+#: What a BERT without a head calls itself; older checkpoints do not say.
+BARE: Final = ("BertModel", "TFBertModel")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that a command has loaded.
+
+    Attributes:
+        model: the model.
+        framework: its backend's name.
+        name: how it was named.
+        folder: where its tokenizer may be; None for a model of the user's code.
+    """
+
+    model: Any
+    framework: str
+    name: str
+    folder: Path | None
+
+
+def frameworks_from(given: str) -> list[str]:
+    """The names in --frameworks.
+
+    Raises:
+        UsageError: there is none, or one twice.
+    """
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise UsageError(
+            f"--frameworks {given!r}: expected different names separated by commas, such as torch,tensorflow,gluon"
+        )
+    return names
+
+
+def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str] = ()) -> Loaded:
+    """The model that --model names.
+
+    Args:
+        spelled: a folder, `module:name` or `file.py:name`.
+        framework: in which a checkpoint is built; of the user's own model the framework that it must be of. None for the
+            first that is installed, or the model's own.
+        ignore: patterns of weights that a BERT encoder may leave over, see `embgrad.load_bert`.
+
+    Raises:
+        UsageError: there is nothing of that name, or it is of another framework.
+        FileFormatError: a file is missing or broken, or weights are missing.
+        UnsupportedError: the framework cannot build this model.
+        BackendError: the framework is not installed.
+    """
+    path = Path(spelled)
+    if path.is_dir():
+        return _of_folder(path, framework, ignore)
+    if is_reference(spelled):
+        return _of_code(spelled, framework)
+    raise UsageError(
+        f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own as "
+        "path/to/file.py:name or module:name; embgrad reads what is on this machine and fetches nothing"
+    )
+
+
+def prepare_tensorflow() -> None:
+    """Say that Keras 2 is wanted, which Hugging Face's TensorFlow classes need, before TensorFlow is imported."""
+    if importlib.util.find_spec("tf_keras") is not None:
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+
+
+def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Loaded:
+    saved = any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
+    if saved:
+        if framework not in (None, "tensorflow"):
+            raise UsageError(f"{path} is a TensorFlow SavedModel: expected --framework tensorflow, not {framework}")
+        backend_named("tensorflow")
+        return Loaded(_saved_model(path), "tensorflow", str(path), path)
+    if not (path / "config.json").is_file():
+        raise UsageError(
+            f"{path} holds neither config.json nor saved_model.pb: expected a checkpoint folder in Hugging Face's format, or a "
+            f"TensorFlow SavedModel; it holds {listed(sorted(one.name for one in path.iterdir()))}"
+        )
+    framework = _default_framework() if framework is None else backend_named(framework).name
+    if framework == "tensorflow":
+        prepare_tensorflow()
+    return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
+
+
+def _default_framework() -> str:
+    for name in FRAMEWORKS:
+        try:
+            return backend_named(name).name
+        except BackendError:
+            continue
+    raise BackendError(
+        "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
+        "'embgrad[mxnet]'; embgrad doctor tells more"
+    )
+
+
+def _saved_model(path: Path) -> Any:
+    import tensorflow
+
+    try:
+        return tensorflow.saved_model.load(str(path))
+    except Exception as error:  # TensorFlow has many classes for a broken file
+        raise FileFormatError(
+            f"{path} cannot be loaded as a SavedModel: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+def _checkpoint(path: Path, framework: str, ignore: Sequence[str]) -> Any:
+    config = _config(path)
+    kind, architecture = config.get("model_type"), _architecture(config, path)
+    if kind == "bert" and (architecture is None or architecture in BARE or ignore):
+        return load_bert(path, framework, ignore=ignore)
+    if ignore:
+        raise UsageError(f"--ignore goes with a BERT, and {path} says model_type {kind!r}: leave it out")
+    if framework not in ("torch", "tensorflow"):
+        aside = "; --ignore PATTERN leaves the head's weights aside, as --ignore 'cls.*' does" if kind == "bert" else ""
+        raise UnsupportedError(
+            f"{path} holds a {architecture or kind}, which the framework {framework!r} has no class for: expected torch or "
+            f"tensorflow; or build it yourself and give path/to/file.py:name{aside}"
+        )
+    return from_transformers(path, framework, architecture)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FileFormatError(
+            f"{path / 'config.json'} cannot be read as JSON: {error}; expected a model's configuration"
+        ) from error
+
+
+def _architecture(config: dict[str, Any], path: Path) -> str | None:
+    given = config.get("architectures")
+    if given is None or given == []:
+        return None
+    if not isinstance(given, list) or not isinstance(given[0], str):
+        raise FileFormatError(
+            f"{path / 'config.json'} says architectures {given!r}: expected a list with a class's name"
+        )
+    return given[0]
+
+
+def _of_code(spelled: str, framework: str | None) -> Loaded:
+    found = imported(spelled)
+    if not _is_model(found) and callable(found):
+        found = _called(found, framework)
+    backend = backend_for(found)
+    if framework is not None and backend.name != framework:
+        raise UsageError(
+            f"{spelled} gives a model of the framework {backend.name!r}: expected {framework!r}, as was asked for"
+        )
+    return Loaded(found, backend.name, spelled, None)
+
+
+def _is_model(found: Any) -> bool:
+    """Whether it is a model itself; a model can be called, too."""
+    if isinstance(found, type):
+        return False
+    return any(backend.owns(found) for backend in list_backends().values())
+
+
+def _called(builder: Any, framework: str | None) -> Any:
+    """What a builder gives; one with a parameter `framework` is told which."""
+    try:
+        parameters = inspect.signature(builder).parameters
+    except (TypeError, ValueError):  # one written in C does not say
+        return builder()
+    if "framework" in parameters:
+        default = parameters["framework"].default
+        if framework is None and default is inspect.Parameter.empty:
+            raise UsageError(f"{getattr(builder, '__name__', builder)} takes a framework: name one with --framework")
+        return builder() if framework is None else builder(framework=framework)
+    needed = [
+        name
+        for name, one in parameters.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if needed:
+        raise UsageError(
+            f"{getattr(builder, '__name__', builder)} needs {listed(needed)}: expected a function without arguments, or with "
+            "one named 'framework', that gives the model"
+        )
+    return builder()

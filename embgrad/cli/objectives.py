@@ -1,0 +1,143 @@
+"""Objectives as they are spelled on the command line: as in Python, with literal arguments, and never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad import objective as objectives
+from embgrad.cli.errors import UsageError
+from embgrad.errors import did_you_mean, listed
+from embgrad.objective import Objective
+
+__all__ = ["labels_from", "parsed_objective"]
+
+#: The objectives that can be spelled, by name: all but `Scalar`, which takes a function.
+CLASSES: Final[dict[str, type[Objective]]] = {
+    name: found
+    for name in objectives.__all__
+    if inspect.isclass(found := getattr(objectives, name)) and issubclass(found, Objective) and found is not Objective
+}
+
+#: Which argument --labels are.
+LABELS: Final = {"CrossEntropy": "labels", "Logit": "index"}
+
+EXAMPLE: Final = 'Sum(output="pooled"), Logit(0) or CrossEntropy([0, 1])'
+
+
+def parsed_objective(spelled: str | None, labels: Any = None) -> Objective | None:
+    """The objective that is spelled; a cross-entropy where labels alone are given; None where nothing is.
+
+    Args:
+        spelled: such as 'Sum(output="pooled")'.
+        labels: of --labels, the argument that the objective then need not spell.
+
+    Raises:
+        UsageError: it is not spelled as an objective of literal arguments.
+        ObjectiveError: the arguments are not what the objective takes.
+    """
+    if spelled is None:
+        return None if labels is None else objectives.CrossEntropy(labels)
+    name, args, kwargs = _taken_apart(spelled)
+    found = CLASSES[name]
+    if labels is not None:
+        if name not in LABELS:
+            raise UsageError(f"--labels goes with {listed(LABELS)}: the objective is {spelled}, which takes none")
+        if args or LABELS[name] in kwargs:
+            raise UsageError(
+                f"the objective {spelled} has its {LABELS[name]}, and --labels gives others: leave one out"
+            )
+        kwargs[LABELS[name]] = labels
+    _expect_arguments(found, args, kwargs, spelled)
+    return found(*args, **kwargs)
+
+
+def labels_from(given: str | None) -> Any:
+    """The labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if given is None:
+        return None
+    text, name = given, "--labels"
+    if not re.fullmatch(r"[-\d\s,\[\]]+", given):
+        if not Path(given).is_file():
+            raise UsageError(f"--labels {given!r}: expected whole numbers such as 0,1,1, or a file of them")
+        text, name = Path(given).read_text(encoding="utf-8-sig"), given
+    try:
+        if text.lstrip().startswith("["):
+            return json.loads(text)
+        return [int(one) for one in re.split(r"[\s,]+", text.strip(" \t\r\n,"))]
+    except (ValueError, RecursionError):
+        raise UsageError(f"{name} holds {text[:60]!r}: expected whole numbers such as 0,1,1, or a JSON list") from None
+
+
+def _taken_apart(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """The class's name and the arguments."""
+    try:
+        call = ast.parse(spelled.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(
+            f"the objective {spelled!r} is not spelled as in Python ({_reason(error)}): expected {EXAMPLE}"
+        ) from None
+    function = call.func if isinstance(call, ast.Call) else call
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "embgrad":
+        name = function.attr
+    elif isinstance(function, ast.Name):
+        name = function.id
+    else:
+        raise UsageError(f"the objective is {spelled!r}: expected the name of one, as {EXAMPLE}")
+    if name not in CLASSES:
+        why = "it takes a function; call embgrad.gradients in Python for it" if name == "Scalar" else ""
+        raise UsageError(
+            f"there is no objective {name!r} here: expected one of {listed(CLASSES)}; {why}".rstrip("; ")
+            + f".{did_you_mean(name, CLASSES)}"
+        )
+    args = [_literal(one, spelled) for one in call.args] if isinstance(call, ast.Call) else []
+    keywords = call.keywords if isinstance(call, ast.Call) else []
+    if any(one.arg is None for one in keywords):
+        raise UsageError(f"the objective {spelled!r} unpacks a dict with **: expected its arguments by name")
+    return name, args, {str(one.arg): _literal(one.value, spelled) for one in keywords}
+
+
+def _literal(node: ast.expr, spelled: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise UsageError(
+            f"the objective {spelled!r} holds {ast.unparse(node)!r}: expected literals, numbers, lists and quoted names, such "
+            f"as {EXAMPLE}"
+        ) from None
+
+
+def _expect_arguments(found: type[Objective], args: list[Any], kwargs: dict[str, Any], spelled: str) -> None:
+    """Say which argument is too many, unknown or missing."""
+    signature = inspect.signature(found)
+    unknown = [name for name in kwargs if name not in signature.parameters]
+    if unknown:
+        raise UsageError(
+            f"{found.__name__} has no argument {unknown[0]!r}: expected {listed(signature.parameters)}."
+            f"{did_you_mean(unknown[0], signature.parameters)}"
+        )
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        hint = ", or --labels" if found.__name__ in LABELS else ""
+        raise UsageError(
+            f"the objective {spelled!r}: {error}; expected {found.__name__}{_spelled(signature)}{hint}"
+        ) from None
+
+
+def _spelled(signature: inspect.Signature) -> str:
+    """The parameters without their types."""
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    return str(inspect.Signature(bare))
+
+
+def _reason(error: BaseException) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__

@@ -1,0 +1,70 @@
+"""`embgrad show`: the tokens of saved results in the terminal, by their saliency."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from embgrad.cli import options as o
+from embgrad.cli.colouring import legend, painted, pieces
+from embgrad.cli.describing import described, has_positions, model_of
+from embgrad.cli.errors import UsageError
+from embgrad.cli.files import chosen, loaded_results
+from embgrad.cli.running import OK, execute
+from embgrad.cli.terminal import Terminal
+from embgrad.errors import did_you_mean
+from embgrad.result import EmbeddingGradients
+
+__all__ = ["show"]
+
+KINDS = ("norm", "dot")
+
+
+def show(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of embgrad gradients; '-' is stdin.")] = "-",
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--kind", metavar="norm|dot", help="The gradient's length, or its inner product with the embedding."
+        ),
+    ] = "norm",
+    words: Annotated[bool, typer.Option("--words", help="Merge the tokens of a word.")] = False,
+    at: o.At = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """The tokens of saved gradients, coloured by saliency; with figures from 0 to 9 where there are no colours.
+
+    \b
+    embgrad show g.safetensors
+    embgrad show g.safetensors --kind dot --words
+    NO_COLOR=1 embgrad show g.safetensors --at layer.-1
+    """
+
+    def work(terminal: Terminal) -> int:
+        if kind not in KINDS:
+            raise UsageError(f"--kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(kind, KINDS)}")
+        results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
+        for name, result in results.items():
+            _show(name, result, kind, words, terminal)
+        terminal.say(legend(kind, terminal.coloured), style="dim")
+        terminal.give({"results": {name: described(result) for name, result in results.items()}})
+        return OK
+
+    execute(work, as_json=as_json, debug=debug)
+
+
+def _show(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> None:
+    if not has_positions(result):
+        raise UsageError(
+            f"the gradient at {name!r} has the shape {result.shape}, which is not one vector a token: expected a point such as "
+            "'word'; choose one with --at"
+        )
+    terminal.say(f"at {name}, {model_of(result)}", style="bold")
+    if terminal.as_json:
+        return
+    for example in range(len(result.ids)):
+        line = painted(pieces(result, example, kind, words), kind, terminal.coloured)
+        terminal.say(line)
+    terminal.say()

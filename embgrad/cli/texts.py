@@ -1,0 +1,183 @@
+"""The texts of a command: from its options, a file, or stdin; and ids from a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.batch import CONVENTIONS, TokenBatch
+from embgrad.cli.errors import UsageError
+from embgrad.errors import did_you_mean, listed
+from embgrad.forms import as_batch
+
+__all__ = ["Text", "given_texts", "ids_from", "read_bytes"]
+
+Text = str | tuple[str, str]
+
+#: What a file of ids may hold beside those of the known conventions.
+FIELDS: Final = ("ids", "mask", "types", "tokens")
+
+#: How a text begins that is not UTF-8, but says what it is.
+OTHER_MARKS: Final = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+def given_texts(
+    texts: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    file: str | None,
+    tabs: bool,
+    note: Callable[[str], None],
+) -> list[Text]:
+    """The texts in order: those of --text, those of --pair, those of the file; from stdin where none is named and it is piped.
+
+    Args:
+        texts: of --text.
+        pairs: of --pair.
+        file: of --file; "-" for stdin.
+        tabs: each line of the file is a pair, separated by a TAB.
+        note: is told what was left out.
+
+    Raises:
+        UsageError: there is no text, or the file is not as it should be.
+    """
+    found: list[Text] = [_decodable(one, "--text") for one in texts]
+    found += [(_decodable(one, "--pair"), _decodable(other, "--pair")) for one, other in pairs]
+    if file is None and not found and _piped():
+        file = "-"
+    if file is not None:
+        found += _of_lines(read_bytes(file), "<stdin>" if file == "-" else file, tabs, note)
+    elif tabs:
+        raise UsageError(
+            "--pairs says that the lines of a file are pairs, and there is no --file: name one, or use --pair"
+        )
+    if not found:
+        raise UsageError("there is no text: give --text TEXT, --pair A B, --file FILE or --ids FILE, or pipe texts in")
+    return found
+
+
+def read_bytes(file: str) -> bytes:
+    """A file's bytes, or those of stdin for "-".
+
+    Raises:
+        UsageError: stdin is a terminal, or closed.
+        OSError: the file cannot be read.
+    """
+    if file != "-":
+        return Path(file).read_bytes()
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("'-' stands for stdin, and nothing is piped in: name a file, or pipe one in")
+    buffer = getattr(sys.stdin, "buffer", None)
+    return buffer.read() if buffer is not None else sys.stdin.read().encode()
+
+
+def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
+    """The batch in a JSON file: a list of lists of ids, or ids, mask and types by name.
+
+    Shorter examples are filled up with zeros on the right, under a mask, where the file gives the ids alone.
+
+    Raises:
+        UsageError: the file holds no JSON, or no ids.
+        BatchError: the ids are not whole numbers, or the mask or types do not fit them.
+    """
+    try:
+        given = json.loads(read_bytes(file).decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{file} is no JSON: {error}; expected a list of lists of ids, or an object with 'ids'"
+        ) from None
+    if isinstance(given, list):
+        given = {"ids": given}
+    elif not isinstance(given, dict):
+        raise UsageError(
+            f"{file} holds {type(given).__name__}: expected a list of lists of ids, or an object with 'ids'"
+        )
+    if "ids" not in given:
+        if any(keys[0] in given for keys in CONVENTIONS.values()):
+            return as_batch(given)
+        hint = next((hint for key in given if (hint := did_you_mean(key, FIELDS))), "")
+        raise UsageError(
+            f"{file} holds {listed(given)}: expected 'ids', and perhaps 'mask', 'types' and 'tokens'.{hint}"
+        )
+    other = [key for key in given if key not in FIELDS]
+    if other:
+        raise UsageError(
+            f"{file} holds {listed(other)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(other[0], FIELDS)}"
+        )
+    return _batch(given, file, note)
+
+
+def _batch(given: dict[str, Any], file: str, note: Callable[[str], None]) -> TokenBatch:
+    ids, mask = given["ids"], given.get("mask")
+    rows = isinstance(ids, list) and bool(ids) and all(isinstance(row, list) for row in ids)
+    if rows and set(given) == {"ids"} and len({len(row) for row in ids}) > 1:
+        longest = max(map(len, ids))
+        mask = [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
+        ids = [[*row, *[0] * (longest - len(row))] for row in ids]
+        note(f"{file}: the examples are of different lengths; filled up with zeros on the right, under a mask")
+    convention = "ids" if mask is None and given.get("types") is None else "huggingface"
+    return TokenBatch(ids, mask, given.get("types"), tokens=given.get("tokens"), convention=convention)
+
+
+def _of_lines(data: bytes, name: str, tabs: bool, note: Callable[[str], None]) -> list[Text]:
+    mark = OTHER_MARKS.get(data[:2])
+    if mark:
+        raise UsageError(f"{name} is {mark}: expected UTF-8; convert it, with iconv -f {mark} -t UTF-8 say")
+    lines = re.split(rb"\r\n|\n|\r", data.removeprefix(b"\xef\xbb\xbf"))
+    texts: list[Text] = []
+    blank = 0
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            text = _decoded(line, name, number)
+            texts.append(_pair(text, name, number) if tabs else text)
+        elif number < len(lines) or line:  # what follows the last line's end is no line
+            blank += 1
+    if not texts:
+        raise UsageError(f"{name} holds no text: expected one a line")
+    if blank:
+        note(f"{name}: {blank} blank line{'s' if blank > 1 else ''} skipped")
+    return texts
+
+
+def _decoded(line: bytes, name: str, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name}, line {number}: byte {line[error.start]:#04x} at place {error.start + 1} is no UTF-8 ({error.reason}); "
+            "save the file as UTF-8"
+        ) from None
+
+
+def _pair(text: str, name: str, number: int) -> tuple[str, str]:
+    parts = text.split("\t")
+    if len(parts) != 2:
+        raise UsageError(
+            f"{name}, line {number}: it has {len(parts) - 1} TABs; with --pairs expected one a line, between the two texts"
+        )
+    return parts[0], parts[1]
+
+
+def _decodable(text: str, option: str) -> str:
+    """The text of an option; bytes that were no text when the process was started stand in it as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{option} {text!r} holds bytes that are no text in this locale: expected UTF-8") from None
+    return text
+
+
+def _piped() -> bool:
+    """Whether somebody writes into our stdin, or it is a file; a terminal, or nothing at all, is neither."""
+    if sys.stdin is None:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # a stream in memory: in a test, or in another program
+        return not sys.stdin.isatty()
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)

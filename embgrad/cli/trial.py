@@ -1,0 +1,134 @@
+"""One tiny gradient in one framework, against its closed form: what `embgrad doctor` runs in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["main"]
+
+VOCAB, DIM, IDS = 5, 3, ((1, 2, 4), (3, 1, 1))
+
+#: The gradient of the sum of (mean of the looked-up rows) @ ones, at each position.
+EXPECTED: Final = 1 / len(IDS[0])
+
+
+def main(framework: str, out: str) -> None:
+    """Try the framework and write what came of it as JSON.
+
+    Args:
+        framework: a backend's name.
+        out: the file to write.
+    """
+    found: dict[str, Any] = {"works": False, "tried": framework in MODELS, "error": "", "seconds": 0.0}
+    found |= {"versions": {}, "classes": {}}
+    start = time.perf_counter()
+    try:
+        found["works"], found["error"] = _try(framework)
+        found["seconds"] = time.perf_counter() - start
+        found["versions"] = _versions(framework)
+        found["classes"] = {name: _importable(*where) for name, where in CLASSES.get(framework, {}).items()}
+    except BaseException as error:  # whatever a broken installation raises is the answer
+        found["error"] = found["error"] or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    Path(out).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _try(framework: str) -> tuple[bool, str]:
+    import embgrad
+
+    if framework not in MODELS:  # a third party's, of which we know no model; that it imports is something
+        from embgrad.registry import backend_named
+
+        importlib.import_module(backend_named(framework).package)
+        return True, ""
+    table = np.arange(VOCAB * DIM, dtype=np.float32).reshape(VOCAB, DIM)
+    result = embgrad.gradients(MODELS[framework](table), np.array(IDS), embgrad.Sum())
+    wrong = float(np.abs(result.values - EXPECTED).max()) > 1e-6 or bool(
+        (result.activations != table[np.array(IDS)]).any()
+    )
+    return not wrong, f"the gradient is wrong: {result.values[0, 0].tolist()}, expected {EXPECTED:.6f}" if wrong else ""
+
+
+def _torch(table: np.ndarray) -> Any:
+    import torch
+
+    class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding.from_pretrained(torch.tensor(table), freeze=False)
+
+        def forward(self, ids: Any) -> Any:
+            return self.table(ids).mean(1)
+
+    return Model()
+
+
+def _tensorflow(table: np.ndarray) -> Any:
+    import tensorflow as tf
+
+    class Model(tf.Module):  # type: ignore[misc]  # likewise
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(table)
+
+        def __call__(self, ids: Any) -> Any:
+            return tf.reduce_mean(tf.nn.embedding_lookup(self.table, ids), 1)
+
+    return Model()
+
+
+def _gluon(table: np.ndarray) -> Any:
+    from embgrad.registry import backend_named
+
+    backend_named("gluon").versions()  # imports MXNet on the NumPy of today
+    import mxnet as mx
+
+    class Model(mx.gluon.HybridBlock):  # type: ignore[misc]  # likewise
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.table = mx.gluon.nn.Embedding(VOCAB, DIM)
+
+        def hybrid_forward(self, F: Any, ids: Any) -> Any:  # noqa: N803  # MXNet's name for it
+            return self.table(ids).mean(axis=1)
+
+    model = Model()
+    model.initialize()
+    model.table.weight.set_data(mx.nd.array(table))
+    return model
+
+
+MODELS: Final[Mapping[str, Callable[[np.ndarray], Any]]] = {"torch": _torch, "tensorflow": _tensorflow, "gluon": _gluon}
+
+#: What embgrad.load_bert builds, by framework: what is imported, and its class.
+CLASSES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "torch": {"transformers.BertModel": ("transformers", "BertModel")},
+    "tensorflow": {"transformers.TFBertModel": ("transformers", "TFBertModel")},
+    "gluon": {"gluonnlp.model.BERTModel": ("gluonnlp.model", "BERTModel")},
+}
+
+
+def _importable(module: str, name: str) -> str:
+    """An empty string, or why it is not."""
+    try:
+        getattr(importlib.import_module(module), name)
+    except BaseException as error:  # likewise
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def _versions(framework: str) -> dict[str, str]:
+    from embgrad.registry import backend_named
+
+    return dict(backend_named(framework).versions())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

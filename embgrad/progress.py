@@ -1,0 +1,85 @@
+"""Tells how far a long call has come: to a function of the user's, or on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from embgrad.errors import EmbgradError
+
+__all__ = ["Progress", "bar", "reporter"]
+
+#: Takes how many examples are done, and of how many.
+Progress = Callable[[int, int], None]
+
+
+@contextlib.contextmanager
+def reporter(progress: Any) -> Iterator[Progress]:
+    """What a call tells its progress to.
+
+    Args:
+        progress: a function of (done, total); True for a line on stderr, where that is a terminal; False or None for nobody.
+
+    Raises:
+        EmbgradError: it is neither.
+    """
+    if progress is None or progress is False:
+        yield _nobody
+    elif progress is True:
+        with bar("examples") as report:
+            yield report
+    elif callable(progress):
+        yield progress
+    else:
+        raise EmbgradError(f"progress is {progress!r}: expected True, or a function that takes (done, total)")
+
+
+@contextlib.contextmanager
+def bar(text: str, console: Any = None) -> Iterator[Progress]:
+    """A bar on stderr where that is a terminal: Rich's where it is installed, else a line of figures.
+
+    Args:
+        text: what is going on.
+        console: Rich's console to draw on; None for stderr.
+    """
+    stream = console.file if console is not None else sys.stderr
+    if stream is None or not stream.isatty():
+        yield _nobody
+        return
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        with _figures(text, stream) as report:
+            yield report
+        return
+    from rich.console import Console
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console or Console(file=stream), transient=True) as drawn:
+        task = drawn.add_task(text, total=None)
+        yield lambda done, total: drawn.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def _figures(text: str, stream: Any) -> Iterator[Progress]:
+    """A line that is written over, and gone in the end."""
+    written = 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal written
+        line = f"{text}: {done} of {total}"
+        written = max(written, len(line))
+        stream.write(f"\r{line}")
+        stream.flush()
+
+    try:
+        yield report
+    finally:
+        stream.write("\r" + " " * written + "\r")
+        stream.flush()
+
+
+def _nobody(done: int, total: int) -> None:
+    """Nobody wants to know."""

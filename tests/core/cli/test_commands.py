@@ -1,0 +1,276 @@
+"""The commands on the reference backend: what they give, their exit codes, and what they say of wrong usage."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.testing
+
+import embgrad
+from embgrad.cli import main
+from embgrad.cli.app import app
+from embgrad.cli.terminal import plain
+from tests.core.cli.commands import ASK, child, expected
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from embgrad.cli import main; sys.exit(main(['--help']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"embgrad: the command line needs {missing}: pip install 'embgrad[cli]'\n"
+
+
+HEAVY = ("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "tokenizers", "jinja2")
+
+
+def test_help_imports_no_framework_and_is_quick() -> None:
+    code = (
+        "import json, sys, time, numpy\n"
+        "start = time.process_time()\n"
+        "from embgrad.cli import main\n"
+        "code = main(['--help'])\n"
+        "spent = time.process_time() - start\n"
+        f"print(json.dumps([code, spent, [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
+    )
+    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(3)]
+    found = [json.loads(one.stderr) for one in done]
+    assert [one[0] for one in found] == [0, 0, 0]
+    assert found[0][2] == []
+    assert min(one[1] for one in found) < 0.6
+    for name in ("doctor", "gradients", "compare", "bisect", "show", "report", "demo"):
+        assert f"\n  {name} " in done[0].stdout
+
+
+def test_importing_the_package_brings_in_nothing() -> None:
+    code = "import embgrad.cli, sys; print([name for name in ('typer', 'rich', 'tokenizers') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["doctor", "gradients", "compare", "bisect", "show", "report", "demo"])
+def test_every_command_has_help(name: str) -> None:
+    runner = typer.testing.CliRunner()
+    long, short = (runner.invoke(app, [name, option]) for option in ("--help", "-h"))
+    assert long.exit_code == short.exit_code == 0
+    assert long.output == short.output
+    assert "--json" in long.output
+    if name not in ("doctor", "demo"):
+        assert f"embgrad {name} " in long.output, "an example"
+
+
+def test_the_version(command: Any) -> None:
+    done = command("--version")
+    assert (done.code, done.out) == (0, f"embgrad {embgrad.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gradient"], "there is no command 'gradient'.*Did you mean 'gradients'"),
+        (["compare", "--tolerence", "3"], "No such option.*--toler"),
+        (["gradients"], "--model is missing"),
+        (["gradients", "-m", "nowhere"], "--model 'nowhere' does not exist.*fetches nothing"),
+        (["gradients", "-m", "models.py:build"], "there is no text: give --text"),
+        (["gradients", "-m", "models.py:build", "-t", "a"], "texts need a tokenizer"),
+        (["gradients", "-m", "models.py:biuld", "--ids", "ids.json"], "models.py has no 'biuld'. Did you mean 'build'"),
+        (["gradients", "-m", "none.py:build", "--ids", "ids.json"], "none.py does not exist"),
+        (["gradients", "-m", "no_such_module:build", "--ids", "ids.json"], "there is no module 'no_such_module'"),
+        (["gradients", "-m", "models.py:number", "--ids", "ids.json"], "no installed backend takes"),
+        (["gradients", "-m", "models.py:needs", "--ids", "ids.json"], "needs needs 'size'"),
+        (["gradients", "-m", "models.py:for_framework", "--ids", "ids.json"], "name one with --framework"),
+        (["gradients", *ASK, "--framework", "torch"], "framework 'reference': expected 'torch'"),
+        (["gradients", *ASK, "-t", "a"], "--ids gives the examples as ids, and --text is for texts"),
+        (["gradients", *ASK, "--at", "wrod"], "Did you mean 'word'"),
+        (["gradients", *ASK, "--pads", "kepe"], "Did you mean 'keep'"),
+        (["gradients", *ASK, "--batch-size", "0"], "batch_size is 0"),
+        (["gradients", *ASK, "--batch-size", "many"], "batch-size"),
+        (["gradients", *ASK, "--labels", "0,9"], "label"),
+        (["gradients", *ASK, "--labels", "zero"], "--labels 'zero': expected whole numbers"),
+        (["gradients", *ASK, "--objective", "Sum(output='pooled')"], "'pooled'"),
+        (["gradients", *ASK, "--call", "nothing"], "--call 'nothing': expected path/to/file.py:function"),
+        (["gradients", *ASK, "--json", "-o", "-"], "leave one out"),
+        (["gradients", *ASK, "-o", "no/such/folder/g.safetensors"], "no/such/folder"),
+        (["gradients", "-m", "models.py:build", "--ids", "none.json"], "none.json: No such file or directory"),
+        (["gradients", "-m", ".", "-t", "a"], "holds neither config.json nor saved_model.pb.*'models.py'"),
+        (["gradients", "-m", "models.py:build", "--pair", "one"], "--pair has 1 text: expected two"),
+        (["show", "none.safetensors"], "none.safetensors does not exist"),
+        (["show", "models.py"], "no whole safetensors file"),
+        (["show", "a", "--kind", "nrom"], "Did you mean 'norm'"),
+        (["compare", "one.safetensors"], "1 file was named: expected two"),
+        (["compare", "-", "-"], "can be read once"),
+        (["compare", "a", "b", "-m", "c"], "--model is for models"),
+        (["compare"], "--model is missing: expected two files, or --model"),
+        (["compare", *ASK], "one model alone"),
+        (["compare", *ASK, "--frameworks", "torch,torch"], "different names"),
+        (["bisect", *ASK, "--frameworks", "a,b,c"], "expected two to bisect"),
+        (["report", "a.safetensors"], "--output is missing"),
+        (["report", "-o", "page.html"], "there is neither"),
+        (["report", "a", "-m", "b", "-o", "page.html"], "not both"),
+        (["doctor", "--timeout", "0"], "--timeout is 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_one_line_on_stderr(command: Any, arguments: list[str], said: str) -> None:
+    done = command(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert re.search(said, " ".join(done.err.split()))
+    assert "Traceback" not in done.err
+    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 or "Usage: " in done.err
+
+
+def test_a_file_of_one_result(command: Any) -> None:
+    done = command("gradients", *ASK, "--labels", "0,2", "-o", "g.safetensors")
+    assert done.code == 0, done.err
+    assert "2 × 3 × 4 float32" in done.out
+    assert "CrossEntropy(labels=[0, 2]" in done.out
+    assert "written to g.safetensors" in done.out
+    found = embgrad.load("g.safetensors")
+    np.testing.assert_array_equal(found.values, expected().values)
+    np.testing.assert_array_equal(found.mask, [[1, 1, 1], [1, 1, 0]])
+
+
+def test_a_file_of_several_results(command: Any) -> None:
+    done = command("gradients", *ASK, "--at", "word", "--at", "E", "-o", "g.safetensors", "--labels", "0 2")
+    assert done.code == 0, done.err
+    found = embgrad.load("g.safetensors")
+    assert list(found) == ["word", "E"]
+    np.testing.assert_array_equal(found["word"].values, expected().values)
+
+
+def test_json_holds_the_figures_and_nothing_else(command: Any) -> None:
+    done = command("gradients", *ASK, "--labels", "0,2", "--json", "--check")
+    result = expected()
+    found = json.loads(done.out)["results"]["word"]
+    assert found["shape"] == [2, 3, 4]
+    assert found["objective"] == result.objective.tolist()
+    assert found["certificate"] is not None
+    norms = [[token["norm"] for token in example["tokens"]] for example in found["examples"]]
+    np.testing.assert_array_equal(np.float32(norms), result.saliency("norm"))
+    assert [token["real"] for token in found["examples"][1]["tokens"]] == [True, True, False]
+
+
+def test_json_has_null_for_what_it_has_no_number_for() -> None:
+    assert plain({"a": np.float32("nan"), "b": [float("inf"), np.int64(3)], 4: (True, None)}) == {
+        "a": None,
+        "b": [None, 3],
+        "4": [True, None],
+    }
+
+
+@pytest.mark.parametrize("spelled", ["models:build", "models.py:model", "models.py:for_framework", "./models.py:build"])
+def test_how_a_model_can_be_named(command: Any, spelled: str) -> None:
+    sys.modules.pop("models", None)
+    done = command("gradients", "-m", spelled, "--framework", "reference", "--ids", "ids.json", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["framework"] == "reference"
+
+
+def test_the_default_objective_is_said(command: Any) -> None:
+    done = command("gradients", "-m", "models.py:encoder", "--ids", "ids.json")
+    assert "the objective is Sum(output='pooled')" in done.err
+    done = command("gradients", *ASK)
+    assert "the objective is Sum();" in done.err
+
+
+def test_a_call_of_the_users(command: Any) -> None:
+    once = json.loads(command("gradients", *ASK, "--json").out)
+    twice = json.loads(command("gradients", *ASK, "--json", "--call", "models.py:twice").out)
+    assert twice["results"]["word"]["objective"] != once["results"]["word"]["objective"]
+
+
+def test_micro_batches_and_pads(command: Any) -> None:
+    command("gradients", *ASK, "--batch-size", "1", "--pads", "zero", "--labels", "0,2", "-o", "g.safetensors")
+    np.testing.assert_allclose(embgrad.load("g.safetensors").values, expected().values, rtol=1e-4)
+
+
+def test_training_and_split(command: Any) -> None:
+    done = command("gradients", *ASK, "--training", "--split", "--json")
+    provenance = json.loads(done.out)["results"]["word"]["provenance"]
+    assert provenance["training"] is True
+    assert provenance["split"] is True
+
+
+@pytest.fixture
+def files(command: Any) -> None:
+    for name, model in {"a": "build", "b": "doubled"}.items():
+        done = command(
+            "gradients",
+            "-m",
+            f"models.py:{model}",
+            "--ids",
+            "ids.json",
+            "--objective",
+            "Logit(1)",
+            "-o",
+            f"{name}.safetensors",
+        )
+        assert done.code == 0, done.err
+
+
+@pytest.mark.usefixtures("files")
+def test_files_that_agree_and_that_differ(command: Any) -> None:
+    same = command("compare", "a.safetensors", "a.safetensors")
+    assert same.code == 0
+    assert "agrees" in same.out
+    other = command("compare", "a.safetensors", "b.safetensors", "--json")
+    assert other.code == 1
+    found = json.loads(other.out)
+    assert found["agrees"] is False
+    comparison = embgrad.compare("a.safetensors", "b.safetensors")
+    assert found["comparisons"] == {"b.safetensors": plain(comparison.to_dict())}
+    assert command("compare", "a.safetensors", "b.safetensors", "--tolerance", "2").code == 0
+    assert command("compare", "a.safetensors", "b.safetensors", "--tolerance", "-1").code == 2
+
+
+@pytest.mark.usefixtures("files")
+def test_one_file_through_stdin(place: Path) -> None:
+    done = child("compare", "-", "a.safetensors", stdin=(place / "a.safetensors").read_bytes())
+    assert done.code == 0, done.err
+    done = child("compare", "-", "a.safetensors", stdin=b"nothing of the kind")
+    assert done.code == 2
+    assert "<stdin> is no whole safetensors file" in done.err
+
+
+def test_two_models(command: Any) -> None:
+    same = command("compare", *ASK, "--against", "models.py:model")
+    assert same.code == 0, same.err
+    other = command("compare", *ASK, "--against", "models.py:doubled", "--at", "word", "--at", "E", "--json")
+    assert other.code == 1
+    found = json.loads(other.out)["comparisons"]["models.py:doubled"]
+    assert set(found["comparisons"]) == {"word", "E"}
+    assert found["comparisons"]["word"]["figures"]["relative_l2"] == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_report_of_files_and_of_models(command: Any, place: Path) -> None:
+    done = command("report", "a.safetensors", "b.safetensors", "-o", "page.html", "--title", "Two <models>", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {"file": "page.html", "results": ["a.safetensors", "b.safetensors"], "agrees": False}
+    page = (place / "page.html").read_text(encoding="utf-8")
+    assert "Two &lt;models&gt;" in page
+    assert command("report", *ASK, "-o", "one.html").code == 0
+    assert "<html" in (place / "one.html").read_text(encoding="utf-8")
+    piped = child("report", "a.safetensors", "-o", "-")
+    assert piped.out.decode().rstrip().endswith("</html>")
+
+
+def test_bisect(command: Any) -> None:
+    assert command("bisect", *ASK, "--against", "models.py:model").code == 0
+    done = command("bisect", *ASK, "--against", "models.py:doubled", "--json")
+    assert done.code == 1, done.err
+    assert json.loads(done.out)["models"] == ["models.py:build", "models.py:doubled"]
+
+
+def test_the_command_is_installed() -> None:
+    (point,) = importlib.metadata.entry_points(group="console_scripts", name="embgrad")
+    assert point.load() is main

@@ -1,0 +1,81 @@
+"""Objectives and labels as they are spelled on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embgrad
+from embgrad.cli.errors import UsageError
+from embgrad.cli.objectives import CLASSES, labels_from, parsed_objective
+from embgrad.errors import EmbgradError
+
+
+@pytest.mark.parametrize(
+    ("spelled", "labels", "found"),
+    [
+        ("Sum()", None, {"class": "Sum"}),
+        ("Sum", None, {"class": "Sum"}),
+        (" embgrad.Sum(output = 'pooled') ", None, {"class": "Sum", "output": "pooled"}),
+        ("Logit(-1, position=-1)", None, {"class": "Logit", "index": -1, "position": -1}),
+        ("Logit([1, 2])", None, {"class": "Logit", "index": [1, 2]}),
+        ("Logit()", [3, 4], {"class": "Logit", "index": [3, 4]}),
+        ("Margin(1, against=0)", None, {"class": "Margin", "index": 1, "against": 0}),
+        ("Projection([0.5, -2e-3])", None, {"class": "Projection", "vector": [0.5, -2e-3]}),
+        ("CrossEntropy(of='probabilities')", [0], {"class": "CrossEntropy", "labels": [0], "of": "probabilities"}),
+        (None, [0, 1], {"class": "CrossEntropy", "labels": [0, 1], "of": "logits"}),
+    ],
+)
+def test_objectives_as_they_are_spelled(spelled: str | None, labels: Any, found: dict[str, Any]) -> None:
+    objective = parsed_objective(spelled, labels)
+    assert objective is not None
+    assert objective.describe() == found
+
+
+def test_every_objective_can_be_spelled() -> None:
+    objectives = {name for name in embgrad.objective.__all__ if name not in ("Objective", "Scalar")}
+    assert set(CLASSES) == objectives
+
+
+@pytest.mark.parametrize(
+    ("spelled", "labels", "said"),
+    [
+        ("Smu()", None, "Did you mean 'Sum'"),
+        ("Scalar(f)", None, "it takes a function"),
+        ("Sum(ouput='pooled')", None, "Sum has no argument 'ouput'.*Did you mean 'output'"),
+        ("Sum(", None, "is not spelled as in Python"),
+        ("", None, "is not spelled as in Python"),
+        ("(" * 500 + ")" * 500, None, "not spelled as in Python|expected the name"),
+        ("Sum() + Sum()", None, "expected the name of one"),
+        ("Logit(__import__('os').getcwd())", None, "expected literals"),
+        ("Logit(*[1])", None, "expected literals"),
+        ("Logit(**{'index': 1})", None, "unpacks a dict"),
+        ("os.system('true')", None, "expected the name of one"),
+        ("Logit()", None, "missing a required argument.*or --labels"),
+        ("Margin(1)", None, "missing a required argument: 'against'"),
+        ("Margin(1, 2, 3)", None, "too many positional arguments"),
+        ("Sum()", [1], "--labels goes with 'CrossEntropy', 'Logit'"),
+        ("Logit(1)", [1], "leave one out"),
+        ("Logit('a')", None, "index"),
+    ],
+)
+def test_objectives_that_are_none(spelled: str, labels: Any, said: str) -> None:
+    with pytest.raises(EmbgradError, match=said):
+        parsed_objective(spelled, labels)
+
+
+def test_nothing_is_asked_where_no_objective_is_spelled() -> None:
+    assert parsed_objective(None) is None
+
+
+def test_labels(place: Path) -> None:
+    (place / "labels.txt").write_text("0\n1\n-100\n")
+    assert labels_from("labels.txt") == [0, 1, -100]
+    assert labels_from("0, 1 2") == [0, 1, 2]
+    assert labels_from("[[0, -100], [1, 2]]") == [[0, -100], [1, 2]]
+    assert labels_from(None) is None
+    (place / "labels.txt").write_text("zero\n")
+    with pytest.raises(UsageError, match=r"labels\.txt holds 'zero"):
+        labels_from("labels.txt")
