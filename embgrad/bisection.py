@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embgrad.backend import Call
 from embgrad.calling import as_parts
 from embgrad.errors import EmbgradError
 from embgrad.forms import batch_of
-from embgrad.narrowing import Step
-from embgrad.pairing import Side
 from embgrad.progress import reporter
-from embgrad.readings import Reader
-from embgrad.searching import Search, told
-from embgrad.suspects import Suspect
+
+if TYPE_CHECKING:
+    from embgrad.bisecting.narrowing import Step
+    from embgrad.bisecting.suspects import Suspect
 
 __all__ = ["Bisection", "bisect"]
 
@@ -124,6 +123,10 @@ def bisect(
         ObjectiveError: the objective goes with neither model.
         UnsupportedError: a backend cannot do this for its model.
     """
+    from embgrad.bisecting.pairing import Side
+    from embgrad.bisecting.readings import Reader
+    from embgrad.bisecting.searching import Search, told
+
     if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < float("inf")):
         raise EmbgradError(f"tolerance is {tolerance!r}: expected a number from 0 on, such as 1e-5, or None")
     tokens = batch_of(batch, tokenizer)

@@ -169,16 +169,32 @@ class Probability:
 
     def factors(self, case: Case) -> Iterator[Factor]:
         """Minus p of each example, told by its cross-entropy."""
-        objective, described = case.source.objective, case.source.provenance.get("objective", {})
-        per_example = objective is not None and np.shape(objective) == case.source.ids.shape[:1]
-        if described.get("class") != "CrossEntropy" or not per_example or np.ndim(described.get("labels", 0)) > 1:
+        losses = _losses(case)
+        if losses is not None:
+            target = case.names[1]
+            text = f"a factor −p for each example: {target} is the gradient of the label's probability, not of its cross-entropy"
+            yield Factor(self.cause, text, -np.exp(-losses))
+
+
+class OtherOfTwo:
+    """The gradient of the other label's cross-entropy, of two classes: they differ by −p/(1 − p), for the label's p."""
+
+    cause: ClassVar[str] = "label-shift"
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """−p/(1 − p) of each example, told by its cross-entropy."""
+        shape = case.source.provenance.get("output_shape")
+        losses = _losses(case)
+        if (
+            losses is None
+            or not isinstance(shape, (list, tuple))
+            or len(shape) != 2
+            or shape[1] != 2
+            or not losses.all()
+        ):
             return
-        _, target = case.names
-        yield Factor(
-            self.cause,
-            f"a factor −p for each example: {target} is the gradient of the label's probability, not of its cross-entropy",
-            -np.exp(-np.asarray(objective, np.float64)),
-        )
+        text = f"a factor −p/(1 − p) for each example: {case.names[1]} has the other label of the two"
+        yield Factor(self.cause, text, -np.exp(-losses) / -np.expm1(-losses))
 
 
 FACTORS: Final[tuple[FactorHypothesis, ...]] = (
@@ -187,6 +203,7 @@ FACTORS: Final[tuple[FactorHypothesis, ...]] = (
     MeanOverClasses(),
     Sign(),
     Probability(),
+    OtherOfTwo(),
     ScaledLookup(),
 )
 
@@ -204,6 +221,16 @@ def fitted_factors(numbers: np.ndarray) -> Factor:
     """One an example, each fitted."""
     shown = ", ".join(f"{number:.4g}" for number in numbers[:6]) + (", …" if len(numbers) > 6 else "")
     return Factor("constant-factor", f"a factor of its own for each example ({shown})", numbers, fitted=True)
+
+
+def _losses(case: Case) -> np.ndarray | None:
+    """The source's cross-entropy of each example, with one label each; None where its objective is another."""
+    objective, described = case.source.objective, case.source.provenance.get("objective", {})
+    if described.get("class") != "CrossEntropy" or np.ndim(described.get("labels", 0)) > 1:
+        return None
+    if objective is None or np.shape(objective) != case.source.ids.shape[:1]:
+        return None
+    return np.asarray(objective, np.float64)
 
 
 def _all(result: Any, number: float) -> np.ndarray:

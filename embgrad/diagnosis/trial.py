@@ -17,7 +17,7 @@ from embgrad.diagnosis.randomness import dropout, random_model
 from embgrad.diagnosis.rerun import Source, Variant, departure, failures_of, source_of
 from embgrad.diagnosis.search import Candidate, candidates, is_exact, known_factors
 from embgrad.diagnosis.structures import STRUCTURES, Prediction
-from embgrad.diagnosis.weighted import DifferentWeights, MisplacedWeights
+from embgrad.diagnosis.weighted import Beside, DifferentWeights, MisplacedWeights
 from embgrad.registry import backend_for
 
 __all__ = ["tried"]
@@ -82,6 +82,7 @@ class _Trial:
         self._source = source
         self._factors = factors
         self._inside = Inside(source)
+        self._beside = Beside(source)
         self._runs: list[tuple[Variant, np.ndarray]] = []
 
     def run_all(self, *, settled: bool) -> None:
@@ -99,14 +100,14 @@ class _Trial:
     def groups(self) -> Iterator[Callable[[], Iterable[Variant]]]:
         """The causes, the likely and cheap ones first; a group is tried only where none before explains all."""
         supports = backend_for(self._source.case.model).supports
-        yield lambda: DifferentWeights().variants(self._source) if "weights" in supports else ()
+        yield lambda: DifferentWeights().variants(self._source, self._beside) if "weights" in supports else ()
         yield lambda: (variant for hypothesis in ASKED for variant in hypothesis.variants(self._source))
         yield self._heads
         if {"modules", "add", "edit"} <= supports:
             yield self._computed
             yield self._fitted_epsilon
         if "weights" in supports:
-            yield lambda: MisplacedWeights().variants(self._source)
+            yield lambda: MisplacedWeights().variants(self._source, self._beside)
 
     def run(self, variants: Iterable[Variant]) -> None:
         """Run each, and see what it explains, by itself, rearranged, and times a number."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 
+from embgrad.bisecting.pairing import paired_weights
 from embgrad.diagnosis.rerun import Source, Variant
+from embgrad.registry import backend_for
 from embgrad.weights import Weight, weights_of
 
-__all__ = ["WEIGHTED", "DifferentWeights", "MisplacedWeights"]
+__all__ = ["Beside", "DifferentWeights", "MisplacedWeights"]
 
 #: The relative L2 from which two weights are not the same: beyond what writing them in half precision would leave.
 SAME: Final = 1e-6
@@ -22,21 +25,37 @@ MOST_SINGLY: Final = 12
 MOST_GUESSES: Final = 200
 
 
+#: By a model's native name of a weight the other model's value, how it came about, and what to call it.
+Differing = Mapping[str, tuple[np.ndarray, str, str]]
+
+
+class Beside:
+    """The weights of the source's model, beside those of the target's where that is at hand."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @cached_property
+    def differing(self) -> Differing | None:
+        """Those that the target's model has otherwise; None where it is not at hand, or has no weights in common."""
+        case = self._source.case
+        return None if case.other is None else differing_weights(case.model, case.other)
+
+
 class DifferentWeights:
     """What differs between the weights of the two models, by name."""
 
     cause: ClassVar[str] = "different-weight"
 
-    def variants(self, source: Source) -> Iterator[Variant]:
+    def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
         """The target's weights in the source's model: all that differ, and where they are few each module's."""
-        if source.case.other is None:
-            return
-        differing = differing_weights(source.case.model, source.case.other)
+        table = (source.case.source.vocab, source.case.source.values.shape[-1])
+        differing = {
+            name: (given, "different-table" if given.shape == table else relation, called)
+            for name, (given, relation, called) in (beside.differing or {}).items()
+        }
         if not differing:
             return
-        for name, (given, _, called) in differing.items():
-            if given.shape == (source.case.source.vocab, source.case.source.values.shape[-1]):
-                differing[name] = (given, "different-table", called)
         groups: dict[str, dict[str, tuple[np.ndarray, str, str]]] = {}
         for name, found in differing.items():
             groups.setdefault(found[2], {})[name] = found
@@ -51,9 +70,9 @@ class MisplacedWeights:
 
     cause: ClassVar[str] = "transposed-weight"
 
-    def variants(self, source: Source) -> Iterator[Variant]:
+    def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
         """Each square weight transposed, and each two modules of one parent swapped."""
-        if source.case.other is not None and differing_weights(source.case.model, source.case.other) is not None:
+        if beside.differing is not None:
             return  # the two models' weights were compared, which says more
         weights = weights_of(source.case.model)
         guesses = [*self._transposed(weights, source), *self._swapped(weights, source)]
@@ -83,17 +102,15 @@ class MisplacedWeights:
                 yield Variant(("swapped-weights",), text, weights=values)
 
 
-WEIGHTED: Final = (DifferentWeights(), MisplacedWeights())
-
-
-def differing_weights(model: object, other: object) -> dict[str, tuple[np.ndarray, str, str]] | None:
+def differing_weights(model: object, other: object) -> Differing | None:
     """By the model's native names those weights that the other model has otherwise.
 
     Returns:
         The other's value, turned as the model has it; how it came about ("transposed-weight", "swapped-weights" or
         "different-weight"); and what to call it. None where the two have no names in common.
     """
-    own, others = weights_of(model), _by_common_name(model, other)
+    own = weights_of(model)
+    others = _by_common_name(model, other, own)
     if others is None:
         return None
     values = {weight.name: weight.get() for weight in own}
@@ -109,18 +126,20 @@ def differing_weights(model: object, other: object) -> dict[str, tuple[np.ndarra
     return found
 
 
-def _by_common_name(model: object, other: object) -> dict[str, np.ndarray] | None:
-    """The other model's weights by the model's native names: by the checkpoint's names, or where the two have the same ones."""
-    own, others = weights_of(model), weights_of(other)
-    canonical = {weight.canonical: weight for weight in others if weight.canonical}
-    if canonical and any(weight.canonical in canonical for weight in own):
-        pairs = [(weight, canonical[weight.canonical]) for weight in own if weight.canonical in canonical]
-        return {one.name: two.get().T if one.transposed != two.transposed else two.get() for one, two in pairs}
-    named = {weight.name: weight for weight in others}
-    common = [weight.name for weight in own if weight.name in named and named[weight.name].shape == weight.shape]
-    if len(common) * 2 < len(own):
+def _by_common_name(model: object, other: object, own: Sequence[Weight]) -> dict[str, np.ndarray] | None:
+    """The other model's weights by the model's native names, turned as the model has them; None where few belong together."""
+    same = backend_for(model).name == backend_for(other).name
+    pairs, _, _ = paired_weights(own, weights_of(other), same=same)
+    if len(pairs) * 2 < len(own):
         return None
-    return {name: named[name].get() for name in common}
+    return {one.name: _laid_as(one, two, same=same) for one, two in pairs}
+
+
+def _laid_as(one: Weight, other: Weight, *, same: bool) -> np.ndarray:
+    value = other.get()
+    turned = one.transposed != other.transposed if one.canonical else not same and value.shape != one.shape
+    value = value.T if turned else value
+    return np.ascontiguousarray(value.reshape(one.shape) if value.size == np.prod(one.shape) else value)
 
 
 def _relation(
@@ -136,7 +155,7 @@ def _relation(
     return "different-weight", f"another {name}"
 
 
-def _substituting(differing: Mapping[str, tuple[np.ndarray, str, str]], source: Source) -> Variant:
+def _substituting(differing: Differing, source: Source) -> Variant:
     relations = list(dict.fromkeys(relation for _, relation, _ in differing.values()))
     names = list(dict.fromkeys(name for _, _, name in differing.values()))
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
@@ -31,6 +31,7 @@ def test_a_result_agrees_with_itself() -> None:
     assert len(comparison.per_example) == 3
 
 
+@settings(max_examples=30)
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))
 def test_a_factor(factor: float) -> None:
     one, other = gradient(), gradient(factor)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.bisecting.pairing import Side, paired_by_order, paired_weights
 from embgrad.figures import figures_of
-from embgrad.pairing import Side, paired_by_order, paired_weights
 from embgrad.tolerance import unit_roundoff
 from embgrad.weights import Weight
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from embgrad.narrowing import PIECES, Part
-from embgrad.pairing import LAYER
-from embgrad.suspects import Suspect
+from embgrad.bisecting.narrowing import PIECES, Part
+from embgrad.bisecting.pairing import LAYER
+from embgrad.bisecting.suspects import Suspect
 
 if TYPE_CHECKING:
-    from embgrad.searching import Found
+    from embgrad.bisecting.searching import Found
     from embgrad.weights import Weight
 
 __all__ = ["by_weights", "module_of", "told"]

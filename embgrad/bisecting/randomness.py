@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embgrad.batch import TokenBatch
-from embgrad.narrowing import Judge
-from embgrad.pairing import Side
-from embgrad.readings import Reader, Reading
+from embgrad.bisecting.narrowing import Judge
+from embgrad.bisecting.pairing import Side
+from embgrad.bisecting.readings import Reader, Reading
 
 __all__ = ["Differing", "differing"]
 

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.bisecting.pairing import LAYER, Pair, Side, paired_points
+from embgrad.bisecting.readings import Reading
 from embgrad.figures import Figures, figures_of
-from embgrad.pairing import LAYER, Pair, Side, paired_points
 from embgrad.points import INPUT
-from embgrad.readings import Reading
 from embgrad.tolerance import unit_roundoff
 from embgrad.weights import Weight
 

@@ -9,16 +9,16 @@ from typing import Final
 import numpy as np
 
 from embgrad.batch import TokenBatch
+from embgrad.bisecting.narrowing import Judge, Part, Step, narrowed
+from embgrad.bisecting.pairing import Pair, Side, uncounted
+from embgrad.bisecting.randomness import differing
+from embgrad.bisecting.readings import Reading
+from embgrad.bisecting.suspects import Suspect, suspects
+from embgrad.bisecting.telling import by_weights, module_of, told
 from embgrad.errors import ObjectiveError, PointError
 from embgrad.figures import Figures, figures_of
-from embgrad.narrowing import Judge, Part, Step, narrowed
-from embgrad.pairing import Pair, Side, uncounted
 from embgrad.points import WORD
-from embgrad.randomness import differing
-from embgrad.readings import Reading
 from embgrad.roles import EMBEDDINGS, LAYER, POSITION, TYPE
-from embgrad.suspects import Suspect, suspects
-from embgrad.telling import by_weights, module_of, told
 from embgrad.tolerance import HALVES, tolerance_for, unit_roundoff
 from embgrad.weights import Weight
 
