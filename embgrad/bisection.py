@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from embgrad.backend import Call
 from embgrad.calling import as_parts
-from embgrad.errors import EmbgradError
+from embgrad.errors import EmbgradError, ObjectiveError
 from embgrad.forms import batch_of
 from embgrad.progress import reporter
 
@@ -127,10 +128,11 @@ def bisect(
     from embgrad.bisecting.readings import Reader
     from embgrad.bisecting.searching import Search, told
 
-    if tolerance is not None and not (isinstance(tolerance, (int, float)) and 0 <= tolerance < float("inf")):
+    number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)  # NumPy's numbers, too
+    if tolerance is not None and not (number and 0 <= tolerance < float("inf")):
         raise EmbgradError(f"tolerance is {tolerance!r}: expected a number from 0 on, such as 1e-5, or None")
     tokens = batch_of(batch, tokenizer)
-    first, second = objective if isinstance(objective, (tuple, list)) else (objective, objective)
+    first, second = _pair(objective)
     with reporter(progress) as report:
         a, b = (
             Side(Reader(model, tokens, one, call))
@@ -152,6 +154,18 @@ def bisect(
         labels=(next(labels), next(labels)),
         text=told(found),
     )
+
+
+def _pair(objective: Any) -> tuple[Any, Any]:
+    """The objective of a, and that of b."""
+    if not isinstance(objective, (tuple, list)):
+        return objective, objective
+    if len(objective) != 2:
+        raise ObjectiveError(
+            f"objective is a {type(objective).__name__} of {len(objective)}: expected one objective, or a pair of them, for a "
+            "and for b"
+        )
+    return objective[0], objective[1]
 
 
 def described(model: Any) -> str:

@@ -24,9 +24,9 @@ class Figures:
     cosine: float
 
     def to_dict(self) -> dict[str, float | None]:
-        """The figures by name; None where one is infinite, which JSON has no number for."""
-        relative = self.relative_l2 if np.isfinite(self.relative_l2) else None
-        return {"relative_l2": relative, "largest": self.largest, "cosine": self.cosine}
+        """The figures by name; None where one is not finite, which JSON has no number for."""
+        figures = {"relative_l2": self.relative_l2, "largest": self.largest, "cosine": self.cosine}
+        return {name: figure if np.isfinite(figure) else None for name, figure in figures.items()}
 
 
 @dataclass(frozen=True, eq=False)

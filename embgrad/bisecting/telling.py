@@ -49,6 +49,8 @@ def _piece(modules: Sequence[str]) -> str | None:
     """What the modules of a BERT are to people."""
     layers = [LAYER.fullmatch(one) for one in modules]
     pieces = [PIECES.get(one if layer is None else layer[1], "") for one, layer in zip(modules, layers, strict=True)]
+    if len({one.removesuffix(layer[1]) for one, layer in zip(modules, layers, strict=True) if layer is not None}) > 1:
+        return None  # several layers are no piece of one
     return ", ".join(pieces) if all(pieces) else None
 
 
@@ -68,10 +70,11 @@ def told(found: Found) -> str:
 
 def _random(found: Found) -> list[str]:
     sides = " and ".join(found.random)
-    differ, them = ("differ from themselves", "draw") if len(found.random) > 1 else ("differs from itself", "draws")
+    several = len(found.random) > 1
+    differ, draw = ("differ from themselves", "they draw") if several else ("differs from itself", "it draws")
     first = ", ".join(f"{role!r} in {side}" for side, role in found.random.items())
     return [
-        f"{sides} {differ}, first at {first}: it {them} random numbers in evaluation mode, as dropout that is left on does."
+        f"{sides} {differ}, first at {first}: {draw} random numbers in evaluation mode, as dropout that is left on does."
     ]
 
 

@@ -172,15 +172,21 @@ class _Trial:
         yield variant
 
     def pairs(self) -> Iterator[Variant]:
-        """Two causes at once: those that would explain most if their effects added up."""
+        """Two causes at once: any two of the inputs, and those that would explain most if their effects added up."""
         case = self._source.case
         counted = case.matched
         wanted = (case.wanted - case.values)[counted].ravel()
         effects = [np.nan_to_num(values - case.values)[counted].ravel() for _, values in self._runs]
-        left: list[tuple[float, int, Variant]] = []
+        inputs: list[Variant] = []
+        others: list[tuple[float, int, Variant]] = []
         for i, one in enumerate(effects):
             for j in range(i):
                 both = self._runs[i][0].with_(self._runs[j][0])
-                if both is not None:
-                    left.append((float(np.linalg.norm(wanted - one - effects[j])), len(left), both))
-        yield from (both for _, _, both in sorted(left, key=lambda one: one[:2])[:MOST_PAIRS])
+                if both is None:
+                    continue
+                if self._runs[i][0].batch and self._runs[j][0].batch:
+                    inputs.append(both)  # whose effects seldom add up
+                else:
+                    others.append((float(np.linalg.norm(wanted - one - effects[j])), len(others), both))
+        yield from inputs[:MOST_PAIRS]
+        yield from (both for _, _, both in sorted(others, key=lambda one: one[:2])[:MOST_PAIRS])
