@@ -23,6 +23,9 @@ LAYER: Final = "layer"
 #: A number at the end of a path, alone or behind a mark: `layer.0`, `layer_._0`, `block_1`.
 NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
 
+#: Where a class's name has an underscore in the name that Keras makes of it.
+CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
 #: What tells the lookups by position and by type apart where their indices do not, as in a batch of one position.
 SPELLED: Final = {POSITION: re.compile(r"(?:^|[^a-z])pos|wpe"), TYPE: re.compile("type|seg")}
 
@@ -238,8 +241,7 @@ def _is_stack(calls: Sequence[ModuleCall], group: Sequence[int], holding: Collec
         through = []
     if all(_leads(calls, before, through, after) for before, after in pairwise(group)):
         return True
-    numbers = [found and int(found[1]) for found in (NUMBERED.search(calls[one].path) for one in group)]
-    return numbers == list(range(len(group)))
+    return [_number(calls[one]) for one in group] == list(range(len(group)))
 
 
 def _leads(calls: Sequence[ModuleCall], before: int, through: Sequence[int], after: int) -> bool:
@@ -272,7 +274,8 @@ def _are_parts(batch: TokenBatch, calls: Sequence[ModuleCall], layers: Sequence[
     holding = {call.parent for call in calls}
     beside: dict[str, list[int]] = defaultdict(list)
     for number, call in others:
-        if call.parent == first.parent and number in holding and NUMBERED.search(call.path) and _is_hidden(call, batch):
+        numbered = number in holding and _number(call) is not None
+        if call.parent == first.parent and numbered and _is_hidden(call, batch):
             beside[NUMBERED.sub("", call.path)].append(number)
     own = beside.pop(NUMBERED.sub("", first.path), [])
     return any(_take_turns(calls, own, other) for other in beside.values())
@@ -287,9 +290,7 @@ def _is_pooled(call: ModuleCall, batch: TokenBatch) -> bool:
 
 def _take_turns(calls: Sequence[ModuleCall], one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two lists of blocks have the same numbers, and are called in turn."""
-    numbers = [
-        [int(found[1]) for call in side if (found := NUMBERED.search(calls[call].path))] for side in (one, other)
-    ]
+    numbers = [[number for call in side if (number := _number(calls[call])) is not None] for side in (one, other)]
     turns = [number for pair in zip(*sorted((list(one), list(other))), strict=False) for number in pair]
     return bool(one) and numbers[0] == numbers[1] and turns == sorted(turns)
 
@@ -300,11 +301,24 @@ def _singles(batch: TokenBatch, calls: Sequence[ModuleCall], holding: Collection
         number
         for number, call in enumerate(calls)
         if number in holding
-        and NUMBERED.search(call.path)
+        and _number(call) is not None
         and _is_hidden(call, batch)
         and call.source_shape == call.token_shape
     ]
     return sorted(found, key=lambda number: len(list(_ancestors(calls, calls[number].parent))))
+
+
+def _number(call: ModuleCall) -> int | None:
+    """Which of a list of blocks it is, as its path says; None where that holds no number, or one that says something else.
+
+    Keras counts the layers of a class as they are made: `add_3` is the fourth of the process, and no block's place.
+    """
+    found = NUMBERED.search(call.path)
+    if found is None:
+        return None
+    name = re.split(r"[./]", call.path[: found.start()])[-1]
+    counted = found[0].startswith("_") and name == CAPITAL.sub("_", call.kind).lower()
+    return None if counted else int(found[1])
 
 
 def _ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:

@@ -303,3 +303,22 @@ def test_a_layer_of_tf_hub(tmp_path: Any) -> None:
     result = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR), at="inner")
     close(result.activations, np.tanh(2 * model.get_layer("words").embeddings.numpy()[IDS]))
     close(result.values, np.broadcast_to(model.get_layer("head").kernel.numpy() @ VECTOR, (*IDS.shape, 4)))
+
+
+@pytest.mark.parametrize("name", sorted(KERAS))
+def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> None:
+    """Two copies of one functional model, the second of which Keras numbers on from the first, have the same roles."""
+    keras = KERAS[name]
+
+    def built() -> Any:
+        ids = keras.layers.Input((None,), dtype="int32")
+        value = keras.layers.Embedding(30, 8)(ids)
+        for _ in range(3):
+            attended = keras.layers.MultiHeadAttention(2, 4)(value, value)
+            value = keras.layers.LayerNormalization()(keras.layers.Add()([value, attended]))
+            value = keras.layers.LayerNormalization()(keras.layers.Add()([value, keras.layers.Dense(8)(value)]))
+        return keras.Model(ids, keras.layers.Dense(2)(keras.layers.GlobalAveragePooling1D()(value)))
+
+    for _ in range(3):
+        points = embgrad.points(built(), np.arange(10).reshape(2, 5))
+        assert [point.roles for point in points if point.roles] == [("word",)]
