@@ -152,8 +152,13 @@ def _copied(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else array.copy()
 
 
-def joined(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
-    """One result from those of the micro-batches, in order."""
+def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -> EmbeddingGradients:
+    """One result from those of the micro-batches, in order.
+
+    Args:
+        pieces: theirs, each of which remembers its own part of the objective.
+        objective: what is remembered of the whole.
+    """
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -177,6 +182,7 @@ def joined(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
         pad_leak=max(piece.pad_leak for piece in pieces),
         provenance={
             **first.provenance,
+            "objective": objective,
             "truncated": truncated,
             "batch_size": len(first.ids),
             "output_shape": _joint_shape([piece.provenance["output_shape"] for piece in pieces]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import isfinite
+from numbers import Real
 from pathlib import Path
 from typing import Any, overload
 
@@ -15,7 +16,7 @@ from embgrad.comparison import Comparison, Comparisons
 from embgrad.diagnosis import diagnosed
 from embgrad.diagnosis.findings import Finding
 from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
-from embgrad.figures import figures_of, position_figures
+from embgrad.figures import figures_of, lengths, position_figures
 from embgrad.result import EmbeddingGradients
 from embgrad.storage import load
 from embgrad.tolerance import tolerance_of, unit_roundoff
@@ -91,9 +92,9 @@ def compare(
         FileNotFoundError: there is no such file.
         EmbgradError: a or b is nothing that can be compared, or holds numbers that are not finite.
     """
-    if tolerance is not None and not (isinstance(tolerance, (int, float)) and isfinite(tolerance) and tolerance >= 0):
+    if tolerance is not None and not (isinstance(tolerance, Real) and isfinite(tolerance) and tolerance >= 0):
         raise EmbgradError(f"tolerance is {brief(tolerance)}: expected a number of at least 0, such as 1e-5")
-    models, calls = _pair(models, "models"), call if isinstance(call, tuple) else (call, call)
+    models, calls = _pair(models, "models"), _calls(call)
     first, second = _given(a, "a"), _given(b, "b")
     if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
         return _compared(first, second, models, tolerance, calls)
@@ -151,7 +152,7 @@ def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> l
     One example's rounding errors average out less than those of all; and where most of it cancels, they have the size that the
     other examples' have.
     """
-    length, difference = (np.linalg.norm(one.reshape(len(a), -1), axis=1) for one in (a, b - a))
+    length, difference = (lengths(one.reshape(len(a), -1)) for one in (a, b - a))
     allowed = PER_EXAMPLE * tolerance * length
     allowed += CANCELLED * roundoff * float(length.max(initial=0.0)) if tolerance else 0.0
     return [int(i) for i in np.flatnonzero(difference > allowed)]
@@ -248,6 +249,16 @@ def _pair(models: Any, name: str) -> tuple[Any, Any]:
             f"{name} is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
         )
     return (models[0], models[1])
+
+
+def _calls(call: Any) -> tuple[Call | None, Call | None]:
+    calls = call if isinstance(call, (tuple, list)) else (call, call)
+    if len(calls) != 2 or not all(one is None or callable(one) for one in calls):
+        raise EmbgradError(
+            f"call is {brief(call)}: expected a function that calls the model, as in embgrad.gradients, or a pair of such, with "
+            "None for a model that is called as usual"
+        )
+    return (calls[0], calls[1])
 
 
 def _given(given: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:

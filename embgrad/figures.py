@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Figures", "PositionFigures", "figures_of", "position_figures"]
+__all__ = ["Figures", "PositionFigures", "figures_of", "lengths", "position_figures"]
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,8 @@ class PositionFigures:
 
 def figures_of(a: np.ndarray, b: np.ndarray) -> Figures:
     """The figures of two arrays of the same shape, computed in float64."""
-    a, b = np.asarray(a, np.float64).ravel(), np.asarray(b, np.float64).ravel()
-    length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-    difference = float(np.linalg.norm(b - a))
-    relative = difference / length if length else float("inf") if difference else 0.0
-    # Divided one by one: the product of two tiny lengths would underflow.
-    cosine = float((a / length) @ (b / other)) if length and other else float(length == other)
-    return Figures(relative, float(np.abs(b - a).max(initial=0.0)), cosine)
+    a, b = (np.asarray(one, np.float64).reshape(1, -1) for one in (a, b))
+    return Figures(*(float(one.item()) for one in _figures(a, b)))
 
 
 def position_figures(a: np.ndarray, b: np.ndarray, matched: np.ndarray) -> PositionFigures:
@@ -61,10 +56,34 @@ def position_figures(a: np.ndarray, b: np.ndarray, matched: np.ndarray) -> Posit
         matched: where b has a partner for a's position, bool, (example, position).
     """
     a, b = (np.asarray(one, np.float64).reshape(*matched.shape, -1) for one in (a, b))
-    length, other, difference = (np.linalg.norm(one, axis=-1) for one in (a, b, b - a))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(difference == 0, 0.0, difference / length)
+    return PositionFigures(*(np.where(matched, one, np.nan) for one in _figures(a, b)))
+
+
+def lengths(array: np.ndarray) -> np.ndarray:
+    """The L2 lengths along the last axis, also of numbers so large or small that their squares are no float64."""
+    unit = _unit(array)
+    return np.asarray(np.linalg.norm(array / unit, axis=-1) * unit[..., 0])
+
+
+def _figures(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The relative L2, the largest difference and the cosine, each along the last axis."""
+    unit, other_unit = _unit(a), _unit(b)
+    common = np.maximum(unit, other_unit)
+    difference = b / common - a / common
+    a, b = a / unit, b / other_unit
+    length, other, apart = (np.linalg.norm(one, axis=-1) for one in (a, b, difference))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        relative = np.where(apart == 0, 0.0, apart / length * (common / unit)[..., 0])
         angle = ((a / length[..., None]) * (b / other[..., None])).sum(-1)
+        largest = np.abs(difference).max(axis=-1, initial=0.0) * common[..., 0]
     cosine = np.where((length > 0) & (other > 0), angle, (length == other).astype(np.float64))
-    largest = np.abs(b - a).max(axis=-1, initial=0.0)
-    return PositionFigures(*(np.where(matched, one, np.nan) for one in (relative, largest, cosine)))
+    return relative, largest, cosine
+
+
+def _unit(array: np.ndarray) -> np.ndarray:
+    """The power of two next above the largest number along the last axis, kept as an axis of 1; 1 for zeros.
+
+    In these units no square overflows, and none that counts vanishes; and nothing is rounded.
+    """
+    largest = np.abs(array).max(axis=-1, initial=0.0, keepdims=True)
+    return np.asarray(np.ldexp(1.0, np.clip(np.frexp(np.where(largest > 0, largest, 1.0))[1], -1021, 1023)))

@@ -13,7 +13,7 @@ from embgrad.certifying import certified
 from embgrad.changes import checked_changes
 from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
-from embgrad.native import as_objective
+from embgrad.native import as_objective, described
 from embgrad.objective import Scalar
 from embgrad.points import WORD, Point
 from embgrad.progress import Progress, reporter
@@ -152,7 +152,7 @@ def gradients(
             done.append(certified(one, piece, results) if check else results)
             seen += len(piece)
             report(seen, len(tokens))
-    joint = {name: joined([one[name] for one in done]) for name in names}
+    joint = {name: joined([one[name] for one in done], described(task.objective)) for name in names}
     return joint[at] if isinstance(at, str) else joint
 
 

@@ -90,11 +90,11 @@ class Objective(ABC):
         plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
         return {"class": type(self).__name__, **plain}
 
-    def take(self, examples: slice, count: int) -> Objective:
+    def take(self, examples: slice | np.ndarray, count: int) -> Objective:
         """The objective of some of the batch's examples: arguments with one entry an example are cut.
 
         Args:
-            examples: which examples.
+            examples: which examples, in which order.
             count: how many examples the whole batch has.
 
         Raises:
@@ -117,7 +117,7 @@ class Objective(ABC):
     def _argument_names(self) -> tuple[str, ...]:
         return ("output", "position")
 
-    def _cut(self, name: str, examples: slice, count: int) -> Any:
+    def _cut(self, name: str, examples: slice | np.ndarray, count: int) -> Any:
         value = getattr(self, name)
         if not isinstance(value, np.ndarray) or value.ndim == 0:
             return value
@@ -192,7 +192,7 @@ class Projection(Objective):
     def _argument_names(self) -> tuple[str, ...]:
         return ("vector", *super()._argument_names())
 
-    def _cut(self, name: str, examples: slice, count: int) -> Any:
+    def _cut(self, name: str, examples: slice | np.ndarray, count: int) -> Any:
         return self.vector if name == "vector" and self.vector.ndim == 1 else super()._cut(name, examples, count)
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,12 @@ def weights_of(model: Any) -> list[Weight]:
     """
     backend = backend_for(model)
     expect_ability(backend, "weights")
-    return list(backend.weights(model))
+
+    def alone(get: Callable[[], np.ndarray]) -> np.ndarray:
+        with backend.alone(model):  # else it might be what another thread has put there for a while
+            return get()
+
+    return [replace(one, get=partial(alone, one.get)) for one in backend.weights(model)]
 
 
 def depth_of(model: Any) -> int:

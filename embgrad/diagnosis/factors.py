@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from embgrad.diagnosis.case import Case
+from embgrad.result import EmbeddingGradients
 
 __all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]
 
@@ -46,6 +47,9 @@ class FactorHypothesis(Protocol):
         ...
 
 
+#: One over a larger count is not told as such.
+SMALLEST_SHARE: Final = 1e-9
+
 #: The root of a smaller dimension is a number that anything may be.
 LEAST_DIM: Final = 8
 
@@ -59,7 +63,7 @@ class Means:
         """By one over the count, where the target took the mean, and by the count, where the source did."""
         source, target = case.names
         aligned = case.alignment.examples()
-        for counts, what in self.counts(case.target):
+        for counts, what in self.counts(_with_labels(case)):
             found = counts[np.maximum(aligned, 0)]
             if (found != 1).any():
                 text = f"a factor {_one_over(found)}: {target} took the mean over {what}"
@@ -211,7 +215,7 @@ FACTORS: Final[tuple[FactorHypothesis, ...]] = (
 def fitted_factor(case: Case, number: float) -> Factor:
     """The factor that fits best, as a hypothesis."""
     spelled = f"{number:.6g}"
-    near = round(1 / number) if number else 0
+    near = round(1 / number) if abs(number) > SMALLEST_SHARE else 0
     if abs(near) > 1 and abs(near * number - 1) < 1e-4:
         spelled += f" = 1/{near}"
     return Factor("constant-factor", f"a factor {spelled}", _all(case.source, number), fitted=True)
@@ -231,6 +235,14 @@ def _losses(case: Case) -> np.ndarray | None:
     if objective is None or np.shape(objective) != case.source.ids.shape[:1]:
         return None
     return np.asarray(objective, np.float64)
+
+
+def _with_labels(case: Case) -> EmbeddingGradients:
+    """The target; with the source's labels, where its objective was a function of the user's, which keeps none."""
+    target, objectives = case.target, [one.provenance.get("objective", {}) for one in (case.source, case.target)]
+    if "labels" in objectives[1] or "labels" not in objectives[0] or not case.alignment.trivial:
+        return target
+    return replace(target, provenance={**target.provenance, "objective": objectives[0]})
 
 
 def _all(result: Any, number: float) -> np.ndarray:

@@ -13,7 +13,7 @@ from embgrad.diagnosis.rerun import Source, Variant
 __all__ = ["dropout", "random_model"]
 
 #: How many times a model is run.
-DRAWS: Final = 8
+DRAWS: Final = 6
 
 #: How alike the runs must be among each other, as a cosine: where they are hardly alike, any gradient would pass for one.
 LEAST_ALIKE: Final = 0.15

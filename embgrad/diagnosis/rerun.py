@@ -7,21 +7,25 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from embgrad.alignment import aligned
 from embgrad.batch import TokenBatch
 from embgrad.diagnosis.case import EXACT, Case
-from embgrad.errors import EmbgradError, EmbgradWarning
+from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
+from embgrad.figures import figures_of
 from embgrad.gradient import gradients
 from embgrad.native import rebuilt
 from embgrad.objective import Objective
+from embgrad.points import WORD
 from embgrad.result import EmbeddingGradients
 from embgrad.weights import substituted
 
 __all__ = ["MOST_EXAMPLES", "Source", "Variant", "departure", "failures_of", "source_of"]
+
+Made = TypeVar("Made")
 
 #: On how many examples a cause is tried, before it is measured on all.
 MOST_EXAMPLES: Final = 6
@@ -101,7 +105,7 @@ class Source:
         at: the point.
         named: what the source is called.
         target: what the target is called.
-        target_objective: the target's objective, where a result keeps it and it has the same examples.
+        target_objective: the target's objective in the order of the source's examples, where a result keeps it and has all.
         refused: what embgrad said of the last run that it refused.
         failures: by cause why a variant could not be run: the framework's own errors.
     """
@@ -115,8 +119,10 @@ class Source:
         self.named, self.target = case.names
         given = rebuilt(case.target.provenance.get("objective", {}))
         partners = case.alignment.examples()
-        straight = np.array_equal(partners, np.arange(len(case.target.ids)))
-        self.target_objective = given.take(examples, len(case.target.ids)) if given is not None and straight else None
+        self.target_objective: Objective | None = None
+        if given is not None and (partners >= 0).all():
+            with contextlib.suppress(ObjectiveError):  # of a file that says otherwise than embgrad writes it
+                self.target_objective = given.take(partners[examples], len(case.target.ids))
         self.failures: dict[str, str] = {}
         self.refused = ""
 
@@ -138,6 +144,8 @@ class Source:
                 at=self.at if variant.at is None else variant.at,
                 call=self.case.call,
                 training=variant.training,
+                pads=str(self.case.source.provenance.get("pads", "keep")),
+                split=bool(self.case.source.provenance.get("split", False)),
                 override=variant.changes.get("override"),
                 add=variant.changes.get("add"),
                 edit=variant.changes.get("edit"),
@@ -152,9 +160,10 @@ class Source:
         values = result.values.astype(np.float64) * variant.times
         if variant.moved:
             values = aligned(self.case.source, result).bring(values)
-        return values.reshape(*values.shape[:2], -1) if values.shape[:2] == self.case.source.ids.shape else None
+        values = values.reshape(*values.shape[:2], -1)
+        return values if values.shape == self.case.values.shape else None  # another point may be of another size
 
-    def attempt(self, cause: str, run: Callable[[], EmbeddingGradients]) -> EmbeddingGradients | None:
+    def attempt(self, cause: str, run: Callable[[], Made]) -> Made | None:
         """What a run gives; None where the model cannot be run so, which `failures` then tells of."""
         try:
             return run()
@@ -183,7 +192,10 @@ def source_of(case: Case) -> Source | str:
             f"{name} was made with {', '.join(kept)}, which a result does not keep, so that no cause that takes another run of "
             "its model was tried"
         )
-    return Source(case, _window(case), objective)
+    try:
+        return Source(case, _window(case), objective)
+    except EmbgradError as error:  # of a file that says otherwise than embgrad writes it
+        return f"{name} does not tell how it was made, so that its model was not run anew: {error}"
 
 
 def departure(source: Source) -> str | None:
@@ -192,9 +204,14 @@ def departure(source: Source) -> str | None:
     base = source.values(Variant((AS_IT_WAS,), ""))
     if base is None:
         return f"{name}'s model cannot be run anew: {source.failures.pop(AS_IT_WAS, None) or source.refused}"
-    distance = float(np.linalg.norm(base - case.values)) / (float(np.linalg.norm(case.values)) or 1.0)
+    distance = figures_of(case.values, base).relative_l2
     if distance <= 2 * EXACT * case.tolerance:
         return None
+    if source.at != WORD and case.source.vocab is not None:
+        return (
+            f"{name} was taken at the lookup {source.at!r}, whose ids are not those that the model was given, which a result "
+            "does not keep then, so that no cause inside it was tried"
+        )
     return (
         f"{name} is not what its model gives when it is run anew (relative L2 {distance:.2e}), so that no cause inside it was "
         "tried: was it made with another model, in another mode, or by other code than embgrad.gradients?"

@@ -38,6 +38,15 @@ MOST_OF_PAIR: Final = 0.05
 SCALE: Final = 0.1
 SCALE_OF_FACTOR: Final = 0.005
 
+#: How much of what half precision leaves may be of one direction, that of the prediction itself: rounding goes in all.
+SCALE_OF_HALF: Final = 0.8
+
+#: In half precision what leaves so many times more than another is no explanation: only the other is.
+WORSE: Final = 1.5
+
+#: What leaves up to so many times more than another does as well.
+HARDLY_WORSE: Final = 1.1
+
 #: A factor that is made to fit says nothing where it is nearly 1: any small fault may look like that.
 NEARLY_ONE: Final = 0.01
 
@@ -115,9 +124,11 @@ def known_factors(case: Case) -> list[Factor]:
 
 
 def is_exact(candidate: Candidate) -> bool:
-    """Whether a prediction is right to rounding."""
-    measure = candidate.measure
-    return measure.remaining <= candidate.case.exact and measure.explained >= LEAST_EXPLAINED
+    """Whether a prediction is right to rounding, which in half precision is so coarse that it must look like that too."""
+    measure, case = candidate.measure, candidate.case
+    if measure.explained < LEAST_EXPLAINED or measure.remaining > case.exact:
+        return False
+    return measure.remaining <= EXACT * case.tolerance or abs(measure.scale - 1) <= SCALE_OF_HALF * measure.remaining
 
 
 def accepted(candidate: Candidate) -> bool:
@@ -145,9 +156,8 @@ def _most(candidate: Candidate) -> float:
 def chosen(found: Iterable[Candidate]) -> list[Candidate]:
     """Those to be named, best first: what is right to rounding, or else the best alone, and the best two that leave far less."""
     same: dict[tuple[str, ...], list[Candidate]] = {}
-    for one in found:
-        if accepted(one):
-            same.setdefault(tuple(sorted(one.causes)), []).append(one)
+    for one in _near_the_best([one for one in found if accepted(one)]):
+        same.setdefault(tuple(sorted(one.causes)), []).append(one)
     ranked = sorted((_best(alike) for alike in same.values()), key=_rank)
     if not ranked:
         return []
@@ -164,9 +174,24 @@ def chosen(found: Iterable[Candidate]) -> list[Candidate]:
     return [*pairs[:1], *singles[:1]]
 
 
+def _near_the_best(found: Sequence[Candidate]) -> list[Candidate]:
+    """Without what is right to the rounding of half precision, where another is far nearer."""
+    least = min((one.measure.remaining for one in found if is_exact(one)), default=0.0)
+    return [
+        one
+        for one in found
+        if not (one.case.half and is_exact(one))
+        or one.measure.remaining <= max(WORSE * least, EXACT * one.case.tolerance)
+    ]
+
+
 def _best(alike: Sequence[Candidate]) -> Candidate:
     """The best of those with the same causes; without a side where it does as well from either."""
     best = min(alike, key=_rank)
+    if is_exact(best):  # of two that are, such as two epsilons, the first that does hardly worse than the best
+        equal = [one for one in alike if _rank(one)[:-1] == _rank(best)[:-1]]
+        least = min(one.measure.remaining for one in equal)
+        best = next(one for one in equal if one.measure.remaining <= max(one.case.tolerance, HARDLY_WORSE * least))
     sides = {one.side for one in alike if is_exact(one) and one.case.side != best.case.side}
     return replace(best, side="") if is_exact(best) and sides and best.side not in sides else best
 
@@ -184,11 +209,11 @@ def halved(case: Case) -> Iterator[Candidate]:
     """That the target was computed in half precision: its dtype is known, and the difference is of the size of its rounding."""
     plain = np.where(case.matched[..., None], case.values, 0)
     length = float(np.linalg.norm(case.wanted))
-    if case.half is None or not length:
-        return
-    distance = float(np.linalg.norm(case.wanted - plain)) / length
-    if distance <= case.exact:
-        yield Candidate(case, (HALF,), _half_text(case), Measure(1.0, distance, 1.0), False, False, case.side)
+    measure = None if case.half is None or not length else case.measured(plain)
+    if measure is not None:
+        measure = replace(measure, explained=1.0)
+        rounding = Candidate(case, (HALF,), _half_text(case), measure, False, False, case.side)
+        yield from [rounding] if is_exact(rounding) else []
 
 
 def _half_text(case: Case) -> str:

@@ -96,6 +96,7 @@ class Normalised:
     def predictions(self, case: Case, values: np.ndarray) -> Iterator[Prediction]:
         """Over each of the three."""
         ways = {"each position": (2,), "each example": (1, 2), "the whole": (0, 1, 2)}
+        values = values / (np.nanmax(np.abs(values), initial=0.0) or 1.0)  # the squares of huge numbers would overflow
         for what, axes in ways.items():
             length = np.sqrt(np.nansum(values**2, axis=axes, keepdims=True))
             scaled = np.divide(values, length, out=np.zeros_like(values), where=length > 0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.diagnosis.asked import ASKED, head_shares
 from embgrad.diagnosis.case import Case
-from embgrad.diagnosis.computed import COMPUTED, Inside, LayerNormEpsilon
+from embgrad.diagnosis.computed import COMPUTED, Gelu, Inside, LayerNormEpsilon
 from embgrad.diagnosis.factors import Factor
 from embgrad.diagnosis.findings import Finding
 from embgrad.diagnosis.randomness import dropout, random_model
@@ -31,6 +31,9 @@ WORTH_FITTING: Final = 0.3
 #: The number of the last of the groups that are likely, and cheap.
 LIKELY: Final = 2
 
+#: From which share of the difference on, which a model's own randomness explains, nothing else is tried.
+MOSTLY_RANDOM: Final = 0.5
+
 #: How many times it is corrected.
 STEPS: Final = 5
 
@@ -50,6 +53,11 @@ def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding],
         gone = departure(source) if isinstance(source, Source) else source
         sources.append(source if isinstance(source, Source) else None)
         away.append(gone)
+    suspected = [source for source, gone in zip(sources, away, strict=True) if source is not None and gone is not None]
+    random = [finding for source in suspected if (finding := random_model(source)) is not None]
+    further.extend(random[:1])
+    if any(finding.explained is not None and finding.explained >= MOSTLY_RANDOM for finding in random):
+        return
     for case, source, gone in zip(cases, sources, away, strict=True):
         if source is None or gone is not None:
             notes.extend([] if gone is None else [gone])
@@ -62,15 +70,14 @@ def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding],
         found.extend(replace(one, text=one.text + where) for one in trial.found)
         if any(is_exact(one) and not one.fitted for one in trial.found):
             return
-    further.extend(_random(sources, away))
+    if not random:
+        further.extend(_random([source for source in sources if source is not None and source not in suspected]))
 
 
-def _random(sources: Sequence[Source | None], away: Sequence[str | None]) -> list[Finding]:
+def _random(sources: Sequence[Source]) -> list[Finding]:
     """Where nothing predicts the numbers: whether a model draws random ones, or one side is remembered to be of training."""
-    found = [random_model(source) for source in sources if source is not None]
-    for source, gone in zip(sources, away, strict=True):
-        if source is not None and gone is None and source.case.target.provenance.get("training"):
-            found.append(dropout(source))
+    found = [random_model(source) for source in sources]
+    found += [dropout(source) for source in sources if source.case.target.provenance.get("training")]
     return [one for one in found if one is not None][:1]
 
 
@@ -101,7 +108,7 @@ class _Trial:
         """The causes, the likely and cheap ones first; a group is tried only where none before explains all."""
         supports = backend_for(self._source.case.model).supports
         yield lambda: DifferentWeights().variants(self._source, self._beside) if "weights" in supports else ()
-        yield lambda: (variant for hypothesis in ASKED for variant in hypothesis.variants(self._source))
+        yield self._asked
         yield self._heads
         if {"modules", "add", "edit"} <= supports:
             yield self._computed
@@ -112,7 +119,7 @@ class _Trial:
     def run(self, variants: Iterable[Variant]) -> None:
         """Run each, and see what it explains, by itself, rearranged, and times a number."""
         case = self._source.case
-        for variant in variants:
+        for variant in self._guarded("a cause", variants):
             values = self._source.values(variant)
             if values is None or self._changes_nothing(values):
                 continue
@@ -134,6 +141,16 @@ class _Trial:
         own = self._source.case.values
         return float(np.linalg.norm(values - own)) <= self._source.case.tolerance * float(np.linalg.norm(own))
 
+    def _guarded(self, cause: str, variants: Iterable[Variant]) -> Iterator[Variant]:
+        """The variants, up to one that cannot even be thought up, as that takes a forward pass too, which may fail."""
+        left = iter(variants)
+        while (variant := self._source.attempt(cause, lambda: next(left, None))) is not None:
+            yield variant
+
+    def _asked(self) -> Iterator[Variant]:
+        for hypothesis in ASKED:
+            yield from self._guarded(hypothesis.cause, hypothesis.variants(self._source))
+
     def _heads(self) -> Iterator[Variant]:
         for text, values in head_shares(self._source):
             self._see(Prediction(("head-share",), text, values), self._source.case)
@@ -141,10 +158,13 @@ class _Trial:
 
     def _computed(self) -> Iterator[Variant]:
         for hypothesis in COMPUTED:
-            itself = hypothesis.itself(self._inside)
-            values = None if itself is None else self._source.values(itself)
-            if values is not None and self._changes_little(values):
-                yield from hypothesis.variants(self._source, self._inside)
+            yield from self._guarded(hypothesis.cause, self._computed_by(hypothesis))
+
+    def _computed_by(self, hypothesis: Gelu | LayerNormEpsilon) -> Iterator[Variant]:
+        itself = hypothesis.itself(self._inside)
+        values = None if itself is None else self._source.values(itself)
+        if values is not None and self._changes_little(values):
+            yield from hypothesis.variants(self._source, self._inside)
 
     def _changes_little(self, values: np.ndarray) -> bool:
         """Whether what was put in its own place computes what was there: else the stretch is not what it looked like."""

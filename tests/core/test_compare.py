@@ -238,3 +238,26 @@ def test_numbers_that_are_not_finite(number: float) -> None:
         embgrad.EmbgradError, match=rf"b holds {number} at \(2, 1, 0\), and 1 of its 24 numbers are not finite"
     ):
         embgrad.compare(gradient(), broken)
+
+
+@pytest.mark.parametrize("unit", [1e-310, 1e-200, 1e200, 1e300])
+def test_numbers_whose_squares_are_no_float64(unit: float) -> None:
+    usual = gradient()
+    one, other = (replace(usual, values=usual.values * unit * factor) for factor in (1.0, 0.25))
+    comparison = embgrad.compare(one, other)
+    assert not comparison.agrees
+    assert comparison.per_position is not None
+    for figures in (comparison.figures, *comparison.per_example, comparison.per_position):
+        np.testing.assert_allclose(figures.relative_l2, 0.75, rtol=1e-6)
+        np.testing.assert_allclose(figures.cosine, 1.0, rtol=1e-6)
+    assert comparison.figures.largest == pytest.approx(0.75 * np.abs(one.values).max())
+
+
+@pytest.mark.parametrize("call", [(None,), (None, None, None), "model", (None, 3)])
+def test_calls_that_are_none(call: Any) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"call is .*: expected a function that calls the model"):
+        embgrad.compare(gradient(), gradient(2.0), call=call)
+
+
+def test_a_tolerance_of_numpy() -> None:
+    assert embgrad.compare(gradient(), gradient(1.0001), tolerance=np.float32(1e-3)).agrees

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLate
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ import embgrad
 from embgrad.diagnosis.case import half_of
 from embgrad.diagnosis.findings import CAUSES
 from embgrad.testing.reference import ReferenceModel, lookup
+from embgrad.weights import substituted, weights_of
 
 IDS = np.array([[1, 5, 9, 5, 2, 0, 0], [1, 7, 3, 2, 0, 0, 0], [1, 8, 6, 8, 4, 3, 2]])
 MASK = (IDS > 0).astype(int)
@@ -224,6 +227,23 @@ class TestHalf:
         comparison = embgrad.compare(sound, replace(sound, values=values))
         assert causes(comparison)[0] == ("mean-over-batch", "half-precision")
 
+    @pytest.mark.parametrize("factor", [0.97, 0.9, 0.7])
+    def test_a_fault_beyond_the_rounding_is_not_taken_for_it(self, factor: float) -> None:
+        sound = single()
+        noise = 1 + 5e-3 * np.random.default_rng(2).normal(size=sound.shape)
+        coarse = replace(sound, provenance={**sound.provenance, "compute_dtype": "bfloat16"})
+        right = embgrad.compare(sound, replace(coarse, values=(sound.values * noise).astype(np.float32)))
+        assert causes(right) == [("half-precision",)]
+        wrong = embgrad.compare(sound, replace(coarse, values=(sound.values * noise * factor).astype(np.float32)))
+        assert all(found in (("constant-factor", "half-precision"), ("constant-factor",)) for found in causes(wrong))
+
+    def test_what_is_far_from_the_rounding_is_not_named_beside_what_is_near(self) -> None:
+        sound = single()
+        noise = 1 + 5e-3 * np.random.default_rng(2).normal(size=sound.shape)
+        coarse = replace(sound, provenance={**sound.provenance, "compute_dtype": "bfloat16"})
+        comparison = embgrad.compare(sound, replace(coarse, values=(sound.values * noise / 3).astype(np.float32)))
+        assert causes(comparison) == [("mean-over-batch", "half-precision")]
+
 
 class TestModels:
     """Causes that take another run, where they need no framework."""
@@ -312,3 +332,82 @@ class TestModels:
         comparison = self.compared(b, (ReferenceModel(broken, {"E": TABLE}), None))
         assert comparison.figures.relative_l2 > 0.5
         assert any("RuntimeError: no device" in note for note in comparison.notes)
+
+    @pytest.mark.parametrize("period", [2, 3, 5, 7])  # some of the runs are made to think up causes
+    def test_a_model_that_fails_now_and_then_costs_no_figures(self, period: int) -> None:
+        runs = []
+
+        def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
+            runs.append(1)
+            if len(runs) % period == 0:
+                raise RuntimeError("now and then")
+            return (lookup(model["E"], input_ids) * attention_mask[:, :, None]).sum(1).tanh() @ model["W"]
+
+        b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
+        comparison = self.compared(b, (ReferenceModel(forward, {"E": TABLE, "W": HEAD}), None))
+        assert comparison.findings == ()
+        assert any("RuntimeError: now and then" in note for note in comparison.notes)
+
+    @pytest.mark.parametrize("options", [{"batch_size": 2}, {"split": True}, {"pads": "zero"}])
+    def test_a_result_made_in_another_way_is_run_anew_in_that_way(self, options: Any) -> None:
+        def forward(model: Any, input_ids: Any, attention_mask: Any) -> Any:
+            """Reads padding too, and in the batch each example the others."""
+            rows = lookup(model["E"], input_ids).tanh()
+            own = (rows * (attention_mask[:, :, None] + 0.1)).sum(1) @ model["W"]
+            return own if "batch_size" in options else own * own.sum(0).tanh()
+
+        def model(weights: np.ndarray) -> ReferenceModel:
+            return ReferenceModel(forward, {"E": TABLE, "W": weights})
+
+        other = model(HEAD + 0.1 * RANDOM.normal(size=HEAD.shape))
+        a, b = (embgrad.gradients(one, BATCH, OBJECTIVE, **options) for one in (model(HEAD), other))
+        assert a.provenance["objective"]["labels"] == LABELS.tolist()
+        comparison = embgrad.compare(a, b, models=(model(HEAD), other))
+        assert causes(comparison)[0] == ("different-weight",)
+        assert comparison.notes == ()
+
+    def test_labels_that_were_left_in_another_order(self) -> None:
+        model = classifier()
+        order = [2, 0, 1]
+        b = embgrad.gradients(model, embgrad.TokenBatch(IDS[order], MASK[order]), OBJECTIVE)
+        comparison = self.compared(b, (model, None))
+        assert comparison.findings[0].explained == pytest.approx(1.0)
+        assert set(causes(comparison)[0]) <= {"other-objective", "label-shift"}
+
+    def test_the_text_says_in_what_two_objectives_of_a_kind_differ(self) -> None:
+        model = classifier()
+        b = embgrad.gradients(model, BATCH, embgrad.CrossEntropy([4, 0, 3]))
+        text = self.compared(b, (model, None)).findings[0].text
+        assert "CrossEntropy(labels=[4, 0, 3]" in text
+
+    def test_other_ids_are_no_other_table(self) -> None:
+        model = classifier()
+        ids = np.where(MASK, (IDS * 7 + 5) % 19 + 1, 0)
+        b = embgrad.gradients(model, embgrad.TokenBatch(ids, MASK), OBJECTIVE)
+        assert causes(self.compared(b, (model, None))) == [("other-ids",)]
+
+    def test_the_mean_over_labels_that_only_one_side_remembers(self) -> None:
+        labels = np.where(MASK, IDS % 5, -100)
+        labels[:, 0] = labels[2, 3:5] = -100
+
+        def forward(model: Any, input_ids: Any) -> Any:
+            return lookup(model["E"], input_ids).tanh() @ model["W"]
+
+        model = ReferenceModel(forward, {"E": TABLE, "W": HEAD})
+        a = embgrad.gradients(model, BATCH, embgrad.CrossEntropy(labels))
+        b = replace(
+            a, values=a.values / (labels != -100).sum(), provenance={**a.provenance, "objective": {"class": "Scalar"}}
+        )
+        comparison = embgrad.compare(a, b)
+        assert causes(comparison)[0] == ("mean-over-tokens",)
+        assert "that have a label" in comparison.findings[0].text
+
+    def test_threads_do_not_read_the_weights_that_others_try(self) -> None:
+        model = classifier()
+        head = next(weight for weight in weights_of(model) if weight.name == "W")
+        with ThreadPoolExecutor(1) as pool:
+            with substituted(model, {"W": HEAD * 2}):
+                read = pool.submit(head.get)
+                with pytest.raises(TooLate):
+                    read.result(timeout=0.3)
+            np.testing.assert_array_equal(read.result(timeout=10), HEAD)
