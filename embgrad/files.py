@@ -25,6 +25,18 @@ def write_whole(path: str | Path, data: bytes) -> None:
         OSError: the folder cannot be written to.
     """
     target = Path(path)
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)  # a device or a pipe, in whose place no file is wanted
+        else:
+            _write_beside(target, data)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(target)) from error  # and not the temporary file's name
+
+
+def _write_beside(target: Path, data: bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:

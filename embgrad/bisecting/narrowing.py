@@ -140,6 +140,8 @@ class Judge:
             a = a[list(self.order)]
         if one.is_batch and other.is_batch and a.shape[:2] == b.shape[:2] == self.real.shape:
             a, b = a[self.real], b[self.real]
+            if a.size != b.size:  # of other widths, which is a difference, and none of layout
+                return Figures(float("inf"), float("inf"), 0.0)
         return _figures(a, b)
 
     def gradients(self, one: Reading, other: Reading) -> Figures | None:
@@ -341,6 +343,10 @@ def _place(a: Side, pairs: Sequence[Pair], first: int, backward: bool) -> tuple[
             around = name.removesuffix(inner) + within
     if whole:
         holder = a.holder(at.path)
+        if _of_checkpoint(pairs[first].name) is None and not all(
+            one.startswith(f"{around}.") for one in a.known_in(at.path)
+        ):
+            piece = None  # all of an encoder, say, and none of its pieces
         return (own[1] if own and holder == at.path else holder) or None, piece
     parent = a.around(at.path)
     return around or a.canonical.get(parent, parent) or None, piece

@@ -114,6 +114,11 @@ class Side:
         fitting = [one for one in self._ended if path.startswith(tuple(one + mark for mark in self._marks))]
         return max(fitting, key=len, default="")
 
+    def known_in(self, path: str) -> list[str]:
+        """The modules of a BERT that lie in the module with this path, as a checkpoint calls them."""
+        marked = tuple(path + mark for mark in self._marks)
+        return [name for own, name in self.canonical.items() if own.startswith(marked)]
+
     def caller(self, weight: Weight) -> str:
         """The path of the innermost module that is called and holds the weight; "" for the model itself."""
         if weight.name not in self._callers:
@@ -250,11 +255,17 @@ def paired_by_order(
     """Likewise of two stretches that are each other's, by what sort of parameter each weight is, and by their order."""
     pairs: list[tuple[Weight, Weight]] = []
     left, others = _matched(a, b, _by_leaf, pairs)
+    left, others = _matched(left, others, _by_name, pairs, of_any_shape=True)  # a head of other classes, say
     return pairs, left, others
 
 
 def _matched(
-    a: Sequence[Weight], b: Sequence[Weight], label: Callable[[Weight], str | None], pairs: list[tuple[Weight, Weight]]
+    a: Sequence[Weight],
+    b: Sequence[Weight],
+    label: Callable[[Weight], str | None],
+    pairs: list[tuple[Weight, Weight]],
+    *,
+    of_any_shape: bool = False,
 ) -> tuple[list[Weight], list[Weight]]:
     """Takes those with the same label, in order, into the pairs; gives what is left."""
     waiting: dict[str, list[Weight]] = defaultdict(list)
@@ -266,7 +277,7 @@ def _matched(
     for one in a:
         name = label(one)
         fitting = waiting[name] if name is not None and name in waiting else []
-        other = next((two for two in fitting if _fits(one, two)), None)
+        other = next((two for two in fitting if of_any_shape or _fits(one, two)), None)
         if other is None:
             left.append(one)
         else:

@@ -15,7 +15,7 @@ from embgrad.bisecting.randomness import differing
 from embgrad.bisecting.readings import Reading
 from embgrad.bisecting.suspects import Suspect, suspects
 from embgrad.bisecting.telling import by_weights, module_of, told
-from embgrad.errors import ObjectiveError, PointError
+from embgrad.errors import ObjectiveError, PointError, listed
 from embgrad.figures import Figures, figures_of
 from embgrad.points import WORD
 from embgrad.roles import EMBEDDINGS, LAYER, POSITION, TYPE
@@ -97,7 +97,7 @@ class Search:
         found = self._forward(steps) or self._failed(steps) or self._backward(steps, read)
         self._tick(2 * PASSES)
         if found is None:
-            return Found(self._judge.tolerance, tuple(steps), notes=self._notes())
+            return Found(self._judge.tolerance, tuple(steps), notes=(*self._unseen(read), *self._notes()))
         marked = self._marked(steps, found)
         inside = [one for one in found.steps if one.name not in self._names]
         return replace(found, steps=(*marked, *inside), notes=(*found.notes, *self._notes()))
@@ -284,7 +284,21 @@ class Search:
     def _marked(self, steps: Sequence[Step], found: Found) -> list[Step]:
         return [replace(one, agrees=False) if one.name == found.first else one for one in steps]
 
+    def _unseen(self, read: Sequence[Mapping[str, Reading]]) -> tuple[str, ...]:
+        """What is said of gradients that were not compared, since neither model has them."""
+        names = [name for name in self._names if all(one[name].gradient is None for one in read)]
+        if not names:
+            return ()
+        failure = self._a.reader.failure
+        why = "" if failure is None else f": {failure}"
+        return (f"there is no gradient at {listed(names)} in either, so that none was compared there{why}",)
+
     def _notes(self) -> tuple[str, ...]:
+        dtypes = [side.reader.dtype for side in (self._a, self._b)]
+        computed = (f"a computes in {dtypes[0]}, b in {dtypes[1]}",) if dtypes[0] != dtypes[1] else ()
+        return (*self._depths(), *computed)
+
+    def _depths(self) -> tuple[str, ...]:
         # The last layer has two roles.
         counts = [max(0, _layers(side) - 1) for side in (self._a, self._b)]
         same = self._a.reader.backend.name == self._b.reader.backend.name

@@ -30,7 +30,10 @@ def by_weights(found: Found) -> Found:
         module = modules[0] if len(modules) == 1 else None
         piece = _piece(modules)
         return replace(found, part=Part(module, piece, found.after, found.first, ([], []), ()))
-    if not all(_lies_in(one, part.module) for one in found.parameters if one.differs):
+    inside = [_lies_in(one, part.module) for one in found.parameters if one.differs]
+    if not any(inside):  # what was found by the points alone was not the cause
+        return replace(found, part=replace(part, module=_around(modules), piece=_piece(modules)))
+    if not all(inside):
         return found
     module = modules[0] if len(modules) == 1 else part.module
     return replace(found, part=replace(part, module=module, piece=_piece(modules) or part.piece))
@@ -45,12 +48,23 @@ def module_of(weight: Suspect | Weight) -> str | None:
     return weight.module or None if weight.canonical is None else weight.canonical.rpartition(".")[0]
 
 
+def _around(modules: Sequence[str]) -> str | None:
+    """The innermost module that holds all of these."""
+    paths = [one.split(".") for one in modules]
+    shared = 0
+    while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    return ".".join(paths[0][:shared]) or None
+
+
 def _piece(modules: Sequence[str]) -> str | None:
     """What the modules of a BERT are to people."""
     layers = [LAYER.fullmatch(one) for one in modules]
     pieces = [PIECES.get(one if layer is None else layer[1], "") for one, layer in zip(modules, layers, strict=True)]
     if len({one.removesuffix(layer[1]) for one, layer in zip(modules, layers, strict=True) if layer is not None}) > 1:
         return None  # several layers are no piece of one
+    if len(pieces) > MOST_NAMED:
+        return None  # nor is a whole layer
     return ", ".join(pieces) if all(pieces) else None
 
 
@@ -60,7 +74,8 @@ def told(found: Found) -> str:
         points = sum(1 for one in found.steps if one.name != "objective")
         end = " and in the objective" if points < len(found.steps) else ""
         at = f"all {points} points" if points > 1 else "the only point that both have"
-        said = [f"They agree at {at}{end}, forward and backward, within {found.tolerance:.1e}."]
+        ways = "forward and backward" if any(one.backward for one in found.steps) else "forward"
+        said = [f"They agree at {at}{end}, {ways}, within {found.tolerance:.1e}."]
     elif found.random:
         said = [*_random(found), *_inside(found), _computation(found)]
     else:

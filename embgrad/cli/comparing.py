@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from embgrad.cli import options as o
 from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, call_from
 from embgrad.cli.errors import UsageError
-from embgrad.cli.files import loaded_results
+from embgrad.cli.files import loaded_results, restricted
 from embgrad.cli.models import Loaded, frameworks_from, load_model
 from embgrad.cli.running import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 
-__all__ = ["Compared", "Models", "against_first", "compare", "compared"]
+__all__ = ["Compared", "Models", "against_first", "compare", "compared", "expect_none_for_models"]
+
+#: The parameters of commands that files alone have a use for.
+FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Compared:
 
 
 def compare(
+    context: typer.Context,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="A B", help="Two files of embgrad gradients; '-' is stdin for one.")
     ] = None,
@@ -115,8 +119,10 @@ def compare(
 
     def work(terminal: Terminal) -> int:
         if files:
-            _expect_files(files, {"--model": model, "--against": against, "--frameworks": frameworks, "--file": file})
-            comparisons: Mapping[str, Any] = against_first(loaded_results(files), tolerance, terminal)
+            expect_none_for_models(context)
+            _expect_two(files)
+            results = restricted(loaded_results(files), at or ())
+            comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
         else:
             question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
@@ -192,9 +198,18 @@ def told(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
     return OK if agrees else DIFFER
 
 
-def _expect_files(files: Sequence[str], others: Mapping[str, str | None]) -> None:
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise UsageError(f"files are compared as they are, and {given[0]} is for models: leave one out")
+def expect_none_for_models(context: typer.Context) -> None:
+    """Refuse, beside files, the options that say what is asked of models: they would change nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name not in FOR_FILES and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"files are compared as they are, and {option.opts[0]} is for models: leave one out")
+
+
+def _expect_two(files: Sequence[str]) -> None:
     if len(files) != 2:
         raise UsageError(f"{len(files)} file{' was' if len(files) == 1 else 's were'} named: expected two to compare")

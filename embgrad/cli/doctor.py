@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -16,6 +16,9 @@ from embgrad.cli.running import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["doctor"]
+
+#: The longest that a framework may be given, in seconds: a day.
+LONGEST: Final = 86400
 
 
 def doctor(
@@ -35,8 +38,8 @@ def doctor(
         from embgrad.registry import broken_backends
         from embgrad.version import __version__
 
-        if not timeout > 0:
-            raise UsageError(f"--timeout is {timeout}: expected a number of seconds above 0")
+        if not 0 < timeout <= LONGEST:
+            raise UsageError(f"--timeout is {timeout:g}: expected a number of seconds above 0, and {LONGEST} at most")
         broken = broken_backends()
         with terminal.busy("trying each framework …"):
             found = examined(timeout)

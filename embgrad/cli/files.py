@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from embgrad.cli.asking import Results
@@ -13,7 +13,7 @@ from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.result import EmbeddingGradients
 
-__all__ = ["chosen", "loaded_results"]
+__all__ = ["chosen", "expect_place", "loaded_results", "restricted"]
 
 STDIN = "<stdin>"
 
@@ -47,6 +47,30 @@ def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, Embeddin
                 f"{file} holds no result at {name!r}: expected one of {listed(found)}.{did_you_mean(name, found)}"
             )
     return {name: found[name] for name in at} if at else found
+
+
+def restricted(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Results]:
+    """Of each file the results at these points; all where none is named.
+
+    Raises:
+        UsageError: a file holds no result at one of them.
+    """
+    return {file: dict(chosen(each, at, file)) if at else each for file, each in results.items()}
+
+
+def expect_place(output: str) -> None:
+    """Refuse a place where no file can be written, before anything is computed.
+
+    Raises:
+        UsageError: it is a folder, or in one that is not there.
+    """
+    if output == "-":
+        return
+    path = Path(output)
+    if not output or path.is_dir():
+        raise UsageError(f"--output {output!r} is {'a folder' if output else 'empty'}: expected the name of a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
 
 
 def _loaded(file: str) -> Results:

@@ -12,6 +12,7 @@ from embgrad.cli import options as o
 from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from
 from embgrad.cli.describing import described, named, summarised
 from embgrad.cli.errors import UsageError
+from embgrad.cli.files import expect_place
 from embgrad.cli.models import load_model
 from embgrad.cli.running import OK, execute
 from embgrad.cli.terminal import Terminal
@@ -88,6 +89,8 @@ def _expect(model: str | None, output: str | None, terminal: Terminal) -> None:
         raise UsageError("-o - writes the file to stdout, and so does --json the figures: leave one out")
     if output == "-" and terminal.stream.isatty():
         raise UsageError("-o - writes a binary file, and stdout is a terminal: pipe it on, or name a file")
+    if output is not None:
+        expect_place(output)
 
 
 def _write(results: Results, output: str, terminal: Terminal) -> None:

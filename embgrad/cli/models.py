@@ -77,6 +77,7 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
     if path.is_dir():
         return _of_folder(path, framework, ignore)
     if is_reference(spelled):
+        _expect_none_ignored(ignore, spelled, "is your own code")
         return _of_code(spelled, framework)
     raise UsageError(
         f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own as "
@@ -95,6 +96,7 @@ def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Load
     if saved:
         if framework not in (None, "tensorflow"):
             raise UsageError(f"{path} is a TensorFlow SavedModel: expected --framework tensorflow, not {framework}")
+        _expect_none_ignored(ignore, str(path), "is a TensorFlow SavedModel")
         backend_named("tensorflow")
         return Loaded(_saved_model(path), "tensorflow", str(path), path)
     if not (path / "config.json").is_file():
@@ -106,6 +108,11 @@ def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Load
     if framework == "tensorflow":
         prepare_tensorflow()
     return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
+
+
+def _expect_none_ignored(ignore: Sequence[str], name: str, what: str) -> None:
+    if ignore:
+        raise UsageError(f"--ignore goes with the checkpoint of a BERT, and {name} {what}: leave it out")
 
 
 def _default_framework() -> str:

@@ -68,7 +68,7 @@ def labels_from(given: str | None) -> Any:
     if not re.fullmatch(r"[-\d\s,\[\]]+", given):
         if not Path(given).is_file():
             raise UsageError(f"--labels {given!r}: expected whole numbers such as 0,1,1, or a file of them")
-        text, name = Path(given).read_text(encoding="utf-8-sig"), given
+        text, name = Path(given).read_bytes().decode("utf-8-sig", "replace"), given
     try:
         if text.lstrip().startswith("["):
             return json.loads(text)
@@ -102,6 +102,9 @@ def _taken_apart(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
     keywords = call.keywords if isinstance(call, ast.Call) else []
     if any(one.arg is None for one in keywords):
         raise UsageError(f"the objective {spelled!r} unpacks a dict with **: expected its arguments by name")
+    names = [str(one.arg) for one in keywords]
+    if twice := [one for one in names if names.count(one) > 1]:
+        raise UsageError(f"the objective {spelled!r} has {twice[0]} twice: expected each argument once")
     return name, args, {str(one.arg): _literal(one.value, spelled) for one in keywords}
 
 

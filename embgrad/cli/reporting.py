@@ -9,9 +9,9 @@ import typer
 
 from embgrad.cli import options as o
 from embgrad.cli.asking import Inputs, Question, Results
-from embgrad.cli.comparing import Models, against_first, compared
+from embgrad.cli.comparing import Models, against_first, compared, expect_none_for_models
 from embgrad.cli.errors import UsageError
-from embgrad.cli.files import loaded_results
+from embgrad.cli.files import expect_place, loaded_results, restricted
 from embgrad.cli.running import OK, execute
 from embgrad.cli.terminal import Terminal
 
@@ -19,6 +19,7 @@ __all__ = ["report"]
 
 
 def report(
+    context: typer.Context,
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE", help="Files of embgrad gradients; '-' is stdin for one.")
     ] = None,
@@ -59,7 +60,8 @@ def report(
     def work(terminal: Terminal) -> int:
         _expect(files, model, output, terminal)
         if files:
-            results: Mapping[str, Results] = loaded_results(files)
+            expect_none_for_models(context)
+            results: Mapping[str, Results] = restricted(loaded_results(files), at or ())
             comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
         else:
             question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
@@ -82,6 +84,7 @@ def _expect(files: list[str] | None, model: str | None, output: str | None, term
         raise UsageError("-o - writes the page to stdout, and so does --json the figures: leave one out")
     if bool(files) == (model is not None):
         raise UsageError(f"expected files of results, or --model; {'not both' if files else 'there is neither'}")
+    expect_place(output)
 
 
 def _write(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,8 +46,11 @@ def show(
         if kind not in KINDS:
             raise UsageError(f"--kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(kind, KINDS)}")
         results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
-        for name, result in results.items():
-            _show(name, result, kind, words, terminal)
+        shown = {name: _shown(name, result, kind, words, terminal) for name, result in results.items()}
+        for name, lines in shown.items():
+            terminal.say(f"at {name}, {model_of(results[name])}", style="bold")
+            for line in (*lines, ""):
+                terminal.say(line)
         terminal.say(legend(kind, terminal.coloured), style="dim")
         terminal.give({"results": {name: described(result) for name, result in results.items()}})
         return OK
@@ -55,16 +58,12 @@ def show(
     execute(work, as_json=as_json, debug=debug)
 
 
-def _show(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> None:
+def _shown(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> list[Any]:
+    """A line an example."""
     if not has_positions(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector a token: expected a point such as "
             "'word'; choose one with --at"
         )
-    terminal.say(f"at {name}, {model_of(result)}", style="bold")
-    if terminal.as_json:
-        return
-    for example in range(len(result.ids)):
-        line = painted(pieces(result, example, kind, words), kind, terminal.coloured)
-        terminal.say(line)
-    terminal.say()
+    examples = () if terminal.as_json else range(len(result.ids))
+    return [painted(pieces(result, example, kind, words), kind, terminal.coloured) for example in examples]

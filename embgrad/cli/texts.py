@@ -85,8 +85,9 @@ def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
         UsageError: the file holds no JSON, or no ids.
         BatchError: the ids are not whole numbers, or the mask or types do not fit them.
     """
+    data, file = read_bytes(file), "<stdin>" if file == "-" else file
     try:
-        given = json.loads(read_bytes(file).decode("utf-8-sig"))
+        given = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{file} is no JSON: {error}; expected a list of lists of ids, or an object with 'ids'"
@@ -110,6 +111,14 @@ def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
             f"{file} holds {listed(other)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(other[0], FIELDS)}"
         )
     return _batch(given, file, note)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys come once; of two, one would be left out in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
 
 
 def _batch(given: dict[str, Any], file: str, note: Callable[[str], None]) -> TokenBatch:

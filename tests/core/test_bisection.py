@@ -165,6 +165,9 @@ def test_a_gradient_that_does_not_come_through() -> None:
     assert (found.module or "").startswith("layers.2")
     both = embgrad.bisect(model(hooks=cut), model(hooks=cut), IDS, OBJECTIVE)
     assert both.agrees
+    assert both.text.startswith("They agree at all 7 points and in the objective, forward, within")
+    assert "There is no gradient at 'word', " in both.text
+    assert "so that none was compared there" in both.text
 
 
 def test_tables_and_what_is_looked_up_in_them() -> None:
@@ -215,7 +218,8 @@ def test_a_given_tolerance_is_taken_at_its_word() -> None:
     other = model({name: weights()[name] * 1.001})
     assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=0.5).agrees
     assert not embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=1e-6).agrees
-    for wrong in (-1, float("nan"), "small"):
+    assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=np.float32(0.5)).agrees  # type: ignore[arg-type]
+    for wrong in (-1, float("nan"), "small", True):
         with pytest.raises(embgrad.EmbgradError, match="expected a number from 0 on"):
             embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=wrong)  # type: ignore[arg-type]
 
@@ -293,3 +297,51 @@ def test_other_layers_than_the_other_has() -> None:
     found = embgrad.bisect(model(), model(layers=2), IDS, OBJECTIVE)
     assert (found.first, found.after) == ("layers.2:output", "layer.1") or not found.agrees
     assert "A has 4 layers, b 2." in found.text
+
+
+@pytest.mark.parametrize("objectives", [(), (OBJECTIVE,), [OBJECTIVE] * 3])
+def test_other_than_a_pair_of_objectives(objectives: object) -> None:
+    with pytest.raises(embgrad.ObjectiveError, match=rf"of {len(objectives)}: expected one objective, or a pair"):  # type: ignore[arg-type]
+        embgrad.bisect(model(), model(), IDS, objectives)
+
+
+def test_values_that_are_not_finite_are_told_in_json() -> None:
+    bad = weights()["layers.1.up.W"].copy()
+    bad[0, 0] = np.nan
+    found = embgrad.bisect(model(), model({"layers.1.up.W": bad}), IDS, OBJECTIVE)
+    assert (found.first, found.module) == ("layer.1", "layers.1.up")
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    (step,) = [one for one in told["steps"] if one["name"] == "layer.1"]
+    assert step["forward"] == {"relative_l2": None, "largest": None, "cosine": 0.0}
+
+
+def test_models_of_other_widths_part_where_the_width_is_another() -> None:
+    def plain(m: ReferenceModel, input_ids: np.ndarray) -> Tensor:
+        return lookup(m["table"], input_ids).mean(1) @ m["head.W"]
+
+    random = np.random.default_rng(3)
+    a, b = (
+        ReferenceModel(plain, {"table": random.normal(size=(30, wide)), "head.W": random.normal(size=(wide, 3))})
+        for wide in (4, 6)
+    )
+    found = embgrad.bisect(a, b, IDS, OBJECTIVE)
+    assert (found.first, found.direction) == ("word", "forward")
+    assert [one.relation for one in found.parameters] == ["of shape (30, 6) in place of (30, 4)"]
+
+
+def test_a_head_of_other_classes_is_one_weight_of_another_shape() -> None:
+    head = np.random.default_rng(3).normal(size=(DIM, 5))
+    found = embgrad.bisect(model(), model({"head.W": head}), IDS, embgrad.Logit(1))
+    differing = [one for one in found.parameters if one.differs]
+    assert [(one.a, one.b, one.relation) for one in differing] == [
+        ("head.W", "head.W", "of shape (6, 5) in place of (6, 3)")
+    ]
+
+
+def test_two_models_that_differ_from_themselves() -> None:
+    found = embgrad.bisect(
+        model(hooks={"layers.1.up": noisy(0.1)}), model(hooks={"layers.2.up": noisy(0.1)}), IDS, OBJECTIVE
+    )
+    assert dict(found.random) == {"a": "layer.1", "b": "layer.2"}
+    assert "a and b differ from themselves" in found.text
+    assert ": they draw random numbers" in found.text

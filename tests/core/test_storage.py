@@ -307,10 +307,28 @@ def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        result().save(tmp_path / "nowhere" / "g.safetensors")
+    for path, said in {tmp_path / "nowhere" / "g.safetensors": "No such file", tmp_path: "Is a directory"}.items():
+        with pytest.raises(OSError, match=said) as raised:
+            result().save(path)
+        assert raised.value.filename == str(path), "and not the temporary file's name"
     with pytest.raises(FileNotFoundError, match="does not exist: expected a safetensors file"):
         embgrad.load(tmp_path / "nothing.safetensors")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_or_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    """A file in the place of /dev/null would be the end of many a program."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        small = result(values=np.zeros((2, 3, 4), np.float32))
+        small.save(path)
+        (tmp_path / "g.safetensors").write_bytes(os.read(reader, 1 << 16))
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+    assert not embgrad.load(tmp_path / "g.safetensors").values.any()  # type: ignore[union-attr]
 
 
 # Files that are not whole, or not ours

@@ -160,3 +160,14 @@ def test_minilm() -> None:
     with changed(b, name, lambda value: value * 1.001):
         found = embgrad.bisect(a, b, batch, objective)
     assert (found.first, found.module, found.piece) == ("layer.3", name.removesuffix(".weight"), "feed-forward in")
+
+
+def test_a_layer_that_one_of_them_has_on_top(models: dict[str, Any]) -> None:
+    """The points that both have lie far apart; the weights that one of them lacks say which module it is."""
+    config = BertConfig(**{**models["torch"].config.to_dict(), "num_hidden_layers": 3})
+    shallow = BertModel(config)
+    shallow.load_state_dict(models["torch"].state_dict(), strict=False)
+    found = embgrad.bisect(shallow, models["tensorflow"], BATCH, POOLED)
+    assert (found.module, found.piece) == ("encoder.layer.3", None)
+    assert {one.relation for one in found.parameters if one.differs} == {"only in b"}
+    assert "A has 3 layers, b 4." in found.text

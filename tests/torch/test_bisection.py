@@ -403,3 +403,35 @@ def test_the_models_stay_as_they_were(model: Any) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not any(module._forward_hooks for one in (model, other) for module in one.modules())
     assert all(parameter.grad is None for parameter in (*model.parameters(), *other.parameters()))
+
+
+def test_half_precision_is_said(model: Any) -> None:
+    found = embgrad.bisect(model, copy.deepcopy(model).bfloat16(), BATCH, POOLED)
+    assert found.first == "word"
+    assert found.text.endswith("A computes in float32, b in bfloat16.")
+
+
+def test_feed_forwards_of_other_widths(model: Any) -> None:
+    """Not the module behind, whose input is of another width, too."""
+    config = copy.deepcopy(model.config)
+    config.intermediate_size = 64
+    other = BertModel(config).eval()
+    own = other.state_dict()
+    other.load_state_dict({**own, **{k: v for k, v in model.state_dict().items() if own[k].shape == v.shape}})
+    found = embgrad.bisect(model, other, BATCH, POOLED)
+    assert (found.first, found.module, found.piece) == (
+        "layer.0",
+        "encoder.layer.0.intermediate.dense",
+        "feed-forward in",
+    )
+
+
+def test_layers_that_one_of_them_has_on_top(model: Any) -> None:
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = LAYERS + 2
+    deeper = BertModel(config).eval()
+    deeper.load_state_dict(model.state_dict(), strict=False)
+    found = embgrad.bisect(model, deeper, BATCH, POOLED)
+    assert (found.after, found.module, found.piece) == (f"layer.{LAYERS - 1}", "encoder", None)
+    assert f"A has {LAYERS} layers, b {LAYERS + 2}." in found.text
+    assert "That is the module (encoder)." in found.text

@@ -115,6 +115,17 @@ def test_the_version(command: Any) -> None:
         (["report", "-o", "page.html"], "there is neither"),
         (["report", "a", "-m", "b", "-o", "page.html"], "not both"),
         (["doctor", "--timeout", "0"], "--timeout is 0"),
+        (["doctor", "--timeout", "inf"], "--timeout is inf: expected a number of seconds above 0, and 86400 at most"),
+        (["doctor", "--timeout", "1e300"], r"--timeout is 1e\+300"),
+        (["compare", "a", "b", "-t", "a"], "--text is for models"),
+        (["compare", "a", "b", "--objective", "junk"], "--objective is for models"),
+        (["compare", "a", "b", "--batch-size", "2"], "--batch-size is for models"),
+        (["report", "a", "--labels", "0", "-o", "page.html"], "--labels is for models"),
+        (["report", "a", "-o", "no/page.html"], "--output 'no/page.html': there is no folder 'no'; make it"),
+        (["report", "a", "-o", ""], "--output '' is empty"),
+        (["gradients", "-m", "nowhere", "-o", "."], "--output '.' is a folder: expected the name of a file"),
+        (["gradients", *ASK, "--ignore", "cls.*"], "models.py:build is your own code: leave it out"),
+        (["gradients", *ASK, "--objective", "Logit(index=0, index=1)"], "has index twice: expected each argument once"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -274,3 +285,32 @@ def test_bisect(command: Any) -> None:
 def test_the_command_is_installed() -> None:
     (point,) = importlib.metadata.entry_points(group="console_scripts", name="embgrad")
     assert point.load() is main
+
+
+def test_files_that_are_no_text_and_keys_that_come_twice(command: Any, place: Path) -> None:
+    (place / "labels.bin").write_bytes(bytes(range(256)))
+    done = command("gradients", *ASK, "--labels", "labels.bin")
+    assert (done.code, done.out) == (2, "")
+    assert "labels.bin holds" in done.err
+    assert "UnicodeDecodeError" not in done.err
+    done = command("gradients", "-m", "models.py:build", "--ids", "-", stdin=b'{"ids": [[1]], "ids": [[2]]}')
+    assert (done.code, done.out) == (2, "")
+    assert "<stdin> is no JSON: a key comes twice" in done.err
+
+
+def test_points_of_files_can_be_chosen(command: Any, place: Path) -> None:
+    assert command("gradients", *ASK, "-o", "one.safetensors").code == 0
+    assert command("gradients", *ASK, "--at", "word", "--at", "E", "-o", "two.safetensors").code == 0
+    done = command("compare", "one.safetensors", "two.safetensors", "--at", "word", "--json")
+    assert done.code == 0, done.err
+    assert list(json.loads(done.out)["comparisons"]["two.safetensors"]["comparisons"]) == ["word"]
+    assert "holds no result at 'E'" in command("compare", "two.safetensors", "one.safetensors", "--at", "E").err
+    assert command("report", "two.safetensors", "--at", "E", "-o", "page.html").code == 0
+    assert command("report", "two.safetensors", "--at", "word.0", "-o", "page.html").code == 2
+
+
+def test_what_cannot_be_shown_leaves_nothing_on_stdout(command: Any) -> None:
+    assert command("gradients", *ASK, "-o", "g.safetensors").code == 0
+    done = command("show", "g.safetensors", "--words")
+    assert (done.code, done.out) == (2, "")
+    assert "the tokens of this result are not known" in done.err
