@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -13,7 +14,7 @@ from embgrad.backend import Call
 from embgrad.result import EmbeddingGradients
 from embgrad.tolerance import HALVES, tolerance_for
 
-__all__ = ["EXACT", "Case", "Match", "Measure"]
+__all__ = ["EXACT", "Case", "Match", "Measure", "objective_of"]
 
 #: Predictions that lie within so many tolerances of the target are right to rounding.
 EXACT: Final = 5.0
@@ -199,6 +200,12 @@ class Match:
     def _directly(self, numbers: np.ndarray) -> float:
         guess = (self._predicted * numbers[:, None, None])[self._counted]
         return float(np.linalg.norm((self._case.wanted[self._counted] - guess) / self._unit))
+
+
+def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:
+    """What a result says of its objective; nothing where it was made by hand and says nothing that can be read."""
+    described = result.provenance.get("objective")
+    return described if isinstance(described, Mapping) else {}
 
 
 def half_of(result: EmbeddingGradients) -> str | None:

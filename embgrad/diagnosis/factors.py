@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from embgrad.diagnosis.case import Case
+from embgrad.diagnosis.case import Case, objective_of
 from embgrad.result import EmbeddingGradients
 
 __all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]
@@ -109,7 +109,7 @@ class MeanOverTokens(Means):
             _all(result, examples * (positions - 1 or 1)),
             f"the {examples} × {positions - 1} positions that have a next one",
         )
-        labels = np.asarray(result.provenance.get("objective", {}).get("labels", 0))
+        labels = np.asarray(objective_of(result).get("labels", 0))
         if labels.ndim == 2 and labels.shape == result.ids.shape:
             labelled = (
                 (labels != -100) & (np.ones_like(labels) if result.mask is None else result.mask).astype(bool)
@@ -229,7 +229,7 @@ def fitted_factors(numbers: np.ndarray) -> Factor:
 
 def _losses(case: Case) -> np.ndarray | None:
     """The source's cross-entropy of each example, with one label each; None where its objective is another."""
-    objective, described = case.source.objective, case.source.provenance.get("objective", {})
+    objective, described = case.source.objective, objective_of(case.source)
     if described.get("class") != "CrossEntropy" or np.ndim(described.get("labels", 0)) > 1:
         return None
     if objective is None or np.shape(objective) != case.source.ids.shape[:1]:
@@ -239,7 +239,7 @@ def _losses(case: Case) -> np.ndarray | None:
 
 def _with_labels(case: Case) -> EmbeddingGradients:
     """The target; with the source's labels, where its objective was a function of the user's, which keeps none."""
-    target, objectives = case.target, [one.provenance.get("objective", {}) for one in (case.source, case.target)]
+    target, objectives = case.target, [objective_of(one) for one in (case.source, case.target)]
     if "labels" in objectives[1] or "labels" not in objectives[0] or not case.alignment.trivial:
         return target
     return replace(target, provenance={**target.provenance, "objective": objectives[0]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from embgrad.alignment import Alignment
+from embgrad.diagnosis.case import objective_of
 from embgrad.diagnosis.findings import Finding
 from embgrad.points import WORD
 from embgrad.result import EmbeddingGradients
@@ -26,7 +27,7 @@ def remembered(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignmen
         behind = "embeddings" in points and WORD in points
         text = f"a was taken at {points[0]!r}, and b at {points[1]!r}"
         yield Finding(("after-norm" if behind else "other-point",), text, None, None)
-    objectives = [one.provenance.get("objective", {}) for one in (a, b)]
+    objectives = [objective_of(one) for one in (a, b)]
     kinds = [one.get("class") for one in objectives]
     if kinds[0] != kinds[1] and not {"callable", "Scalar", None} & set(kinds):
         cause = "sum-objective" if "Sum" in kinds else "other-objective"

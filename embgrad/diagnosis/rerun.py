@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.alignment import aligned
 from embgrad.batch import TokenBatch
-from embgrad.diagnosis.case import EXACT, Case
+from embgrad.diagnosis.case import EXACT, Case, objective_of
 from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
 from embgrad.figures import figures_of
 from embgrad.gradient import gradients
@@ -117,7 +117,7 @@ class Source:
         self.objective = objective.take(examples, len(case.source.ids))
         self.at = str(case.source.provenance.get("point"))
         self.named, self.target = case.names
-        given = rebuilt(case.target.provenance.get("objective", {}))
+        given = rebuilt(objective_of(case.target))
         partners = case.alignment.examples()
         self.target_objective: Objective | None = None
         if given is not None and (partners >= 0).all():
@@ -179,7 +179,7 @@ class Source:
 def source_of(case: Case) -> Source | str:
     """The source's model on some of the examples; or why it cannot be run anew."""
     name, provenance = case.names[0], case.source.provenance
-    described = provenance.get("objective", {})
+    described = objective_of(case.source)
     objective = rebuilt(described)
     if objective is None:
         return (

@@ -411,3 +411,11 @@ class TestModels:
                 with pytest.raises(TooLate):
                     read.result(timeout=0.3)
             np.testing.assert_array_equal(read.result(timeout=10), HEAD)
+
+
+@pytest.mark.parametrize("described", [None, "cross-entropy", {"class": "CrossEntropy", "labels": "two"}, {}])
+def test_a_result_made_by_hand_may_say_anything_of_its_objective(described: Any) -> None:
+    sound = single()
+    b = replace(sound, values=sound.values / 3, provenance={"objective": described})
+    assert causes(embgrad.compare(sound, b))[0] == ("mean-over-batch",)
+    assert causes(embgrad.compare(b, sound))[0] == ("mean-over-batch",)
