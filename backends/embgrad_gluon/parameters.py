@@ -40,11 +40,12 @@ class FrozenTwins:
     def __init__(self, parts: Sequence[Any]) -> None:
         frozen = (p for p in unique_names(parts).values() if p.grad_req == "null" and p._stype == "default")
         self._frozen = {memory(array): array for p in frozen for array in p._data or ()}
+        self._shapes = {array.shape for array in self._frozen.values()}
         self._twins: dict[int, Any] = {}
 
     def of(self, array: Any) -> Any:
         """The array's twin, or the array itself where it is no frozen parameter."""
-        if not self._frozen or array.stype != "default":
+        if array.shape not in self._shapes or array.stype != "default":
             return array
         key = memory(array)
         known = self._frozen.get(key)

@@ -105,8 +105,9 @@ def paths(parts: Sequence[Any]) -> list[str]:
 
 
 def memory(array: Any) -> int:
-    """Where an array's values lie."""
+    """Where an array's values lie, once they are computed."""
     base = import_mxnet().base
+    array.wait_to_read()  # else this thread and the one that computes them may both allocate the memory
     address = ctypes.c_void_p()
     base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return int(address.value or 0)

@@ -213,3 +213,15 @@ def test_a_frozen_table_in_both_kinds_of_arrays() -> None:
     assert (gradient.asnumpy() == 5).all()
     other = nd.ones((2, 2))
     assert twins.of(other) is other
+
+
+def test_the_memory_of_what_is_still_being_computed() -> None:
+    """Asked for too early, MXNet gives it twice, and what was computed is lost: not a number, or a crash."""
+    left, right = nd.random.normal(shape=(64, 64)), nd.random.normal(shape=(64, 64))
+
+    for _ in range(1000):
+        between = nd.FullyConnected(left, right, num_hidden=64, no_bias=True)
+        product = nd.FullyConnected(between, right, num_hidden=64, no_bias=True)
+        address = memory(product)
+        nd.waitall()
+        assert memory(product) == address
