@@ -94,7 +94,7 @@ def compare(
     """
     if tolerance is not None and not (isinstance(tolerance, Real) and isfinite(tolerance) and tolerance >= 0):
         raise EmbgradError(f"tolerance is {brief(tolerance)}: expected a number of at least 0, such as 1e-5")
-    models, calls = _pair(models, "models"), _calls(call)
+    models, calls = _models(models), _calls(call)
     first, second = _given(a, "a"), _given(b, "b")
     if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
         return _compared(first, second, models, tolerance, calls)
@@ -241,12 +241,12 @@ def _in_order(argument: Any, partners: np.ndarray, count: int) -> Any:
     return [argument[j] for j in partners] if listed_by_example else argument
 
 
-def _pair(models: Any, name: str) -> tuple[Any, Any]:
+def _models(models: Any) -> tuple[Any, Any]:
     if models is None:
         return (None, None)
     if not isinstance(models, (tuple, list)) or len(models) != 2:
         raise EmbgradError(
-            f"{name} is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
+            f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
         )
     return (models[0], models[1])
 

@@ -78,6 +78,11 @@ class EmbeddingGradients:
         """The values' shape, (examples, positions, dim) but for points that keep axes of their own."""
         return tuple(self.values.shape)
 
+    @property
+    def real(self) -> np.ndarray:
+        """True at real positions, shape (example, position), as the ids; all of them where there is no mask."""
+        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
+
     def __repr__(self) -> str:
         source = self.provenance
         padding = "no mask" if self.mask is None else f"{int((self.mask == 0).sum())} padded, leak {self.pad_leak:.2g}"
@@ -175,7 +180,7 @@ class EmbeddingGradients:
                 "tokens=... to embgrad.TokenBatch"
             )
         scores = self.saliency(kind)
-        real = np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
+        real = self.real
         return [self._words_of(example, scores[example], real[example], kind) for example in range(len(self.ids))]
 
     def _words_of(self, example: int, scores: np.ndarray, real: np.ndarray, kind: str) -> list[Word]:

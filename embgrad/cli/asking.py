@@ -21,7 +21,7 @@ from embgrad.objective import Objective, Sum
 from embgrad.points import WORD
 from embgrad.result import EmbeddingGradients
 
-__all__ = ["Inputs", "Question", "Results", "ask", "batch_from", "call_from", "with_objective"]
+__all__ = ["Inputs", "Question", "Results", "ask", "batch_from", "call_from", "tell_default", "with_objective"]
 
 #: One result, or several by the names of their points.
 Results = EmbeddingGradients | dict[str, EmbeddingGradients]
@@ -119,6 +119,12 @@ def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> t
     except OutputError:
         objective = Sum()
     return objective, run(objective)
+
+
+def tell_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
+    """Say which objective was taken, where none was asked for."""
+    if question.parsed is None:
+        terminal.note(f"the objective is {used!r}; --objective names another")
 
 
 def ask(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embgrad.cli import options as o
-from embgrad.cli.asking import Inputs, Question, batch_from, call_from, with_objective
+from embgrad.cli.asking import Inputs, Question, batch_from, call_from, tell_default, with_objective
 from embgrad.cli.comparing import Models
 from embgrad.cli.errors import UsageError
 from embgrad.cli.running import DIFFER, OK, execute
@@ -59,8 +59,7 @@ def bisect(
                 return bisected(first, second, batch, wanted, call_a=function, call_b=function, tolerance=tolerance)
 
         used, found = with_objective(question.parsed, run)
-        if question.parsed is None:
-            terminal.note(f"the objective is {used!r}; --objective names another")
+        tell_default(question, used, terminal)
         terminal.say(f"a is {', b is '.join(loaded)}")
         terminal.say(repr(found))
         terminal.give({"models": list(loaded), **found.to_dict()})

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, call_from
+from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, call_from, tell_default
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
 from embgrad.cli.models import Loaded, frameworks_from, load_model
@@ -178,8 +178,7 @@ def compared(
     used = question.parsed
     for label, one in loaded.items():
         used, results[label] = ask(one, batch, question, terminal, used)
-    if question.parsed is None:
-        terminal.note(f"the objective is {used!r}; --objective names another")
+    tell_default(question, used, terminal)
     natives = {label: one.model for label, one in loaded.items()}
     return Compared(results, against_first(results, tolerance, terminal, natives, call_from(question)))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from
+from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, tell_default
 from embgrad.cli.describing import described, named, summarised
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_place
@@ -69,8 +69,7 @@ def gradients(
             loaded = load_model(str(model), framework, ignore or ())
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         used, results = ask(loaded, batch_from(inputs, [loaded], terminal), question, terminal)
-        if question.parsed is None:
-            terminal.note(f"the objective is {used!r}; --objective names another")
+        tell_default(question, used, terminal)
         if output is not None:
             _write(results, output, terminal)
         if output != "-":

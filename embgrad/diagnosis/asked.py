@@ -12,6 +12,7 @@ from embgrad.batch import TokenBatch
 from embgrad.diagnosis.factors import LEAST_DIM
 from embgrad.diagnosis.objectives import OtherObjective, Seen
 from embgrad.diagnosis.rerun import Source, Variant
+from embgrad.diagnosis.structures import order_padded_on
 from embgrad.errors import EmbgradError
 from embgrad.ledger import table_gradients
 from embgrad.objective import CrossEntropy, Objective
@@ -283,7 +284,7 @@ def _laid_anew(source: Source, side: str) -> Objective | None:
     own = source.objective
     if not isinstance(own, CrossEntropy) or own.labels.ndim < 2:
         return None
-    labels = np.take_along_axis(own.labels, _order(source.batch, side), axis=1)
+    labels = np.take_along_axis(own.labels, order_padded_on(source.batch.real, side), axis=1)
     return CrossEntropy(labels, own.of, output=own.output, position=own.position)
 
 
@@ -299,14 +300,9 @@ def _off_by(batch: TokenBatch, offset: int) -> TokenBatch:
     return batch.replace(ids=batch.ids + offset)
 
 
-def _order(batch: TokenBatch, side: str) -> np.ndarray:
-    """For each position where its token comes from, where the padding goes to one side."""
-    return np.argsort(batch.real if side == "left" else ~batch.real, axis=1, kind="stable")
-
-
 def _padded_on(batch: TokenBatch, side: str) -> TokenBatch:
     """The same texts with their padding on one side."""
-    order = _order(batch, side)
+    order = order_padded_on(batch.real, side)
 
     def moved(array: Any) -> Any:
         return None if array is None else np.take_along_axis(array, order, axis=1)

@@ -87,8 +87,7 @@ class Case:
     @cached_property
     def real(self) -> np.ndarray:
         """The source's real positions, bool, (example, position)."""
-        mask = self.source.mask
-        return np.ones(self.source.ids.shape, bool) if mask is None else mask.astype(bool)
+        return self.source.real
 
     @cached_property
     def half(self) -> str | None:
@@ -113,9 +112,7 @@ class Case:
     @property
     def only_padding(self) -> bool:
         """Whether the target's texts are the source's, at other places."""
-        mask = self.target.mask
-        partners = self.alignment.examples()
-        lengths = (np.ones(self.target.ids.shape, int) if mask is None else mask).sum(1)[partners]
+        lengths = self.target.real.sum(1)[self.alignment.examples()]
         same = (self.alignment.bring(self.target.ids) == self.source.ids)[self.matched].all()
         return bool(same and self.matched[self.real].all() and (lengths == self.real.sum(1)).all())
 
@@ -134,72 +131,109 @@ class Case:
         match = self.match(predicted)
         return None if match is None else match.measured(np.ones(len(predicted)))
 
+    @cached_property
+    def ground(self) -> Ground:
+        """What all predictions are measured against that say something wherever the two can be compared."""
+        return Ground(self, self.matched)
+
     def match(self, predicted: np.ndarray) -> Match | None:
         """The prediction beside the target, to be measured times numbers; None where it is hardly finite anywhere, or zero."""
         counted = self.matched & np.isfinite(predicted).all(-1)
         if counted.sum() < max(1.0, LEAST_COVERED * self.matched.sum()):
             return None
-        match = Match(self, predicted, counted)
+        ground = self.ground if np.array_equal(counted, self.matched) else Ground(self, counted)
+        match = Match(ground, predicted)
         return match if match.usable else None
+
+
+class Ground:
+    """The target beside the source, where some predictions are measured.
+
+    Args:
+        case: the question.
+        counted: where the two are compared, bool, (example, position).
+
+    Attributes:
+        target: the target, float64, (example, position, dim).
+        counted: as given.
+        unit: the target's largest number there, in units of which it is held: the products of tiny ones would underflow.
+        differs: whether there is a target, and it is not the source.
+        wanted: the target in that unit; zeros elsewhere.
+        squares: the sum of its squares, (example,).
+        before: the length of the difference between the two, in that unit.
+    """
+
+    def __init__(self, case: Case, counted: np.ndarray) -> None:
+        self.target, self.counted = case.wanted, counted
+        wanted, found = (np.where(counted[..., None], one, 0.0) for one in (case.wanted, case.values))
+        self.unit = float(np.abs(wanted).max(initial=0.0))
+        self.differs = bool(self.unit) and bool((wanted != found).any())
+        if self.differs:
+            self.wanted = wanted / self.unit
+            self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
+            self.before = float(np.linalg.norm(self.wanted - found / self.unit))
 
 
 class Match:
     """A prediction beside the target: what is needed to measure it times one number an example, without a pass over all.
 
     Args:
-        case: the question.
+        ground: what it is measured against, and where.
         predicted: float64, (example, position, dim).
-        counted: where the two are compared, bool, (example, position).
+
+    Attributes:
+        usable: whether there is anything to predict, and it is not predicted to be zero.
     """
 
-    def __init__(self, case: Case, predicted: np.ndarray, counted: np.ndarray) -> None:
-        self._case, self._predicted, self._counted = case, predicted, counted
-        guess, wanted, found = (np.where(counted[..., None], one, 0.0) for one in (predicted, case.wanted, case.values))
-        # In units of their largest numbers: the products of tiny ones would underflow.
-        self._unit, self._unit_of_guess = (float(np.abs(one).max(initial=0.0)) for one in (wanted, guess))
-        self.usable = bool(self._unit and self._unit_of_guess and (wanted != found).any())
+    def __init__(self, ground: Ground, predicted: np.ndarray) -> None:
+        self._ground, self._predicted = ground, predicted
+        guess = np.where(ground.counted[..., None], predicted, 0.0)
+        self._unit = float(np.abs(guess).max(initial=0.0))
+        self.usable = ground.differs and bool(self._unit)
         if self.usable:
-            wanted, found, guess = wanted / self._unit, found / self._unit, guess / self._unit_of_guess
-            self._of_wanted = np.einsum("epd,epd->e", wanted, wanted)
-            self._of_guess = np.einsum("epd,epd->e", guess, guess)
-            self._of_both = np.einsum("epd,epd->e", guess, wanted)
-            self._before = float(np.linalg.norm(wanted - found))
+            guess = guess / self._unit
+            self._squares = np.einsum("epd,epd->e", guess, guess)
+            self._products = np.einsum("epd,epd->e", guess, ground.wanted)
 
     def best_numbers(self) -> tuple[float, np.ndarray | None]:
         """The number that fits best, and one for each example; None where an example has nothing to go by."""
-        ratio = self._unit / self._unit_of_guess
-        total = float(self._of_guess.sum())
-        each = self._of_both / self._of_guess * ratio if self._of_guess.all() else None
-        return float(self._of_both.sum()) / total * ratio, each
+        ratio = self._ground.unit / self._unit
+        each = self._products / self._squares * ratio if self._squares.all() else None
+        return float(self._products.sum()) / float(self._squares.sum()) * ratio, each
 
     def fewest(self) -> int:
         """How many numbers are compared of the example that has the fewest."""
-        return int(self._counted.sum(1).min()) * int(self._predicted.shape[-1])
+        return int(self._ground.counted.sum(1).min()) * int(self._predicted.shape[-1])
 
     def explained(self, numbers: np.ndarray) -> np.ndarray:
         """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
-        left = self._left(numbers)
-        return np.asarray(1 - left / self._before**2) if self._before else np.zeros(len(left))
+        left, before = self._left(numbers), self._ground.before
+        return np.asarray(1 - left / before**2) if before else np.zeros(len(left))
 
     def measured(self, numbers: np.ndarray) -> Measure:
         """How well the prediction times these numbers, (example,), does."""
-        scaled = numbers * (self._unit_of_guess / self._unit)
-        length = float(np.sqrt(self._of_wanted.sum()))
-        size = float((scaled**2 * self._of_guess).sum())
+        scaled, before = self._scaled(numbers), self._ground.before
+        length = float(np.sqrt(self._ground.squares.sum()))
+        size = float((scaled**2 * self._squares).sum())
         after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
         if after < CANCELLED * length:  # too little is left of the sums to tell how much
             after = self._directly(numbers)
-        scale = float((scaled * self._of_both).sum()) / size if size else 0.0
-        return Measure(1 - (after / self._before) ** 2 if self._before else 0.0, after / length, scale)
+        scale = float((scaled * self._products).sum()) / size if size else 0.0
+        return Measure(1 - (after / before) ** 2 if before else 0.0, after / length, scale)
+
+    def _scaled(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers for the prediction and the target in their units."""
+        return numbers * (self._unit / self._ground.unit)
 
     def _left(self, numbers: np.ndarray) -> np.ndarray:
-        scaled = numbers * (self._unit_of_guess / self._unit)
+        scaled = self._scaled(numbers)
         with np.errstate(over="ignore", invalid="ignore"):  # of a number far too large, which explains nothing
-            return np.asarray((self._of_wanted - 2 * scaled * self._of_both + scaled**2 * self._of_guess).sum(-1))
+            return np.asarray((self._ground.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1))
 
     def _directly(self, numbers: np.ndarray) -> float:
-        guess = (self._predicted * numbers[:, None, None])[self._counted]
-        return float(np.linalg.norm((self._case.wanted[self._counted] - guess) / self._unit))
+        counted = self._ground.counted
+        guess = (self._predicted * numbers[:, None, None])[counted]
+        return float(np.linalg.norm((self._ground.target[counted] - guess) / self._ground.unit))
 
 
 def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:

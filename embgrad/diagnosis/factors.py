@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Protocol
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from embgrad.diagnosis.case import Case, objective_of
+from embgrad.objective import IGNORED
 from embgrad.result import EmbeddingGradients
 
 __all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]
@@ -54,10 +56,10 @@ SMALLEST_SHARE: Final = 1e-9
 LEAST_DIM: Final = 8
 
 
-class Means:
+class Means(ABC):
     """A mean over something that can be counted, taken on one side and not on the other."""
 
-    cause: ClassVar[str] = ""
+    cause: ClassVar[str]
 
     def factors(self, case: Case) -> Iterator[Factor]:
         """By one over the count, where the target took the mean, and by the count, where the source did."""
@@ -73,9 +75,9 @@ class Means:
                 text = f"a factor {_times(counts)}: {source} took the mean over {what}"
                 yield Factor(self.cause, text, counts, mean_on="source")
 
-    def counts(self, result: Any) -> Iterator[tuple[np.ndarray, str]]:
+    @abstractmethod
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
         """How many there are of what the mean may be taken over, float64, (example,), and what that is."""
-        raise NotImplementedError
 
 
 class MeanOverBatch(Means):
@@ -83,7 +85,7 @@ class MeanOverBatch(Means):
 
     cause: ClassVar[str] = "mean-over-batch"
 
-    def counts(self, result: Any) -> Iterator[tuple[np.ndarray, str]]:
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
         """The number of examples."""
         examples = len(result.ids)
         yield _all(result, examples), f"the batch of {examples} examples"
@@ -94,10 +96,10 @@ class MeanOverTokens(Means):
 
     cause: ClassVar[str] = "mean-over-tokens"
 
-    def counts(self, result: Any) -> Iterator[tuple[np.ndarray, str]]:
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
         """The numbers of tokens that a mean is commonly taken over."""
         examples, positions = result.ids.shape
-        own = (np.ones(result.ids.shape) if result.mask is None else result.mask.astype(bool)).sum(1).astype(np.float64)
+        own = result.real.sum(1).astype(np.float64)
         yield own, "each example's own tokens"
         yield _all(result, own.sum()), f"all {own.sum():.0f} real tokens"
         yield _all(result, positions), f"the {positions} positions, padding included"
@@ -105,15 +107,11 @@ class MeanOverTokens(Means):
         if own.min() > 1:
             yield own - 1, "each example's tokens but one, as where each token predicts the next"
             yield _all(result, (own - 1).sum()), f"the {(own - 1).sum():.0f} tokens that have a next one"
-        yield (
-            _all(result, examples * (positions - 1 or 1)),
-            f"the {examples} × {positions - 1} positions that have a next one",
-        )
+        followed = f"the {examples} × {positions - 1} positions that have a next one"
+        yield _all(result, examples * (positions - 1 or 1)), followed
         labels = np.asarray(objective_of(result).get("labels", 0))
         if labels.ndim == 2 and labels.shape == result.ids.shape:
-            labelled = (
-                (labels != -100) & (np.ones_like(labels) if result.mask is None else result.mask).astype(bool)
-            ).sum(1)
+            labelled = ((labels != IGNORED) & result.real).sum(1)
             if labelled.min() > 0:
                 yield labelled.astype(np.float64), "each example's tokens that have a label"
             yield _all(result, labelled.sum()), f"the {labelled.sum()} tokens that have a label"
@@ -124,7 +122,7 @@ class MeanOverClasses(Means):
 
     cause: ClassVar[str] = "mean-over-batch-and-classes"
 
-    def counts(self, result: Any) -> Iterator[tuple[np.ndarray, str]]:
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
         """The number of entries of the output, in all and of an example."""
         shape = result.provenance.get("output_shape")
         if not isinstance(shape, (list, tuple)) or len(shape) < 2 or not all(isinstance(n, int) for n in shape):
@@ -188,14 +186,9 @@ class OtherOfTwo:
     def factors(self, case: Case) -> Iterator[Factor]:
         """−p/(1 − p) of each example, told by its cross-entropy."""
         shape = case.source.provenance.get("output_shape")
+        of_two = isinstance(shape, (list, tuple)) and len(shape) == 2 and shape[1] == 2
         losses = _losses(case)
-        if (
-            losses is None
-            or not isinstance(shape, (list, tuple))
-            or len(shape) != 2
-            or shape[1] != 2
-            or not losses.all()
-        ):
+        if losses is None or not of_two or not losses.all():
             return
         text = f"a factor −p/(1 − p) for each example: {case.names[1]} has the other label of the two"
         yield Factor(self.cause, text, -np.exp(-losses) / -np.expm1(-losses))

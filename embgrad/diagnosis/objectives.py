@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.diagnosis.rerun import Source, Variant
-from embgrad.objective import CrossEntropy, Logit, Objective, Sum
+from embgrad.objective import IGNORED, CrossEntropy, Logit, Objective, Sum
 from embgrad.rows import Rows
 
 __all__ = ["OtherObjective", "Seen"]
@@ -100,7 +100,7 @@ class OtherObjective:
         if own.labels.ndim == 2:
             for offset in (1, -1):
                 moved = np.roll(own.labels, offset, axis=1)
-                moved[:, 0 if offset > 0 else -1] = -100
+                moved[:, 0 if offset > 0 else -1] = IGNORED
                 text = f"that {source.target}'s labels are shifted by {offset:+d} position"
                 yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **place))
         elif classes > 1:

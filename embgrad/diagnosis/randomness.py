@@ -81,9 +81,8 @@ def _draws(source: Source, *, training: bool) -> list[np.ndarray] | None:
     case, runs = source.case, []
     for _ in range(DRAWS):
         run = source.attempt("dropout", lambda: source.result(Variant(("dropout",), "", training=True)))
-        if (
-            run is not None and not training
-        ):  # that one has moved the random generators, which evaluation mode puts back
+        if run is not None and not training:
+            # That one has moved the random generators, which evaluation mode puts back.
             run = source.attempt("dropout", lambda: source.result(Variant(("dropout",), "")))
         if run is None:
             return None

@@ -169,9 +169,7 @@ class Source:
             return run()
         except EmbgradError as error:  # what does not apply to this model
             self.refused = str(error)
-        except (
-            Exception
-        ) as error:  # the framework's own, of inputs or weights that it cannot do with: told in the notes
+        except Exception as error:  # the framework's own, of what it cannot do with: told in the notes
             self.failures[cause] = f"{type(error).__name__}: {error}"
         return None
 

@@ -140,9 +140,8 @@ def accepted(candidate: Candidate) -> bool:
         return True
     if candidate.fitted or measure.explained < LEAST_EXPLAINED:
         return False
-    return measure.remaining <= _most(candidate) and abs(measure.scale - 1) <= (
-        SCALE_OF_FACTOR if candidate.factor else SCALE
-    )
+    off = SCALE_OF_FACTOR if candidate.factor else SCALE
+    return measure.remaining <= _most(candidate) and abs(measure.scale - 1) <= off
 
 
 def _most(candidate: Candidate) -> float:

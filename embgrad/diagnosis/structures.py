@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.diagnosis.case import Case
 
-__all__ = ["STRUCTURES", "Prediction", "StructureHypothesis"]
+__all__ = ["STRUCTURES", "Prediction", "StructureHypothesis", "order_padded_on"]
 
 #: By how many positions a shift is tried.
 FARTHEST_SHIFT: Final = 3
@@ -70,11 +70,21 @@ class PaddingSide:
 
     def predictions(self, case: Case, values: np.ndarray) -> Iterator[Prediction]:
         """Each example's text moved to the left end, and to the right."""
-        for side, key in (("left", case.real), ("right", ~case.real)):
-            order = np.argsort(key, axis=1, kind="stable")
+        for side in ("left", "right"):
+            order = order_padded_on(case.real, side)
             if (order != np.arange(order.shape[1])).any():
                 text = f"that {case.names[1]} is laid out with the padding on the {side}"
                 yield Prediction((self.cause,), text, np.take_along_axis(values, order[..., None], axis=1))
+
+
+def order_padded_on(real: np.ndarray, side: str) -> np.ndarray:
+    """For each position where its token comes from, (example, position), where the padding goes to one side.
+
+    Args:
+        real: the real positions, bool, (example, position).
+        side: "left" or "right".
+    """
+    return np.argsort(real if side == "left" else ~real, axis=1, kind="stable")
 
 
 class AbsoluteValue:

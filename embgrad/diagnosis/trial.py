@@ -121,7 +121,7 @@ class _Trial:
         case = self._source.case
         for variant in self._guarded("a cause", variants):
             values = self._source.values(variant)
-            if values is None or self._changes_nothing(values):
+            if values is None or self._is_source(values):
                 continue
             self._runs.append((variant, values))
             self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
@@ -137,9 +137,10 @@ class _Trial:
         ]
         self.found.extend(candidates(case, [prediction, *further], self._factors))
 
-    def _changes_nothing(self, values: np.ndarray) -> bool:
-        own = self._source.case.values
-        return float(np.linalg.norm(values - own)) <= self._source.case.tolerance * float(np.linalg.norm(own))
+    def _is_source(self, values: np.ndarray, tolerances: float = 1.0) -> bool:
+        """Whether a run gave what the source holds, to so many tolerances."""
+        own, tolerance = self._source.case.values, self._source.case.tolerance
+        return float(np.linalg.norm(values - own)) <= tolerances * tolerance * float(np.linalg.norm(own))
 
     def _guarded(self, cause: str, variants: Iterable[Variant]) -> Iterator[Variant]:
         """The variants, up to one that cannot even be thought up, as that takes a forward pass too, which may fail."""
@@ -163,13 +164,9 @@ class _Trial:
     def _computed_by(self, hypothesis: Gelu | LayerNormEpsilon) -> Iterator[Variant]:
         itself = hypothesis.itself(self._inside)
         values = None if itself is None else self._source.values(itself)
-        if values is not None and self._changes_little(values):
+        # What is put in its own place must compute what was there: else the stretch is not what it looked like.
+        if values is not None and self._is_source(values, tolerances=10):
             yield from hypothesis.variants(self._source, self._inside)
-
-    def _changes_little(self, values: np.ndarray) -> bool:
-        """Whether what was put in its own place computes what was there: else the stretch is not what it looked like."""
-        own = self._source.case.values
-        return float(np.linalg.norm(values - own)) <= 10 * self._source.case.tolerance * float(np.linalg.norm(own))
 
     def _fitted_epsilon(self) -> Iterator[Variant]:
         """The epsilon that explains most, between the usual ones: sought from the best of these, as the effect grows with it."""

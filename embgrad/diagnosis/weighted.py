@@ -114,6 +114,7 @@ def differing_weights(model: object, other: object) -> Differing | None:
     if others is None:
         return None
     values = {weight.name: weight.get() for weight in own}
+    sizes = {name: _size(value) for name, value in values.items()}
     found = {}
     for weight in own:
         if weight.name not in others:
@@ -121,7 +122,7 @@ def differing_weights(model: object, other: object) -> Differing | None:
         given, value = others[weight.name], values[weight.name]
         if given.shape != value.shape or _near(given, value):
             continue
-        relation, name = _relation(weight, given, values, own)
+        relation, name = _relation(weight, given, values, sizes, own)
         found[weight.name] = (given, relation, name)
     return found
 
@@ -143,13 +144,21 @@ def _laid_as(one: Weight, other: Weight, *, same: bool) -> np.ndarray:
 
 
 def _relation(
-    weight: Weight, given: np.ndarray, values: Mapping[str, np.ndarray], own: Sequence[Weight]
+    weight: Weight,
+    given: np.ndarray,
+    values: Mapping[str, np.ndarray],
+    sizes: Mapping[str, float],
+    own: Sequence[Weight],
 ) -> tuple[str, str]:
-    value, name = values[weight.name], _name(weight)
+    value, name, size = values[weight.name], _name(weight), _size(given)
     if value.ndim == 2 and value.shape[0] == value.shape[1] and _near(given, value.T):
         return "transposed-weight", f"{name} transposed"
     for other in own:
-        if other.name != weight.name and other.shape == weight.shape and _near(given, values[other.name]):
+        if other.name == weight.name or other.shape != weight.shape:
+            continue
+        # Of weights that are the same the lengths are too, which takes no pass over both for each pair.
+        alike = abs(size - sizes[other.name]) <= 2 * SAME * sizes[other.name]
+        if alike and _near(given, values[other.name]):
             first, second = sorted((_module(weight), _module(other)))
             return "swapped-weights", f"{first} and {second} swapped"
     return "different-weight", f"another {name}"
@@ -170,6 +179,10 @@ def _substituting(differing: Differing, source: Source) -> Variant:
 def _near(one: np.ndarray, other: np.ndarray) -> bool:
     one, other = one.astype(np.float64), other.astype(np.float64)
     return float(np.linalg.norm(one - other)) <= SAME * float(np.linalg.norm(other))
+
+
+def _size(value: np.ndarray) -> float:
+    return float(np.linalg.norm(value.astype(np.float64)))
 
 
 def _name(weight: Weight) -> str:

@@ -208,8 +208,7 @@ def _unpaired(sources: Sequence[Source]) -> Iterator[str]:
 
 def _groups(result: EmbeddingGradients, example: int) -> list[tuple[int, ...]]:
     if result.tokens is None:
-        real = np.ones(result.ids.shape[1:], bool) if result.mask is None else result.mask[example].astype(bool)
-        return [(position,) for position in np.flatnonzero(real).tolist()]
+        return [(position,) for position in np.flatnonzero(result.real[example]).tolist()]
     names = ("values", "activations", "ids", "mask", "tokens", "words_of")
     held = {name: getattr(result, name) for name in names}
     alone: dict[str, Any] = {name: None if one is None else one[example : example + 1] for name, one in held.items()}

@@ -134,7 +134,6 @@ class TestModel:
 
 def test_each_test_has_a_file_of_its_own_wherever_it_runs(project: Project) -> None:
     """In several processes too."""
-    pytest.importorskip("xdist")
     project.write(SEVERAL)
     project.write(ONE, "further/test_it.py")
     text = project.run("--embgrad-update", "-n", "2", "--import-mode=importlib")
