@@ -47,6 +47,10 @@ class Tensors(Protocol):
         """The values in memory of their own; half precision widened to float32."""
         ...
 
+    def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
+        """The rows `tensor[examples, positions]`, computed so that they can be pulled back."""
+        ...
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -84,8 +88,15 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
                 f"the output {native!r} is of dtype {dtype}: expected floating point, which alone has a gradient; name "
                 f"another with output=..., of {listed(floating)}"
             )
-    sets = request.respond({wanted: tensors.to_numpy(named[native]) for wanted, native in natives.items()})
-    return Answer(tuple([(named[natives[wanted]], one) for wanted, one in cotangents.items()] for cotangents in sets))
+    read = {wanted: _rows(wanted, named[native], request, tensors) for wanted, native in natives.items()}
+    sets = request.respond({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
+    return Answer(tuple([(read[wanted], one) for wanted, one in cotangents.items()] for cotangents in sets))
+
+
+def _rows(name: str | None, output: Any, request: Request, tensors: Tensors) -> Any:
+    """What of an output crosses to NumPy."""
+    places = request.reads(name, tuple(map(int, output.shape)))
+    return output if places is None else tensors.rows(output, *places)
 
 
 def native_answer(

@@ -25,6 +25,7 @@ __all__ = [
     "ParameterValues",
     "Point",
     "PointValues",
+    "Reads",
     "Request",
     "Respond",
     "Run",
@@ -38,6 +39,10 @@ Call = Callable[[Any, Any], Any]
 #: A cotangent has its output's shape and is float64; the backend casts it to the output's dtype.
 Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
 
+
+#: The name under which an output was asked for and its shape → (examples, positions), two arrays of whole numbers of one
+#: length, where `respond` is to get only `output[examples, positions]`, with a cotangent of that shape; None for the whole.
+Reads = Callable[[str | None, tuple[int, ...]], tuple[np.ndarray, np.ndarray] | None]
 
 #: A tensor's values, in memory of the function's own, → others of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
@@ -79,6 +84,10 @@ class Request:
         edit: by key what takes the place of the gradient on its way up: a function of it, of which it gets a copy.
         parameters: give the gradient of every trainable parameter; `points` is then empty.
         tables: give for each lookup asked for what reaches its table by other ways than the lookups asked for.
+        compiled: the model's Python does not change from call to call, so that a trace of it may be kept and run in its
+            place. Nothing of `respond`, `reads` or the changes is part of the trace. Where none can be had, the model runs
+            as without, and `Run.uncompiled` says why.
+        reads: by the name and the shape of an output which of its rows `respond` is to get in its place, see `Reads`.
     """
 
     points: tuple[str, ...]
@@ -92,6 +101,8 @@ class Request:
     edit: Mapping[str, Change] = field(default_factory=dict)
     parameters: bool = False
     tables: bool = False
+    compiled: bool = False
+    reads: Reads = lambda name, shape: None
 
     @property
     def reached(self) -> tuple[str, ...]:
@@ -163,6 +174,7 @@ class Run:
         unused: what the batch held and the model could not take: of "mask", "types" and the extras' names.
         objective: the values of a native objective, shape (example,) or (); else None.
         parameters: with `Request.parameters` by name, in the model's order; else None.
+        uncompiled: with `Request.compiled` why no kept trace was run; else None.
     """
 
     points: Mapping[str, PointValues]
@@ -170,6 +182,7 @@ class Run:
     unused: tuple[str, ...] = ()
     objective: np.ndarray | None = None
     parameters: Mapping[str, ParameterValues] | None = None
+    uncompiled: str | None = None
 
 
 class Listener(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
@@ -11,7 +12,7 @@ from embgrad.assembly import joined
 from embgrad.backend import Call
 from embgrad.certifying import certified
 from embgrad.changes import checked_changes
-from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
+from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
 from embgrad.native import as_objective, described
 from embgrad.objective import Scalar
@@ -19,7 +20,7 @@ from embgrad.points import WORD, Point
 from embgrad.progress import Progress, reporter
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
-from embgrad.task import Task
+from embgrad.task import Task, level_of_user
 from embgrad.validation import count_or_none
 
 __all__ = ["gradients", "points"]
@@ -43,6 +44,7 @@ def gradients(
     check: bool = ...,
     batch_size: int | None = ...,
     progress: Progress | bool | None = ...,
+    compile: bool = ...,
 ) -> EmbeddingGradients: ...
 
 
@@ -64,6 +66,7 @@ def gradients(
     check: bool = ...,
     batch_size: int | None = ...,
     progress: Progress | bool | None = ...,
+    compile: bool = ...,
 ) -> dict[str, EmbeddingGradients]: ...
 
 
@@ -84,6 +87,7 @@ def gradients(
     check: bool = False,
     batch_size: int | None = None,
     progress: Progress | bool | None = None,
+    compile: bool = False,
 ) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
     """The gradient of an objective at a point of the forward pass, by default ∂ΣL/∂e at the lookup, as NumPy.
 
@@ -115,6 +119,9 @@ def gradients(
         batch_size: run at most so many examples at once; the result is that of all.
         progress: a function that is told (examples done, of how many), at the start and after each micro-batch; or True for a
             line on stderr, where that is a terminal.
+        compile: keep a compiled trace of the model and run that at later calls, of any length. It is your word that the
+            model's Python, its flags and constants do not change meanwhile; weights may. Labels, changes and functions given
+            here are no part of the trace. Where there can be no trace, a warning says why, and the model runs as without.
 
     Raises:
         BackendError: no backend takes the model.
@@ -133,7 +140,7 @@ def gradients(
     given = {"override": override, "add": add, "edit": edit}
     changes = {option: checked_changes(change, option) for option, change in given.items()}
     backend = backend_for(model)
-    task = Task(backend, model, as_objective(objective), names, call, training, pads, split, changes)
+    task = Task(backend, model, as_objective(objective), names, call, training, pads, split, changes, compiled=compile)
     task.check()
     pieces = [tokens] if batch_size is None else list(tokens.micro_batches(batch_size))
     if len(pieces) > 1 and isinstance(objective, Scalar):
@@ -152,6 +159,7 @@ def gradients(
             done.append(certified(one, piece, results) if check else results)
             seen += len(piece)
             report(seen, len(tokens))
+    _warn_of_uncompiled(done)
     joint = {name: joined([one[name] for one in done], described(task.objective)) for name in names}
     return joint[at] if isinstance(at, str) else joint
 
@@ -169,6 +177,16 @@ def points(model: Any, batch: Any, *, tokenizer: Any = None, call: Call | None =
         BatchError: the batch is malformed, or an id lies outside the table.
     """
     return [point for point in backend_for(model).points(model, batch_of(batch, tokenizer), call) if point.listed]
+
+
+def _warn_of_uncompiled(done: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
+    """Say once why no kept trace was run."""
+    whys = [one.provenance.get("uncompiled") for results in done for one in results.values()]
+    why = next((one for one in whys if one), None)
+    if why is not None:
+        warnings.warn(
+            f"compile=True: {why}; the model ran without a trace", EmbgradWarning, stacklevel=level_of_user() + 1
+        )
 
 
 def _names(at: Any) -> tuple[str, ...]:

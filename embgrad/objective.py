@@ -55,6 +55,14 @@ class Objective(ABC):
         self.output = output
         self.position = None if position is None else whole(position, "position")
 
+    def places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray] | None:
+        """The rows that count in a per-position output of this shape, as (examples, positions); None in any other output.
+
+        Raises:
+            ObjectiveError: the arguments and the batch do not go together.
+        """
+        return self._places(shape, batch) if len(shape) == 3 and tuple(shape[:2]) == batch.shape else None
+
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         """The objective and its cotangent.
 
@@ -74,6 +82,26 @@ class Objective(ABC):
                 "with output=..., or give a callable, which may read any output"
             )
         rows = self._select(output, batch)
+        values, slopes = self._values(rows)
+        return values, self._scatter(slopes, rows, output.shape)
+
+    def evaluate_rows(
+        self, rows: np.ndarray, places: tuple[np.ndarray, np.ndarray], batch: TokenBatch
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `evaluate`, of those rows of a per-position output alone that count.
+
+        Args:
+            rows: (row, classes).
+            places: where they are in the output, as the method of that name gave it.
+            batch: the batch that the model was run on.
+
+        Returns:
+            L of shape (example,) and the cotangent of the rows' shape, both float64.
+        """
+        return self._values(Rows(rows.astype(np.float64), *places, len(batch)))
+
+    def _values(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """L of each example, and the slopes of the rows."""
         values, slopes = self._rows(rows)
         wrong = np.flatnonzero(~np.isfinite(values))
         if wrong.size:
@@ -81,8 +109,7 @@ class Objective(ABC):
                 f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
                 f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
             )
-        total = np.bincount(rows.examples, weights=values, minlength=len(batch))
-        return total, self._scatter(slopes, rows, output.shape)
+        return np.bincount(rows.examples, weights=values, minlength=rows.count), slopes
 
     def describe(self) -> dict[str, Any]:
         """The class and its arguments, as JSON can hold them."""
@@ -125,8 +152,9 @@ class Objective(ABC):
         return value[examples]
 
     def _select(self, output: np.ndarray, batch: TokenBatch) -> Rows:
-        if output.ndim == 3 and output.shape[:2] == batch.shape:
-            return self._select_positions(output, batch)
+        places = self.places(output.shape, batch)
+        if places is not None:
+            return Rows(output[places].astype(np.float64), *places, len(batch))
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} asks for one position, and the output has shape {output.shape}: "
@@ -140,12 +168,11 @@ class Objective(ABC):
         values = output.astype(np.float64).reshape(len(batch), -1)
         return Rows(values, np.arange(len(batch)), None, len(batch))
 
-    def _select_positions(self, values: np.ndarray, batch: TokenBatch) -> Rows:
+    def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         if self.position is None:
             examples, positions = np.nonzero(batch.real)
-        else:
-            examples, positions = np.arange(len(batch)), resolve_positions(self.position, batch)
-        return Rows(values[examples, positions].astype(np.float64), examples, positions, len(batch))
+            return examples, positions
+        return np.arange(len(batch)), resolve_positions(self.position, batch)
 
     @staticmethod
     def _scatter(slopes: np.ndarray, rows: Rows, shape: tuple[int, ...]) -> np.ndarray:
@@ -273,18 +300,17 @@ class CrossEntropy(Objective):
     def _argument_names(self) -> tuple[str, ...]:
         return ("labels", "of", *super()._argument_names())
 
-    def _select_positions(self, values: np.ndarray, batch: TokenBatch) -> Rows:
-        rows = super()._select_positions(values, batch)
+    def _places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+        examples, positions = super()._places(shape, batch)
         if self.position is not None:
-            return rows
+            return examples, positions
         if self.labels.shape != batch.shape:
             raise ObjectiveError(
-                f"labels have shape {self.labels.shape} and the output is per position, {values.shape}: expected labels "
+                f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels "
                 f"of shape {batch.shape} (-100 leaves a position out), or position=... for one position an example"
             )
-        assert rows.positions is not None
-        counts = self.labels[rows.examples, rows.positions] != IGNORED
-        return Rows(rows.values[counts], rows.examples[counts], rows.positions[counts], len(batch))
+        counts = self.labels[examples, positions] != IGNORED
+        return examples[counts], positions[counts]
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         labels = self._labels_of(rows)

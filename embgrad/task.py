@@ -40,6 +40,7 @@ __all__ = [
     "Respond",
     "Task",
     "expect_ability",
+    "level_of_user",
     "objective_values",
     "origins",
     "respond_with",
@@ -73,6 +74,7 @@ class Task:
         examples: which examples of the whole batch are run.
         count: how many examples the whole batch has; None where it is not cut.
         changes: by option ("override", "add", "edit") the changes by name as given.
+        compiled: whether a trace of the model is to be kept and run.
     """
 
     backend: Backend
@@ -86,6 +88,7 @@ class Task:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     examples: slice = field(default_factory=lambda: slice(None))
     count: int | None = None
+    compiled: bool = False
 
     def check(self) -> None:
         """Refuse what the backend cannot do, before anything runs."""
@@ -93,6 +96,7 @@ class Task:
             "training": self.training,
             "split": self.split,
             "native": isinstance(self.objective, NativeObjective),
+            "compile": self.compiled,
             **self.changes,
         }
         for ability, asked in wanted.items():
@@ -188,7 +192,7 @@ class Task:
             times the rounding of the model's dtype, how far off it may be.
         """
         respond = respond_with(self.objective, batch, 0)
-        request = self.request(respond, (), located)
+        request = replace(self.request(respond, (), located), compiled=False)  # a check goes another way
         before = request.add.get(key)
         made = change if before is None else lambda value: before(value) + change(value)
         run = self.backend.run(self.model, batch, replace(request, add={**request.add, key: made}))
@@ -282,7 +286,9 @@ class Task:
     ) -> Request:
         """What the backend is asked: to read these points, with the changes where the points are located."""
         outputs = (self.objective.output,) if isinstance(self.objective, Objective) else ()
-        request = Request(points, respond, outputs, self.training, call=self.call)
+        request = Request(points, respond, outputs, self.training, call=self.call, compiled=self.compiled)
+        if isinstance(respond, Respond):
+            request = replace(request, reads=respond.reads)
         if located is None:
             return request
 
@@ -310,6 +316,7 @@ class Task:
             "mask_is_bool": batch.mask_is_bool,
             "extras": sorted(batch.extras),
             **{option: list(changes) for option, changes in self.changes.items() if changes},
+            **({"compiled": run.uncompiled is None, "uncompiled": run.uncompiled} if self.compiled else {}),
         }
 
 
@@ -334,17 +341,32 @@ class Respond:
         self._objective = objective
         self._batch = batch
         self._sets = sets
+        self._places: tuple[np.ndarray, np.ndarray] | None = None
+
+    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `embgrad.backend.Reads`: the rows that count, where these are few."""
+        self.shape = shape
+        if type(self._objective).evaluate is not Objective.evaluate:  # it wants to see the whole
+            return None
+        places = self._objective.places(shape, self._batch)
+        few = places is not None and 0 < 2 * len(places[0]) <= shape[0] * shape[1]
+        self._places = places if few else None
+        return self._places
 
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
         """See `embgrad.backend.Respond`."""
         name = self._objective.output
-        self.shape = outputs[name].shape
-        self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
+        if self._places is None:
+            self.shape = outputs[name].shape
+            self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
+        else:
+            self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._places, self._batch)
         counted = cotangent != 0  # the others may be infinite, as masked classes are
         self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
         if self._sets < 2:
             return [{name: cotangent}] * self._sets
-        return [{name: _only(cotangent, example)} for example in range(len(cotangent))]
+        owners = np.arange(len(cotangent)) if self._places is None else self._places[0]
+        return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
 
 def respond_with(objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1) -> Respond | NativeObjective:
@@ -357,9 +379,9 @@ def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray
     return respond.values if isinstance(respond, Respond) else native_values(run.objective)
 
 
-def _only(cotangent: np.ndarray, example: int) -> np.ndarray:
+def _only(cotangent: np.ndarray, rows: np.ndarray) -> np.ndarray:
     alone = np.zeros_like(cotangent)
-    alone[example] = cotangent[example]
+    alone[rows] = cotangent[rows]
     return alone
 
 
@@ -425,11 +447,11 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch) -> None:
         warnings.warn(
             f"the model cannot take {' and '.join(said)}; if it can under another name, pass call=lambda model, inputs: ...",
             EmbgradWarning,
-            stacklevel=_level_of_user() + 1,
+            stacklevel=level_of_user() + 1,
         )
 
 
-def _level_of_user() -> int:
+def level_of_user() -> int:
     """How many calls up from the caller the user's own code is."""
     level, frame = 0, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("embgrad."):

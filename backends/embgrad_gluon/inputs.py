@@ -144,10 +144,17 @@ def is_floating(value: object) -> bool:
 
 
 class GluonArrays:
-    """How MXNet's arrays are looked at."""
+    """How MXNet's arrays are looked at.
+
+    Args:
+        training: the mode of the forward pass that they come from.
+    """
 
     kind = "an MXNet array"
     scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # the older kind has no shape ()
+
+    def __init__(self, *, training: bool = False) -> None:
+        self._training = training
 
     def is_tensor(self, value: object) -> bool:
         """Whether it is an array of either kind."""
@@ -160,6 +167,14 @@ class GluonArrays:
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """The values in memory of their own; half precision widened. Raises what the operators before it failed with."""
         return owned(tensor.asnumpy())
+
+    def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
+        """The rows, recorded in the mode that the graph was recorded in."""
+        mx = import_mxnet()
+        places = mx.nd.array(np.stack([examples, positions]), ctx=tensor.ctx, dtype=np.int64)
+        with mx.autograd.record(train_mode=self._training):
+            rows = mx.nd.gather_nd(tensor.as_nd_ndarray(), places)
+            return rows.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else rows
 
 
 def _contexts(parameter: Any) -> list[Any]:

@@ -180,7 +180,7 @@ def _answer(trace: _Trace, batch: TokenBatch, request: Request, model: Any) -> A
     alone = known or tuple(name for name in exported if name in request.outputs)
     named = alone and GluonArrays().is_tensor(trace.returned)
     returned = {alone[0]: trace.returned} if named else trace.returned
-    return answer(returned, request, GluonArrays(), known or exported)
+    return answer(returned, request, GluonArrays(training=request.training), known or exported)
 
 
 def _compute_dtype(trace: _Trace, keys: Sequence[str], answered: Answer) -> str:

@@ -190,7 +190,8 @@ def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, t
         with tape:
             value = request.respond.function(returned)
             return native_answer(value, request.respond, batch, TensorFlowTensors(), several=request.several)
-    return answer(returned, request, TensorFlowTensors(), planned.outputs)
+    with tape:
+        return answer(returned, request, TensorFlowTensors(), planned.outputs)
 
 
 @contextlib.contextmanager

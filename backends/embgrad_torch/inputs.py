@@ -130,3 +130,8 @@ class TorchTensors:
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """See `to_numpy`."""
         return to_numpy(tensor)
+
+    def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
+        """The rows, on the graph where gradients are on."""
+        where = [torch.from_numpy(one).to(tensor.device) for one in (examples, positions)]
+        return tensor[where[0], where[1]]

@@ -19,6 +19,7 @@ import embgrad
 from embgrad.registry import backend_named
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks
+from embgrad.testing.checks_compile import CompileChecks
 from embgrad.testing.checks_points import PointChecks
 from embgrad.testing.checks_tables import TableChecks
 from embgrad.testing.checks_trace import TraceChecks
@@ -45,7 +46,7 @@ from embgrad.testing.harness import ARCHITECTURES, Harness
 __all__ = ["ABILITIES", "ConformanceSuite", "example_batch", "example_weights"]
 
 
-class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, CaptureChecks, WeightChecks):
+class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, CaptureChecks, WeightChecks, CompileChecks):
     """What every backend must pass. A subclass gives the fixture `harness`."""
 
     @pytest.fixture
@@ -216,6 +217,28 @@ class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, Capt
         chosen[[0, 1, 2], [3, 2, 1]] = True
         close(last.values, slope * chosen[..., None], 1e-12)
         np.testing.assert_array_equal(each.values, last.values)
+
+    def test_only_the_rows_that_count_cross(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        built, batch, crossed = model("positions"), example_batch(masked=True), []
+        whole = embgrad.gradients(built, batch, embgrad.Projection(np.array([1.0, -1, 2]))).values
+        evaluate = embgrad.Objective.evaluate_rows
+
+        def watched(objective: Any, rows: np.ndarray, *args: Any) -> Any:
+            crossed.append(rows.shape)
+            return evaluate(objective, rows, *args)
+
+        monkeypatch.setattr(embgrad.Objective, "evaluate_rows", watched)
+        last = embgrad.Projection(np.array([1.0, -1, 2]), position=-1)
+        for split in (False, True):
+            result = embgrad.gradients(built, batch, last, split=split)
+            for example, position in enumerate([3, 2, 1]):
+                close(result.values[example, position], whole[example, position], 1e-12)
+                assert not np.delete(result.values[example], position, 0).any()
+            assert result.provenance["output_shape"] == [EXAMPLES, POSITIONS, CLASSES]
+        labels = np.full((EXAMPLES, POSITIONS), -100)
+        labels[1, 1] = 2
+        assert embgrad.gradients(built, batch, embgrad.CrossEntropy(labels)).values[1, 1].any()
+        assert crossed == [(EXAMPLES, CLASSES)] * 2 + [(1, CLASSES)]
 
     def test_per_position_cross_entropy(self, model: Any) -> None:
         weights, batch = example_weights(), example_batch()

@@ -37,7 +37,7 @@ __all__ = [
 #: Everything that a backend may support.
 ABILITIES: Final = frozenset(
     {"word", "training", "split", "native", "float64", "load_bert"}
-    | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
+    | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
 )
 
 VOCAB, DIM, CLASSES, EXAMPLES, POSITIONS = 40, 5, 3, 3, 4

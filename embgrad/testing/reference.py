@@ -338,6 +338,16 @@ class ReferenceTensors:
         """A copy of the values."""
         return np.array(tensor.value)
 
+    def rows(self, tensor: Tensor, examples: np.ndarray, positions: np.ndarray) -> Tensor:
+        """The rows, whose gradient goes back to where they were."""
+
+        def back(g: np.ndarray) -> np.ndarray:
+            whole = np.zeros_like(tensor.value)
+            np.add.at(whole, (examples, positions), g)
+            return whole
+
+        return Tensor(tensor.value[examples, positions], [(tensor, back)])
+
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)

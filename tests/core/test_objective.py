@@ -465,6 +465,24 @@ def test_a_cut_objective_is_the_objective_of_the_cut_batch(seed: int, start: int
         np.testing.assert_array_equal(cut[1], cotangent[examples])
 
 
+@given(seeds)
+def test_the_rows_that_count_give_what_the_whole_output_gives(seed: int) -> None:
+    output = drawn(seed, EXAMPLES, POSITIONS, CLASSES)
+    labels = np.random.default_rng(seed).integers(0, CLASSES, (EXAMPLES, POSITIONS))
+    labels[0] = -100
+    at = [{}, {"position": 0}, {"position": -1}, {"position": [3, 2, 1]}]
+    cases = [build(**where) for build in (Sum, lambda **where: Logit([0, 1, 4], **where)) for where in at]
+    for objective in [*cases, CrossEntropy(labels), CrossEntropy([1, 2, 3], position=-1)]:
+        values, cotangent = objective.evaluate(output, BATCH)
+        places = objective.places(output.shape, BATCH)
+        assert places is not None
+        of_rows, slopes = objective.evaluate_rows(output[places], places, BATCH)
+        np.testing.assert_array_equal(of_rows, values)
+        np.testing.assert_array_equal(slopes, cotangent[places])
+        assert np.count_nonzero(cotangent) == np.count_nonzero(slopes)
+        assert objective.places((EXAMPLES, CLASSES), BATCH) is None
+
+
 @pytest.mark.parametrize(
     ("objective", "fragment"),
     [

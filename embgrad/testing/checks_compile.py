@@ -1,0 +1,126 @@
+"""The conformance checks of kept traces: the same results, and nothing of a call in them but the model."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.examples import close, example_batch, example_weights, expect_same, needs
+from embgrad.testing.harness import Harness
+from embgrad.weights import weights_of
+
+__all__ = ["CompileChecks"]
+
+PROJECTION: Final = embgrad.Projection([1.0, -2.0, 0.5])
+
+#: How far a traced result may be from the plain one: what was fused adds up in another order.
+TOLERANCE: Final = 1e-10
+
+
+@needs("compile")
+class CompileChecks:
+    """What a backend with the ability "compile" must pass."""
+
+    @pytest.mark.parametrize("architecture", ["mean", "masked", "positions", "flat", "two_tables"])
+    def test_a_trace_gives_what_the_model_gives(self, model: Any, architecture: str) -> None:
+        built, batch = model(architecture), example_batch(masked=architecture == "masked")
+        plain = embgrad.gradients(built, batch, PROJECTION)
+        for _ in range(2):
+            expect_close(embgrad.gradients(built, batch, PROJECTION, compile=True), plain)
+
+    def test_nothing_of_a_call_stays_in_the_trace(self, harness: Harness, model: Any) -> None:
+        built, whole = model("hidden"), example_batch()
+        objectives: list[Any] = [embgrad.CrossEntropy([0, 1, 2]), embgrad.CrossEntropy([2, 2, 0]), embgrad.Logit(1)]
+        objectives += [harness.logit(0), harness.logit(2), embgrad.Scalar(harness.summed_logit(1))]
+        for objective in objectives:
+            expect_close(
+                embgrad.gradients(built, whole, objective, compile=True), embgrad.gradients(built, whole, objective)
+            )
+        for batch in (whole[:1], whole[1:], whole.ids[:, :2], whole.ids[:, ::-1], np.tile(whole.ids, (3, 2))):
+            expect_close(
+                embgrad.gradients(built, batch, PROJECTION, compile=True), embgrad.gradients(built, batch, PROJECTION)
+            )
+
+    def test_weights_may_change(self, model: Any) -> None:
+        built, batch = model("hidden"), example_batch()
+        before = embgrad.gradients(built, batch, PROJECTION, compile=True)
+        for weight in weights_of(built):
+            weight.set(weight.get() * 1.5)
+        after = embgrad.gradients(built, batch, PROJECTION, compile=True)
+        expect_close(after, embgrad.gradients(built, batch, PROJECTION))
+        assert np.abs(after.values - before.values).max() > 0.01 * np.abs(before.values).max()
+
+    def test_points_and_changes(self, model: Any) -> None:
+        built, batch = model("layers"), example_batch()
+        names = ["word", "layer.0", "layer.-1"]
+        steering = np.random.default_rng(2).normal(size=(2, 5))
+        calls: list[dict[str, Any]] = [{}]
+        calls += [{"add": {"layer.0": one}, "edit": {"layer.1": lambda g: g * 2}} for one in steering]
+        calls += [{"add": {"layer.0": steering[0]}, "edit": {"layer.1": lambda g: g * 0}}]
+        calls += [{"override": {"embeddings": lambda value, by=by: value + by}} for by in steering]
+        for options in calls:
+            at = names if "override" not in options else names[1:]
+            plain = embgrad.gradients(built, batch, PROJECTION, at=at, **options)
+            traced = embgrad.gradients(built, batch, PROJECTION, at=at, compile=True, **options)
+            for name in at:
+                expect_close(traced[name], plain[name])
+
+    def test_what_is_wrong_is_said_as_without(self, model: Any) -> None:
+        built, batch = model("mean"), example_batch()
+        embgrad.gradients(built, batch, PROJECTION, compile=True)
+        wrong = np.array(batch.ids)
+        wrong[1, 2] = 1_000_000
+        with pytest.raises(embgrad.BatchError, match="id 1000000 at example 1, position 2 is outside the table"):
+            embgrad.gradients(built, wrong, PROJECTION, compile=True)
+        with pytest.raises(embgrad.ObjectiveError, match="out of range"):
+            embgrad.gradients(built, batch, embgrad.Logit(99), compile=True)
+
+        def stopped(_: Any) -> Any:
+            raise KeyboardInterrupt("stopped")
+
+        for options in ({"edit": {"word": stopped}}, {"add": {"word": stopped}}):
+            with pytest.raises(KeyboardInterrupt, match="stopped"):
+                embgrad.gradients(built, batch, PROJECTION, compile=True, **options)
+        with pytest.raises(KeyboardInterrupt, match="stopped"):
+            embgrad.gradients(built, batch, stopped, compile=True)
+        with pytest.raises(embgrad.NoGradientError):
+            embgrad.gradients(model("detached"), batch, PROJECTION, compile=True)
+        expect_close(
+            embgrad.gradients(built, batch, PROJECTION, compile=True), embgrad.gradients(built, batch, PROJECTION)
+        )
+
+    def test_each_examples_own_pullback(self, model: Any) -> None:
+        built, batch = model("mixing"), example_batch()
+        plain = embgrad.gradients(built, batch, PROJECTION, split=True)
+        expect_close(embgrad.gradients(built, batch, PROJECTION, split=True, compile=True), plain)
+
+    def test_state_with_a_trace(self, harness: Harness, model: Any) -> None:
+        built, batch = model("hidden"), example_batch()
+        embgrad.gradients(built, batch, PROJECTION)
+        harness.disturb(built)
+        before = harness.state(built)
+        for _ in range(2):
+            embgrad.gradients(built, batch, PROJECTION, compile=True)
+            expect_same(harness.state(built), before)
+
+    def test_the_model_is_not_kept_alive(self, harness: Harness) -> None:
+        built = harness.build("hidden", example_weights())
+        embgrad.gradients(built, example_batch(), PROJECTION, compile=True)
+        reference = weakref.ref(built)
+        del built
+        gc.collect()
+        assert reference() is None
+
+
+def expect_close(traced: embgrad.EmbeddingGradients, plain: embgrad.EmbeddingGradients) -> None:
+    """Assert that a traced call ran a trace, and gave what the plain one gave within rounding."""
+    assert traced.provenance["compiled"] is True, traced.provenance["uncompiled"]
+    close(traced.values, plain.values, TOLERANCE)
+    close(traced.activations, plain.activations, TOLERANCE)
+    close(traced.objective, plain.objective, TOLERANCE)
+    assert traced.values.dtype == plain.values.dtype
