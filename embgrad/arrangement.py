@@ -52,6 +52,30 @@ class Arrangement:
         turned = np.swapaxes(seen, 0, 1) if self.layout.transposed else seen
         return turned.reshape(self.native)
 
+    def of_more(self, few: int, batch: TokenBatch) -> Arrangement | None:
+        """The arrangement that the tensor has with more examples, for changes; None where this one does not tell.
+
+        Args:
+            few: how many examples this one is of.
+            batch: the more examples, as many positions.
+        """
+        examples, positions = batch.shape
+        first, rest = self.native[:2], self.native[2:]
+        if self.shared:
+            native = self.native
+        elif first == (few, positions):
+            native = (examples, positions, *rest)
+        elif first == (positions, few):
+            native = (positions, examples, *rest)
+        elif self.layout is not None and self.native[0] == few * positions:
+            native = (examples * positions, *self.native[1:])
+        else:
+            return None
+        layout = None if self.layout is None else Layout(batch.shape, self.layout.transposed)
+        by_batch = self.is_batch or layout is not None
+        shape = (*batch.shape, *self.shape[2:]) if by_batch else native
+        return Arrangement(native, shape, batch.ids, self.is_batch, layout, self.shared)
+
     @property
     def editable(self) -> tuple[int, ...]:
         """The shape in which users may give values: that which they see, or of a shared tensor one example's."""

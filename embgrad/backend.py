@@ -84,9 +84,13 @@ class Request:
         edit: by key what takes the place of the gradient on its way up: a function of it, of which it gets a copy.
         parameters: give the gradient of every trainable parameter; `points` is then empty.
         tables: give for each lookup asked for what reaches its table by other ways than the lookups asked for.
-        compiled: the model's Python does not change from call to call, so that a trace of it may be kept and run in its
-            place. Nothing of `respond`, `reads` or the changes is part of the trace. Where none can be had, the model runs
-            as without, and `Run.uncompiled` says why.
+        compiled: True where the model's Python does not change from call to call, so that a trace of it may be kept and run in
+            its place. Nothing of `respond`, `reads` or the changes is part of the trace. Where none can be had, the model
+            runs as without, and `Run.uncompiled` says why. None where only what is a graph already runs as one. False
+            where nothing does, so that a check goes another way.
+        times: where the points were found by another pass: by the paths of the lookups' tables, and of all modules with a colon
+            behind, how often that came by them. Where this pass does another number of times, the points may be others, and
+            `PointWatch.resolve` says so. None where nothing is to be counted.
         reads: by the name and the shape of an output which of its rows `respond` is to get in its place, see `Reads`.
     """
 
@@ -101,7 +105,8 @@ class Request:
     edit: Mapping[str, Change] = field(default_factory=dict)
     parameters: bool = False
     tables: bool = False
-    compiled: bool = False
+    compiled: bool | None = None
+    times: Mapping[str, int] | None = None
     reads: Reads = lambda name, shape: None
 
     @property
@@ -174,7 +179,7 @@ class Run:
         unused: what the batch held and the model could not take: of "mask", "types" and the extras' names.
         objective: the values of a native objective, shape (example,) or (); else None.
         parameters: with `Request.parameters` by name, in the model's order; else None.
-        uncompiled: with `Request.compiled` why no kept trace was run; else None.
+        uncompiled: where a trace was asked for why no kept trace was run; else None.
     """
 
     points: Mapping[str, PointValues]

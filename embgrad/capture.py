@@ -28,13 +28,14 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
+from embgrad.locating import expect_ability
 from embgrad.naming import LAYER_ROLE, point_of
 from embgrad.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.rowsparse import RowSparse, added
-from embgrad.task import expect_ability, origins
+from embgrad.task import origins
 from embgrad.watching import PointWatch
 
 __all__ = ["Tap", "capture"]

@@ -14,8 +14,9 @@ from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
 from embgrad.errors import CertificationError, UnsupportedError
 from embgrad.ledger import ledger
+from embgrad.locating import Located, expect_ability
 from embgrad.result import EmbeddingGradients
-from embgrad.task import Located, Task, expect_ability
+from embgrad.task import Task
 
 __all__ = ["certified"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad.arrangement import Arrangement
 from embgrad.arrays import to_numpy
-from embgrad.errors import PointError, brief
+from embgrad.errors import PointError, PointNotReachedError, brief
 
 __all__ = ["checked_changes", "prepared"]
 
@@ -67,12 +67,19 @@ def prepared(
 
     Raises:
         PointError: of an array that does not fit, at once; of a function's result, when it is called.
+        PointNotReachedError: when it is called, the point has another shape than the arrangement says.
     """
     if not callable(change):
         fixed = _fitting(option, name, _cut(change, place, examples, count), place)
-        return lambda _: fixed
+
+        def give(value: np.ndarray) -> np.ndarray:
+            _expect_shape(name, value, place)
+            return fixed
+
+        return give
 
     def call(value: np.ndarray) -> np.ndarray:
+        _expect_shape(name, value, place)
         given = np.array(value.reshape(place.editable) if place.shared else place.seen(value), order="C")
         result = change(given)
         if result is None and option == "add":
@@ -88,6 +95,14 @@ def _cut(array: np.ndarray, place: Arrangement, examples: slice, count: int | No
         return array
     run = len(range(*examples.indices(count)))
     return array[examples] if place.shape[0] == run < count else array
+
+
+def _expect_shape(name: str, value: np.ndarray, place: Arrangement) -> None:
+    if value.shape != place.native:
+        raise PointNotReachedError(
+            f"the point {name!r} has the shape {value.shape}, and had {place.native} in an earlier pass: expected a model that "
+            "makes the same calls each time"
+        )
 
 
 def _numbers(option: str, name: str, result: Any) -> np.ndarray:

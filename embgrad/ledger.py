@@ -13,12 +13,14 @@ from embgrad.batch import TokenBatch
 from embgrad.disambiguation import told_apart
 from embgrad.errors import NoGradientError, PointError
 from embgrad.forms import batch_of
+from embgrad.locating import expect_ability
 from embgrad.naming import point_of
 from embgrad.native import as_objective
 from embgrad.points import WORD
 from embgrad.registry import backend_for
+from embgrad.responding import respond_with
 from embgrad.rowsparse import scatter
-from embgrad.task import Task, expect_ability, respond_with, warn_of_unused
+from embgrad.task import Task, warn_of_unused
 
 __all__ = ["TableGradients", "ledger", "table_gradients"]
 

@@ -13,9 +13,11 @@ from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget, canonical_names
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
+from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.registry import backend_for
-from embgrad.task import Task, expect_ability, objective_values, respond_with, warn_of_unused
+from embgrad.responding import objective_values, respond_with
+from embgrad.task import Task, warn_of_unused
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
 

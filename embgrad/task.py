@@ -13,56 +13,28 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.arrangement import Arrangement, of_lookup, of_module
 from embgrad.assembly import assembled
-from embgrad.backend import Backend, Call, Change, NativeObjective, Point, Request, Run
+from embgrad.backend import Backend, Call, Change, NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.changes import prepared
-from embgrad.disambiguation import could_be_made, example_axis, expect_ids_followed, told_apart, with_layout
+from embgrad.disambiguation import could_be_made
 from embgrad.errors import (
     AmbiguousPointError,
     EmbgradWarning,
     PointError,
     PointNotReachedError,
     UnsupportedError,
-    listed,
 )
-from embgrad.naming import point_of
-from embgrad.native import described, native_values
+from embgrad.locating import Located, Search, expect_ability, expect_each_once
+from embgrad.native import described
 from embgrad.objective import Objective
-from embgrad.points import WORD, Lookup, split_name
+from embgrad.points import WORD
+from embgrad.responding import Respond, objective_values, respond_with
 from embgrad.result import EmbeddingGradients
 from embgrad.version import __version__
 
-__all__ = [
-    "Located",
-    "Respond",
-    "Task",
-    "expect_ability",
-    "level_of_user",
-    "objective_values",
-    "origins",
-    "respond_with",
-    "warn_of_unused",
-]
-
-
-@dataclass(frozen=True)
-class Located:
-    """A point that a name means, found by a forward pass.
-
-    Attributes:
-        key: means the point and no other.
-        place: how its tensor is arranged.
-        lookup: the lookup that is made there; None at a module.
-        by_role: whether the name is a role.
-    """
-
-    key: str
-    place: Arrangement
-    lookup: Lookup | None
-    by_role: bool
+__all__ = ["Task", "level_of_user", "origins", "warn_of_unused"]
 
 
 @dataclass(frozen=True)
@@ -117,11 +89,8 @@ class Task:
 
     def run(self, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         """The results for one batch, by the names as given."""
-        located = None if self._is_plain(batch) else self.locate(batch)
-        run, respond = self._answered(batch, located)
+        run, respond, located = self._run(batch)
         objective = objective_values(respond, run)
-        if located is None:
-            located = {name: self._behind(name, run, batch) for name in self.names}
         warn_of_unused(run.unused, batch)
         common = self.provenance(batch, run, respond)
         results = {}
@@ -143,6 +112,25 @@ class Task:
                 of_table=not own,
             )
         return results
+
+    def _run(self, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective, Mapping[str, Located]]:
+        """The run, what it answered, and where the points are."""
+        if self._is_plain(batch):
+            run, respond = self._answered(batch, None)
+            return run, respond, {name: self._behind(name, run, batch) for name in self.names}
+        # A pass in training mode is made once, whatever comes of it.
+        few = None if self.training else self._search.named_by_few(self._named, batch)
+        ready = None if few is None else few.for_changes({name for one in self.changes.values() for name in one}, batch)
+        if few is not None and ready is not None:
+            self._expect_each_once(ready)
+            with contextlib.suppress(AmbiguousPointError, PointNotReachedError, UnsupportedError):
+                run, respond = self._answered(batch, ready, None if self.compiled else few.times)
+                for name in self.names:
+                    one = few.named[name]
+                    ready[name] = self._search.in_whole(name, one, run.points[one.key], batch)
+                return run, respond, ready
+        located = self.locate(batch)
+        return *self._answered(batch, located), located
 
     def expect_examples_first(self, batch: TokenBatch, whole: TokenBatch) -> None:
         """Refuse points without an axis of examples, where each example's own gradient is asked for.
@@ -202,42 +190,27 @@ class Task:
 
     def locate(self, batch: TokenBatch) -> dict[str, Located]:
         """The points that are named anywhere, by the names as given, from a forward pass."""
-        seen = list(self.backend.points(self.model, batch, self.call))
-        named = dict.fromkeys([*self.names, *(name for one in self.changes.values() for name in one)])
-        try:
-            seen = told_apart(self.backend, self.model, batch, self.call, seen)
-        except AmbiguousPointError:
-            if any(split_name(name).path == WORD for name in named):
-                raise
-        words = [point for point in seen if WORD in point.roles]
-        found = {name: self._located(name, *point_of(name, seen, words, batch), batch) for name in named}
-        for option, changes in self.changes.items():
-            keys = [found[name].key for name in changes]
-            twice = [name for name in changes if keys.count(found[name].key) > 1]
-            if twice:
-                raise AmbiguousPointError(
-                    f"{option} names one point several times, as {listed(twice)}: expected each once"
-                )
+        found = self._search.named(self._named, batch)
+        self._expect_each_once(found)
         return found
 
-    def _located(self, name: str, point: Point, by_role: bool, batch: TokenBatch) -> Located:
-        if point.lookup is not None:
-            if by_role and WORD in point.roles and name == WORD:
-                expect_ids_followed(self.backend, self.model, batch, self.call, point.lookup)
-            lookup = with_layout(self.backend, self.model, batch, self.call, point.lookup)
-            axis = None if lookup.layout else example_axis(self.backend, self.model, batch, self.call, point)
-            return Located(point.key, of_lookup(name, lookup, batch, axis, by_role=by_role), lookup, by_role)
-        expect_ability(self.backend, "modules")
-        axis = example_axis(self.backend, self.model, batch, self.call, point)
-        return Located(point.key, of_module(name, point.shape, batch, axis, by_role=by_role), None, by_role)
+    @property
+    def _named(self) -> tuple[str, ...]:
+        """All names, each once."""
+        return tuple(dict.fromkeys([*self.names, *(name for one in self.changes.values() for name in one)]))
+
+    def _expect_each_once(self, located: Mapping[str, Located]) -> None:
+        for option, changes in self.changes.items():
+            expect_each_once(option, changes, located)
+
+    @property
+    def _search(self) -> Search:
+        return Search(self.backend, self.model, self.call)
 
     def _behind(self, name: str, run: Run, batch: TokenBatch) -> Located:
-        """Where the only lookup of the ids was, after the run."""
         lookup = run.points[name].lookup
         assert lookup is not None, "'word' is a lookup"
-        expect_ids_followed(self.backend, self.model, batch, self.call, lookup)
-        lookup = with_layout(self.backend, self.model, batch, self.call, lookup)
-        return Located(lookup.key, of_lookup(name, lookup, batch, by_role=True), lookup, True)
+        return self._search.word(lookup, batch)
 
     def _is_plain(self, batch: TokenBatch) -> bool:
         """Whether one forward pass may do: `word` alone is asked for, and nothing is changed.
@@ -248,7 +221,7 @@ class Task:
         return self.names == (WORD,) and not any(self.changes.values()) and not drawing
 
     def _answered(
-        self, batch: TokenBatch, located: Mapping[str, Located] | None
+        self, batch: TokenBatch, located: Mapping[str, Located] | None, times: Mapping[str, int] | None = None
     ) -> tuple[Run, Respond | NativeObjective]:
         """The run and what it answered."""
         shared = located is not None and any(located[name].place.shared for name in self.names)
@@ -260,7 +233,7 @@ class Task:
             )
         respond = respond_with(self.objective, batch, sets)
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
-        request = replace(self.request(respond, points, located), several=sets > 1 or self.split)
+        request = replace(self.request(respond, points, located), several=sets > 1 or self.split, times=times)
         try:
             run = self.backend.run(self.model, batch, request)
         except (AmbiguousPointError, PointNotReachedError) as error:
@@ -286,7 +259,7 @@ class Task:
     ) -> Request:
         """What the backend is asked: to read these points, with the changes where the points are located."""
         outputs = (self.objective.output,) if isinstance(self.objective, Objective) else ()
-        request = Request(points, respond, outputs, self.training, call=self.call, compiled=self.compiled)
+        request = Request(points, respond, outputs, self.training, call=self.call, compiled=self.compiled or None)
         if isinstance(respond, Respond):
             request = replace(request, reads=respond.reads)
         if located is None:
@@ -318,71 +291,6 @@ class Task:
             **{option: list(changes) for option, changes in self.changes.items() if changes},
             **({"compiled": run.uncompiled is None, "uncompiled": run.uncompiled} if self.compiled else {}),
         }
-
-
-class Respond:
-    """The objective as a backend's callback; keeps its values.
-
-    Args:
-        objective: what is pulled back.
-        batch: what is run.
-        sets: how many sets of cotangents there are: 0, 1 for the sum of the examples, or one for each example.
-
-    Attributes:
-        values: the objective's, after the callback.
-        shape: that of the output that it read, after the callback.
-        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size.
-    """
-
-    def __init__(self, objective: Objective, batch: TokenBatch, sets: int) -> None:
-        self.values = np.zeros(len(batch))
-        self.shape: tuple[int, ...] = ()
-        self.size = 0.0
-        self._objective = objective
-        self._batch = batch
-        self._sets = sets
-        self._places: tuple[np.ndarray, np.ndarray] | None = None
-
-    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `embgrad.backend.Reads`: the rows that count, where these are few."""
-        self.shape = shape
-        if type(self._objective).evaluate is not Objective.evaluate:  # it wants to see the whole
-            return None
-        places = self._objective.places(shape, self._batch)
-        few = places is not None and 0 < 2 * len(places[0]) <= shape[0] * shape[1]
-        self._places = places if few else None
-        return self._places
-
-    def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        """See `embgrad.backend.Respond`."""
-        name = self._objective.output
-        if self._places is None:
-            self.shape = outputs[name].shape
-            self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
-        else:
-            self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._places, self._batch)
-        counted = cotangent != 0  # the others may be infinite, as masked classes are
-        self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
-        if self._sets < 2:
-            return [{name: cotangent}] * self._sets
-        owners = np.arange(len(cotangent)) if self._places is None else self._places[0]
-        return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
-
-
-def respond_with(objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1) -> Respond | NativeObjective:
-    """The objective as a request has it."""
-    return Respond(objective, batch, sets) if isinstance(objective, Objective) else objective
-
-
-def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray:
-    """The objective's values after a run."""
-    return respond.values if isinstance(respond, Respond) else native_values(run.objective)
-
-
-def _only(cotangent: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    alone = np.zeros_like(cotangent)
-    alone[rows] = cotangent[rows]
-    return alone
 
 
 def origins(backend: Backend, model: Any) -> dict[str, Any]:
@@ -420,19 +328,6 @@ def _matrices(backend: Backend, model: Any) -> int:
     with contextlib.suppress(TypeError):
         _counted[first] = (key, count)
     return count
-
-
-def expect_ability(backend: Backend, ability: str) -> None:
-    """Refuse what the backend cannot do.
-
-    Raises:
-        UnsupportedError: it does not support it.
-    """
-    if ability not in backend.supports:
-        raise UnsupportedError(
-            f"the backend {backend.name!r} does not support {ability!r}: it supports {listed(sorted(backend.supports), 20)}; "
-            "leave it out"
-        )
 
 
 def warn_of_unused(unused: Sequence[str], batch: TokenBatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ class PointWatch:
         batch: what the model is run on.
         names: the points asked for: "word", or keys of points, see `Point.key`. None to take down everything, to learn
             what there is.
+        times: by paths of modules and tables how often an earlier pass came by them, see `Request.times`.
 
     Attributes:
         batch: what the model is run on.
@@ -35,20 +36,30 @@ class PointWatch:
         calls: the calls of watched modules, in the order in which they began.
         everything: whether everything is taken down.
         modules: the paths of the modules whose calls must be told; of no interest where `everything` is.
+        counted: the paths of the modules whose other calls must be counted.
     """
 
-    def __init__(self, batch: TokenBatch, names: Collection[str] | None) -> None:
+    def __init__(
+        self, batch: TokenBatch, names: Collection[str] | None, times: Mapping[str, int] | None = None
+    ) -> None:
         self.lookups: list[Lookup] = []
         self.calls: list[ModuleCall] = []
         self.everything = names is None
         self.modules = frozenset(one.path for one in map(split_name, names or ()) if one.side is not None)
+        self.counted = frozenset(path[:-1] for path in times or () if path.endswith(":"))
         self.batch = batch
         self._names = tuple(names or ())
+        self._times = times
         self._open: list[int] = []
         self._ended = 0
         self._seen: Counter[str] = Counter()
         self._reached: set[str] = set()
         self._tokens = _Tokens()
+
+    @property
+    def hears_modules(self) -> bool:
+        """Whether the call of any module must be told or counted."""
+        return self.everything or bool(self.modules) or bool(self.counted)
 
     def see(self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None) -> str | None:
         """Take down a lookup; its key where it may be asked for, so that the backend keeps hold of its output, else None.
@@ -118,6 +129,10 @@ class PointWatch:
             call.token = self._tokens[gave] if self.everything else None
         return self._reach(call, OUTPUT, gave)
 
+    def count(self, path: str) -> None:
+        """Take down the call of a module that is only counted."""
+        self._count(f"{path}:")
+
     def broke(self) -> None:
         """Take down that the call begun last ends by an exception."""
         self._open.pop()
@@ -147,7 +162,25 @@ class PointWatch:
             PointNotReachedError: no lookup's indices are the batch's ids, or a point was not reached.
             AmbiguousPointError: several lookups' indices are.
         """
+        self._expect_times()
         return {name: self._word(hint) if name == WORD else self._expect_reached(name, hint) for name in self._names}
+
+    @property
+    def times(self) -> dict[str, int]:
+        """By the paths of the modules and tables that the pass came by how often it did, those of modules with a colon."""
+        return dict(self._seen)
+
+    def _expect_times(self) -> None:
+        if self._times is None:
+            return
+        other = next(
+            (path for path in {*self._times, *self._seen} if self._times.get(path, 0) != self._seen[path]), None
+        )
+        if other is not None:
+            raise PointNotReachedError(
+                f"the forward pass came by {other.rstrip(':')!r} {self._seen[other]} time(s), and an earlier one "
+                f"{self._times.get(other, 0)} time(s): expected a model that makes the same calls each time"
+            )
 
     def _count(self, path: str) -> int:
         self._seen[path] += 1

@@ -12,8 +12,8 @@ import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
+from embgrad.locating import expect_ability
 from embgrad.registry import backend_for
-from embgrad.task import expect_ability
 
 __all__ = ["Weight", "depth_of", "substituted", "weights_of"]
 

@@ -14,10 +14,12 @@ from embgrad.backend import Backend, Call, PointValues, Request
 from embgrad.batch import TokenBatch
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
+from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.points import WORD, Point
 from embgrad.registry import backend_for
-from embgrad.task import Task, expect_ability, objective_values, respond_with, warn_of_unused
+from embgrad.responding import objective_values, respond_with
+from embgrad.task import Task, warn_of_unused
 from embgrad.weights import Weight, weights_of
 
 __all__ = ["Reader", "Reading"]

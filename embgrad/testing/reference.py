@@ -192,7 +192,9 @@ class ReferenceBackend:
 
     def paths(self, model: Any) -> Collection[str]:
         """The paths of the parameters and of the modules."""
-        return [*_parameters(as_parts(model)), *model.modules]
+        parts = as_parts(model)
+        modules = [prefix + path for prefix, part in _numbered(parts) for path in part.modules]
+        return [*_parameters(parts), *modules]
 
     @contextlib.contextmanager
     def capture(self, model: Any, listener: Listener) -> Iterator[None]:
@@ -308,7 +310,7 @@ def _forward(
     model: Any, batch: TokenBatch, names: Sequence[str] | None, request: Request, call: Call | None
 ) -> tuple[Any, _Observer, tuple[str, ...]]:
     parts = as_parts(model)
-    observer = _Observer(parts, PointWatch(batch, names), request)
+    observer = _Observer(parts, PointWatch(batch, names, request.times), request)
     with _observed(observer):
         if call is not None:
             return call(model, batch.inputs()), observer, ()

@@ -1,0 +1,166 @@
+"""How many examples a forward pass takes that only finds the points, and that the result is as if it had taken all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.conformance import example_weights
+from embgrad.testing.reference import ReferenceBackend
+from tests.conformance import harness_reference
+from tests.conformance.harness_reference import Harness
+
+OBJECTIVE = embgrad.Projection([1.0, -2.0, 0.5])
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
+    """What was run of each batch, in order."""
+    made: list[tuple[str, tuple[int, int]]] = []
+    points, run = ReferenceBackend.points, ReferenceBackend.run
+
+    def of_points(self: Any, model: Any, batch: Any, call: Any = None) -> Any:
+        made.append(("points", batch.shape))
+        return points(self, model, batch, call)
+
+    def of_run(self: Any, model: Any, batch: Any, request: Any) -> Any:
+        made.append(("run", batch.shape))
+        return run(self, model, batch, request)
+
+    monkeypatch.setattr(ReferenceBackend, "points", of_points)
+    monkeypatch.setattr(ReferenceBackend, "run", of_run)
+    return made
+
+
+def model(architecture: str = "layers") -> Any:
+    return Harness().build(architecture, example_weights())
+
+
+def ids(examples: int, positions: int) -> np.ndarray:
+    return np.random.default_rng(3).permutation(np.arange(1, 40))[: examples * positions].reshape(examples, positions)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+@pytest.mark.parametrize("at", ["layer.1", "embeddings", "position", "layer.-1", "E"])
+def test_two_examples_find_the_points(passes: list[Any], shape: tuple[int, int], at: str) -> None:
+    batch = ids(*shape)
+    found = embgrad.gradients(model(), batch, OBJECTIVE, at=at)
+    assert passes[0] == ("points", (2, shape[1]))
+    assert passes.count(("run", shape)) == 1
+    assert ("points", shape) not in passes or (at, shape) == ("position", (5, 5))
+    alone = [embgrad.gradients(model(), batch[i : i + 1], OBJECTIVE, at=at) for i in range(len(batch))]
+    np.testing.assert_allclose(found.values, np.concatenate([one.values for one in alone]), rtol=1e-12)
+    np.testing.assert_array_equal(found.activations, np.concatenate([one.activations for one in alone]))
+
+
+def test_several_points_by_one_pass(passes: list[Any]) -> None:
+    embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at=["word", "layer.0", "layer.-1"])
+    assert passes == [("points", (2, 4)), ("run", (6, 4))]
+
+
+def test_the_word_takes_no_pass_of_its_own(passes: list[Any]) -> None:
+    embgrad.gradients(model(), ids(6, 4), OBJECTIVE)
+    assert passes == [("run", (6, 4))]
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (6, 2), (1, 5)])
+def test_few_examples_are_run_whole(passes: list[Any], shape: tuple[int, int]) -> None:
+    embgrad.gradients(model(), ids(*shape), OBJECTIVE, at="layer.0")
+    assert passes[0] == ("points", shape)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (5, 5)])
+@pytest.mark.parametrize("point", ["word", "layer.0", "embeddings", "position", "layers.0:input"])
+def test_changes_by_few(passes: list[Any], shape: tuple[int, int], point: str) -> None:
+    batch, built = ids(*shape), model()
+    value = np.random.default_rng(0).normal(size=(shape[1], 5) if point == "position" else (*shape, 5))
+    given: list[tuple[str, Any]] = [("add", value), ("override", value), ("add", lambda one: one * 0.1)]
+    given += [("edit", lambda one: one * 2)]
+    for option, change in given:
+        del passes[:]
+        found = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
+        assert passes == [("points", (2, shape[1])), ("run", shape)]
+        with monkey_few(100):
+            expected = embgrad.gradients(built, batch, OBJECTIVE, at="layer.0", **{option: {point: change}})
+        assert passes[2] == ("points", shape)
+        np.testing.assert_array_equal(found.values, expected.values)
+
+
+@contextlib.contextmanager
+def monkey_few(number: int) -> Iterator[None]:
+    """So many examples are few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embgrad.locating.FEW", number)
+        yield
+
+
+def test_a_change_that_does_not_fit_is_refused_as_for_the_whole() -> None:
+    with pytest.raises(
+        embgrad.PointError, match=r"shape \(3, 4, 5\): expected one that broadcasts to the point's, \(6, 4, 5\)"
+    ):
+        embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.0", add={"layer.0": np.ones((3, 4, 5))})
+    names = {"layer.0": np.ones(5), "layers.0": np.ones(5)}
+    with pytest.raises(embgrad.AmbiguousPointError, match="add names one point several times"):
+        embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.0", add=names)
+
+
+def test_a_model_that_takes_no_other_number_of_examples(passes: list[Any]) -> None:
+    batch = ids(6, 4)
+
+    def call(built: Any, inputs: Any) -> Any:
+        if len(inputs) != 6:
+            raise RuntimeError("six, please")
+        return built(inputs)
+
+    found = embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0", call=call)
+    assert [one for one in passes if one[1] == (6, 4)] == [("points", (6, 4)), ("run", (6, 4))]
+    np.testing.assert_array_equal(found.values, embgrad.gradients(model(), batch, OBJECTIVE, at="layer.0").values)
+
+
+def test_an_error_is_about_the_whole_batch(passes: list[Any]) -> None:
+    with pytest.raises(embgrad.UnknownPointError, match=r"has 3 layers: expected layer\.0 to layer\.2"):
+        embgrad.gradients(model(), ids(6, 4), OBJECTIVE, at="layer.7")
+    wrong = ids(6, 4)
+    wrong[5, 3] = 99
+    with pytest.raises(embgrad.BatchError, match="id 99 at example 5, position 3"):
+        embgrad.gradients(model(), wrong, OBJECTIVE, at="layer.0")
+
+
+def test_the_few_meet_points_that_the_whole_does_not(passes: list[Any]) -> None:
+    """A model that takes another way with more examples: told by the whole batch, then."""
+    batch = ids(6, 4)
+    built = {few: model("layers" if few else "repeated") for few in (True, False)}
+
+    def call(_: Any, inputs: Any) -> Any:
+        return built[len(inputs) == 2](inputs)
+
+    found = embgrad.gradients(list(built.values()), batch, OBJECTIVE, at="layer.2", call=call)
+    expected = embgrad.gradients(built[False], batch, OBJECTIVE, at="layer.2")
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+@pytest.mark.parametrize("at", ["layer.-1", "layer.-2", "layer"])
+def test_more_examples_go_deeper(passes: list[Any], at: str) -> None:
+    """A model that leaves early where it may: the last layer of all is not that of the few."""
+    whole, early = model("repeated"), model("repeated")
+
+    def early_exit(built: Any, input_ids: np.ndarray) -> Any:
+        hidden = harness_reference._embedded(built, input_ids)
+        for _ in range(1 if len(input_ids) == 2 else 3):
+            hidden = harness_reference._block(built, "layer", "", hidden)
+        return harness_reference._classify(built, hidden.mean(1))
+
+    early.forward = early_exit
+    if at == "layer":
+        with pytest.raises(embgrad.AmbiguousPointError, match="'layer' fits 3 points"):
+            embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
+        return
+    found = embgrad.gradients(early, ids(6, 4), OBJECTIVE, at=at)
+    expected = embgrad.gradients(whole, ids(6, 4), OBJECTIVE, at=at)
+    assert found.provenance["path"] == expected.provenance["path"]
+    np.testing.assert_array_equal(found.values, expected.values)
