@@ -109,7 +109,7 @@ def _pullbacks(
         seen = seen if split else [own]
     elif not split and len(seen) > 1:
         seen = [np.sum(seen, axis=0, dtype=np.float64).astype(seen[0].dtype)]
-    return [owned(one) for one in seen]
+    return [one if one.dtype in (np.float32, np.float64) else owned(one) for one in seen]  # they are copies already
 
 
 def _by_example(pullbacks: Sequence[np.ndarray], split: bool) -> np.ndarray:

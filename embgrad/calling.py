@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,6 +26,10 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "types": ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types"),
     "valid_length": ("valid_length", "valid_lengths", "lengths"),
 }
+
+
+#: How many functions that wrap one another are looked through for a signature that is kept.
+MOST_WRAPPED: Final = 80
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Param
     What comes after one that is left out can be passed by name alone.
     """
     left_out, found, gap = set(skip), [], False
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in _signature(function):
         if parameter.name in left_out:
             gap = True
         elif gap and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
@@ -58,6 +66,30 @@ def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Param
         else:
             found.append(parameter)
     return found
+
+
+#: By a function what its signature was read from, and the parameters of a method made of it.
+_signatures: WeakKeyDictionary[Any, tuple[tuple[Any, ...], tuple[inspect.Parameter, ...]]] = WeakKeyDictionary()
+
+
+def _signature(function: Any) -> tuple[inspect.Parameter, ...]:
+    """The parameters. They take long to find out: a plain method's are kept while what they follow from is the same."""
+    plain = getattr(function, "__func__", None)
+    if type(function) is not MethodType or type(plain) is not FunctionType:
+        return tuple(inspect.signature(function).parameters.values())
+    origin: list[Any] = []
+    inner: Any = plain
+    while type(inner) is FunctionType and len(origin) < MOST_WRAPPED:
+        by_name = itertools.chain.from_iterable((inner.__kwdefaults__ or {}).items())
+        origin += [inner.__code__, inner.__defaults__, inner.__dict__.get("__signature__"), *by_name]
+        inner = inner.__dict__.get("__wrapped__")
+    if inner is not None:
+        return tuple(inspect.signature(function).parameters.values())
+    known, parameters = _signatures.get(plain, ((), ()))
+    if len(known) != len(origin) or not all(map(operator.is_, known, origin)):
+        parameters = tuple(inspect.signature(function).parameters.values())
+        _signatures[plain] = (tuple(origin), parameters)
+    return parameters
 
 
 def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks: Sequence[str] = ()) -> CallPlan:

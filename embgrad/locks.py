@@ -20,21 +20,31 @@ _locks: dict[int, tuple[Any, threading.RLock]] = {}
 @contextlib.contextmanager
 def model_lock(parts: Sequence[object]) -> Iterator[None]:
     """Hold the locks of all parts of a model; in one order everywhere, so that two threads cannot wait for each other."""
-    with contextlib.ExitStack() as held:
-        for part in sorted(parts, key=id):
-            held.enter_context(_lock_of(part))
+    locks = _locks_of(sorted(parts, key=id))
+    held = []
+    try:
+        for lock in locks:
+            lock.acquire()
+            held.append(lock)
         yield
+    finally:
+        while held:
+            held.pop().release()
+
+
+def _locks_of(parts: Sequence[object]) -> list[threading.RLock]:
+    with _guard:
+        return [_lock_of(part) for part in parts]
 
 
 def _lock_of(part: object) -> threading.RLock:
     key = id(part)
-    with _guard:
-        known = _locks.get(key)
-        if known is not None and known[0]() is part:
-            return known[1]
-        lock = threading.RLock()
-        _locks[key] = (_reference(part, key), lock)
-        return lock
+    known = _locks.get(key)
+    if known is not None and known[0]() is part:
+        return known[1]
+    lock = threading.RLock()
+    _locks[key] = (_reference(part, key), lock)
+    return lock
 
 
 def _reference(part: object, key: int) -> Any:

@@ -88,9 +88,11 @@ def layout_of(indices: np.ndarray, ids: np.ndarray) -> Layout | None:
 
     Takes the ids as they are or transposed, in any shape that keeps their order (flattened, say).
     """
-    if indices.size != ids.size:
+    if indices.size != ids.size or (indices.size and indices.flat[0] != ids.flat[0]):
         return None
     straight = np.array_equal(indices.ravel(), ids.ravel())
+    if straight and indices.shape == ids.shape:
+        return Layout((ids.shape[0], ids.shape[1]), transposed=False)
     turned = np.array_equal(indices.ravel(), ids.T.ravel())
     if straight and turned:  # as with equal ids everywhere: the shape decides
         straight = indices.shape != ids.shape[::-1] or indices.shape == ids.shape

@@ -26,7 +26,7 @@ from embgrad_torch.modules import ModuleWatch, hooked
 from embgrad_torch.ours import is_running
 from embgrad_torch.run import points
 from embgrad_torch.tap import is_floating
-from embgrad_torch.walk import is_compiled_wrapper, spelled, table_paths, walk
+from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
 
 __all__ = ["capture"]
 
@@ -120,7 +120,7 @@ class _Capture:
         passing = _Passing(watch, Listening(self.came))
         walked = walk([model])
         self._listen_to(passing.modules.of(walked, {}))
-        self._open = _Open(passing, LookupMode(watch, passing.at, table_paths(walked)), frame)
+        self._open = _Open(passing, LookupMode(watch, passing.at, TablePaths(walked)), frame)
         if not watch.modules:  # else no lookup is asked for
             self._open.mode.__enter__()
 

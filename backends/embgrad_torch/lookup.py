@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
+from embgrad_torch.operands import DIFFERENTIATING, OPERATORS, Differentiated, has_weights, values_of_weights
 from embgrad_torch.ours import is_running
 from embgrad_torch.recomputing import Made, made_again
 from embgrad_torch.tap import At
-from embgrad_torch.walk import place_of
+from embgrad_torch.walk import TablePaths
 
 __all__ = ["LookupMode"]
 
@@ -57,14 +58,25 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         at: what happens at the points.
         pulling: whether this is the backward pass.
         suspended_grad: whether the forward pass switched gradients off somewhere.
+        differentiated: whether the model took gradients of weights in its forward pass, where it had the weights' values alone.
+
+    Args:
+        watch: see above.
+        at: see above.
+        paths: the tables' attribute paths.
+        wanted: the identities of the weights whose gradients are asked for: the model's functions get the values of all others
+            alone. None where they are to get the weights themselves.
     """
 
-    def __init__(self, watch: PointWatch, at: At, paths: Mapping[Any, str]) -> None:
+    def __init__(self, watch: PointWatch, at: At, paths: TablePaths, wanted: Collection[int] | None = None) -> None:
         super().__init__()
         self.watch = watch
         self.at = at
         self.pulling = False
         self.suspended_grad = False
+        self.differentiated = False
+        self._wanted = wanted
+        self._handlers = _HANDLERS if wanted is None else _HANDLERS_WITHOUT_WEIGHTS
         self._paths = paths
         self._made: list[tuple[str, np.ndarray, Made]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
@@ -77,7 +89,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
                     "a function that torch.compile compiles looks up rows: compiled code cannot be watched"
                 )
             return func(*args, **(kwargs or {}))
-        handler = _HANDLERS.get(func)
+        handler = self._handlers.get(func)
         if handler is not None and not (self.at.plain and is_running()):
             return handler(self, func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
@@ -139,6 +151,20 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.suspended_grad = self.suspended_grad or not args[0]
         return func(*args, **kwargs)
 
+    def on_operator(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """A function that combines weights with activations."""
+        if torch.is_grad_enabled():
+            args, kwargs = values_of_weights(args, kwargs, self._wanted or ())
+        return func(*args, **kwargs)
+
+    def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Gradients taken in the forward pass: those of weights, where these take part by their values alone, would be lost."""
+        inputs = args[1:2] if func is torch.autograd.grad else kwargs.get("inputs")
+        if not self.pulling and (inputs is None or has_weights(inputs)):
+            self.differentiated = True
+            raise Differentiated
+        return func(*args, **kwargs)
+
     def _rows(self, read: _Read, compute: Callable[[], Any]) -> Any:
         """The rows that go on; None where it is no lookup in a table after all."""
         if _is_transformed(read.table) or _is_transformed(read.indices):
@@ -150,8 +176,8 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             )
         indices = _as_numpy(read)
         path = self._path(read.table)
-        layout = layout_of(indices, self.watch.batch.ids)
-        if read.indexing and path == UNNAMED_TABLE and layout is None:
+        other = read.indexing and path == UNNAMED_TABLE
+        if (other or self.pulling) and (layout := layout_of(indices, self.watch.batch.ids)) is None and other:
             return None
         if self.pulling:
             return self._again(read, path, indices, compute, word=layout is not None)
@@ -159,7 +185,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self._scale(read)
         self._expect_floating(read, path, asked=key is not None)
         self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
-        rows = self.at.lookup(key, read.table, compute, word=layout is not None)
+        rows = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
         self.watch.gave(rows)
         return rows
 
@@ -174,7 +200,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return compute()
 
     def _path(self, table: Any) -> str:
-        return self._paths.get(id(table)) or self._paths.get(place_of(table)) or UNNAMED_TABLE
+        return self._paths.of(table) or UNNAMED_TABLE
 
     def _again(self, read: _Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
         """A lookup of a checkpointed segment that runs again."""
@@ -287,6 +313,13 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
     torch.ops.aten.embedding_bag.default: LookupMode.on_closed_bag,
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
+}
+
+#: The same where functions are given the values of weights.
+_HANDLERS_WITHOUT_WEIGHTS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
+    **dict.fromkeys(OPERATORS, LookupMode.on_operator),
+    **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
+    **_HANDLERS,
 }
 
 #: The functions that look up rows, for a compiler that traces into the watching: it takes no dict of functions.

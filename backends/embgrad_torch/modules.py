@@ -70,10 +70,11 @@ class ModuleWatch:
 
     def of(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> list[Any]:
         """Those of the modules that the watch is to be told of; from now on they are known."""
+        named = self._watch.modules | self._watch.counted
         wanted = [
             (spelled(path), module)
-            for path, module in walked
-            if (self._watch.everything or spelled(path) in self._watch.modules)
+            for path, module in (walked if self._watch.everything or named else ())
+            if (self._watch.everything or spelled(path) in named)
             and not is_compiled_wrapper(module)
             and not isinstance(module, torch.jit.ScriptModule)  # they take no hooks
         ]
@@ -92,6 +93,10 @@ class ModuleWatch:
             return None
         given = first((args, kwargs), is_floating)
         again = self._pulling()
+        if not self._is_told(module):
+            if not again:
+                self._watch.count(self._names[id(module)][0])
+            return None
         called = self._made_before(module, given) if again else self._enter(module, given)
         self._open.append((module, called))
         key = None if called is None else called.keys.get(INPUT)
@@ -99,7 +104,7 @@ class ModuleWatch:
 
     def after(self, module: Any, returned: Any) -> Any:
         """A call ends: what goes on in place of what it returned, or None for the same."""
-        if self._busy or id(module) not in self._names or not self._active():
+        if self._busy or id(module) not in self._names or not self._active() or not self._is_told(module):
             return None
         while self._open and self._open[-1][0] is not module:  # ended by an exception that the hooks do not hear of
             self._break()
@@ -114,6 +119,10 @@ class ModuleWatch:
             if called is not None:
                 called.keys[OUTPUT] = key
         return None if key is None else self._put(key, returned, gave, again, aliased=_is_aliased(module, gave, called))
+
+    def _is_told(self, module: Any) -> bool:
+        """Whether the watch is told of the module's calls, and not only how many there are."""
+        return self._watch.everything or self._names[id(module)][0] in self._watch.modules
 
     def _enter(self, module: Any, given: Any) -> _Called | None:
         path, kind, also = self._names[id(module)]

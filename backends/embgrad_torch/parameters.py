@@ -42,11 +42,12 @@ class Tables:
         asked = {split_name(name).path for name in request.points}
         self._tables = {
             path: one
-            for path, one in _by_table_path(walked).items()
-            if request.tables and (WORD in request.points or path in asked)
+            for path, one in (_by_table_path(walked) if request.tables else {}).items()
+            if WORD in request.points or path in asked
         }
         memory = {_memory(one) for one in self._tables.values()}
-        shared = {id(one): one for _, one in named_parameters(walked) if memory and _memory(one) in memory}
+        candidates = named_parameters(walked) if memory else ()
+        shared = {id(one): one for _, one in candidates if _memory(one) in memory}
         self.parameters = list(shared.values())
         self._names = _names(parts, walked, shared)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,11 @@ class Pulled:
 
 
 def pull_back(
-    sets: Sequence[Cotangents], taps: Taps, parameters: Sequence[Any], mode: LookupMode, leaves: Iterable[Any]
+    sets: Sequence[Cotangents],
+    taps: Taps,
+    parameters: Sequence[Any],
+    mode: LookupMode,
+    leaves: Callable[[], Iterable[Any]],
 ) -> list[Pulled]:
     """For each set of cotangents the gradient at each point and parameter.
 
@@ -43,7 +47,7 @@ def pull_back(
         taps: the points, which receive their gradients by hooks.
         parameters: the parameters whose gradients are wanted.
         mode: what watched the forward pass; checkpointed segments run again under it.
-        leaves: every parameter of the model.
+        leaves: gives every parameter of the model.
     """
     marks = list(taps.marks.values())
     behind = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
@@ -60,7 +64,7 @@ def pull_back(
                 elif behind is None:
                     gradients = _differentiate(reaching, marks, parameters, more)
                 else:
-                    gradients = _accumulate(reaching, marks, parameters, more, [*behind, *leaves])
+                    gradients = _accumulate(reaching, marks, parameters, more, [*behind, *leaves()])
             finally:
                 taps.stop()
             points = {key: taps.gradients.get(key) for key in taps.marks}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -19,14 +19,18 @@ from embgrad.watching import PointWatch
 from embgrad_torch import inputs
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
+from embgrad_torch.operands import Differentiated
 from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.state import as_found, random_as_found
+from embgrad_torch.structure import structure
 from embgrad_torch.tap import Taps, expect_unwritten, is_floating
-from embgrad_torch.walk import further_paths, table_paths, walk
+from embgrad_torch.walk import TablePaths, further_paths
 
 __all__ = ["points", "run"]
+
+Made = TypeVar("Made")
 
 #: A request that changes nothing and reads no point.
 _NOTHING: Final = Request((), lambda outputs: [])
@@ -34,39 +38,62 @@ _NOTHING: Final = Request((), lambda outputs: [])
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a forward pass needs to know, with the model in the state for it."""
+    """What a forward pass needs to know, with the model in the state for it.
+
+    Attributes:
+        wanted: the identities of the weights whose gradients are asked for, where functions get the others' values alone.
+    """
 
     mode: LookupMode
     taps: Taps
     modules: Sequence[tuple[str, Any]]
     device: Any
     training: bool
+    wanted: set[int]
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     """What a forward pass reaches."""
-    watch = PointWatch(batch, None)
-    with _prepared(model, watch, _NOTHING) as one:
-        _forward(model, batch, call, one)
-    return watch.points()
+
+    def seen(weights: bool) -> list[Point]:
+        watch = PointWatch(batch, None)
+        with _prepared(model, watch, _NOTHING, weights=weights) as one:
+            _forward(model, batch, call, one)
+        return watch.points()
+
+    return _with_weights_if_need_be(seen)
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
+    if request.parameters or request.training:  # a second forward pass would draw other random numbers
+        return _run(model, batch, request, weights=True)
+    return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
+
+
+def _with_weights_if_need_be(make: Callable[[bool], Made]) -> Made:
+    """What a pass gives that has the values of weights alone, or the weights where the model differentiates by them."""
+    try:
+        return make(False)
+    except Differentiated:
+        return make(True)
+
+
+def _run(model: Any, batch: TokenBatch, request: Request, *, weights: bool) -> Run:
     parts = as_parts(model)
-    watch = PointWatch(batch, request.reached)
-    with _prepared(model, watch, request) as one:
+    watch = PointWatch(batch, request.reached, request.times)
+    with _prepared(model, watch, request, weights=weights) as one:
         parameters = trainable(one.modules) if request.parameters else {}
         tables = Tables(parts, one.modules, request)
+        one.wanted.update(map(id, tables.parameters))
         with tables.differentiable():
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(one.modules))
             answered = _answer(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
-            leaves = [leaf for part in parts for leaf in part.parameters()]
-            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, leaves)
-        dtype = _dtype(request, one.taps, chosen, answered, returned, leaves)
+            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: _leaves(parts))
+        dtype = _dtype(request, one.taps, chosen, answered, returned, parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
     found = {key: watch.found(key) for key in keys.values()}
@@ -82,23 +109,33 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 
 @contextlib.contextmanager
-def _prepared(model: Any, watch: PointWatch, request: Request) -> Iterator[_Pass]:
+def _prepared(model: Any, watch: PointWatch, request: Request, *, weights: bool) -> Iterator[_Pass]:
     parts = as_parts(model)
-    device, walked = inputs.device_of(parts), walk(parts)
-    with running(), as_found(parts, [module for _, module in walked], device, training=request.training):
+    device, known = inputs.device_of(parts), structure(parts)
+    walked = known.walked
+    with running(), as_found(known, device, training=request.training):
         taps = Taps(request)
-        mode = LookupMode(watch, taps, table_paths(walked))
+        wanted: set[int] = set()
+        mode = LookupMode(watch, taps, TablePaths(walked), None if weights else wanted)
         modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
         also = further_paths(parts, walked) if watch.everything else {}
         with mode.tables_as_found(), modules.on(walked, also):
-            yield _Pass(mode, taps, walked, device, request.training)
+            yield _Pass(mode, taps, walked, device, request.training, wanted)
 
 
 def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it was not given."""
     make, unused = inputs.plan(model, batch, call, one.device)
     with random_as_found(one.device, training=one.training), one.mode:
-        return make(), unused
+        try:
+            returned = make()
+        except Exception:
+            if one.mode.differentiated:  # and the model has caught what told of it
+                raise Differentiated from None
+            raise
+    if one.mode.differentiated:
+        raise Differentiated
+    return returned, unused
 
 
 def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
@@ -112,14 +149,21 @@ def _befores(pulled: Sequence[Pulled]) -> list[Any]:
     return [one.before for one in pulled]
 
 
-def _dtype(
-    request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parameters: Sequence[Any]
-) -> str:
+def _leaves(parts: Sequence[Any]) -> Iterator[Any]:
+    for part in parts:
+        yield from part.parameters()
+
+
+def _dtype(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
     """The dtype of the first point, or else of the first output that was read, or else of the first parameter."""
-    at_points = [taps.marks[chosen[name]] for name in request.points]
-    read = [output for one in answered.sets for output, _ in one] or [first(returned, is_floating)]
-    tensors = [one for one in (*at_points, *read, *parameters) if one is not None]
-    return str(tensors[0].dtype).removeprefix("torch.")
+
+    def tensors() -> Iterator[Any]:
+        yield from (taps.marks[chosen[name]] for name in request.points)
+        yield from (output for one in answered.sets for output, _ in one)
+        yield first(returned, is_floating)
+        yield from _leaves(parts)
+
+    return str(next(one for one in tensors() if one is not None).dtype).removeprefix("torch.")
 
 
 def _unseen(modules: Sequence[tuple[str, Any]]) -> str:

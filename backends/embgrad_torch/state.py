@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,8 @@ import torch
 
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.locks import model_lock, process_lock
+from embgrad_torch.attributes import Attributes
+from embgrad_torch.structure import Structure
 
 __all__ = ["as_found", "random_as_found"]
 
@@ -19,38 +20,36 @@ __all__ = ["as_found", "random_as_found"]
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
 LARGEST_COPIED = 1 << 20
 
-#: The containers in a module's attributes that a forward pass may fill: the user's own, and those of hooks and buffers.
-CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
-
 
 @contextlib.contextmanager
-def as_found(parts: Sequence[Any], modules: Sequence[Any], device: Any, *, training: bool) -> Iterator[None]:
+def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]:
     """The state for one forward and backward pass, and afterwards, also after an error, the state that was.
 
     Holds the locks of all modules: a module may belong to several models.
 
     Args:
-        parts: the model's parts.
-        modules: all modules in them, each once.
-        device: where the model runs.
+        model: the model.
+        device: where it runs.
         training: the mode.
 
     Raises:
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
     """
-    _expect_weights(modules)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(model_lock(modules))
+        stack.enter_context(model_lock(model.modules))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
         stack.enter_context(_uncompiled())
-        stack.enter_context(_attributes(modules))
-        stack.enter_context(_parameters(modules, training))
-        stack.enter_context(_ordinary_tensors(modules))
-        stack.enter_context(_contents(modules, training))
-        stack.enter_context(_mode(parts, modules, training))
-        recurrent = any(isinstance(module, torch.nn.RNNBase) for module in modules)
-        if recurrent and device.type == "cuda" and not training:
+        attributes = Attributes(model)
+        stack.callback(attributes.put_back)
+        parameters = model.parameters()
+        _expect_weights(model, parameters)
+        stack.callback(_parameters(model, parameters, training))
+        _make_ordinary(model, parameters, stack)
+        stack.callback(_contents(model, attributes.tensors(), training))
+        _set_mode(model, training, stack)
+        recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
+        if recurrent and not training:
             stack.enter_context(_without_cudnn())
         yield
 
@@ -60,8 +59,10 @@ def random_as_found(device: Any, *, training: bool) -> Any:
     return contextlib.nullcontext() if training else torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def _expect_weights(modules: Sequence[Any]) -> None:
-    for module in modules:
+def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
+    if not any(map(torch.nn.parameter.is_lazy, parameters)):
+        return
+    for module in model.modules:
         if any(torch.nn.parameter.is_lazy(parameter) for parameter in module._parameters.values()):
             raise UnsupportedError(
                 f"{type(module).__name__} has no weights before its first call, and a call here would leave them behind: "
@@ -69,22 +70,17 @@ def _expect_weights(modules: Sequence[Any]) -> None:
             )
 
 
-@contextlib.contextmanager
-def _mode(parts: Sequence[Any], modules: Sequence[Any], training: bool) -> Iterator[None]:
+def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> None:
     """Evaluation mode, or training mode as the user set it up, or else as the model's own `train` sets it up.
 
     The flags are put back one by one: a model may be in both modes, and a `train` of the user's own may do more.
     """
-    found = [module.training for module in modules]
-    try:
-        if not training:
-            _set_flags(modules, [False] * len(modules))
-        for part in parts:
-            if training and (not part.training or "train" in vars(part)):
-                _train(part)
-        yield
-    finally:
-        _set_flags(modules, found)
+    stack.callback(_set_flags, model.modules, [module.training for module in model.modules])
+    if not training:
+        _set_flags(model.modules, [False] * len(model.modules))
+    for part in model.parts:
+        if training and (not part.training or "train" in vars(part)):
+            _train(part)
 
 
 def _set_flags(modules: Sequence[Any], flags: Sequence[bool]) -> None:
@@ -103,62 +99,21 @@ def _train(part: Any) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _attributes(modules: Sequence[Any]) -> Iterator[None]:
-    """What modules keep from call to call (a hidden state, a cache, a list of maps, a replaced buffer) is what it was."""
-    found = [(vars(module), dict(vars(module))) for module in modules]
-    held = {id(value): value for _, before in found for value in before.values() if type(value) in CONTAINERS}
-    contents = [(container, container.copy()) for container in held.values() if container]
-    empty = [container for container in held.values() if not container]  # most are, such as those of hooks
-    try:
-        yield
-    finally:
-        for container in empty:
-            if container:
-                container.clear()
-        for own, before in (*found, *contents):
-            _put_back(own, before)
-
-
-def _put_back(own: Any, before: Any) -> None:
-    """A container's entries, in their order; what is the same is left alone, as other threads may be reading it."""
-    if isinstance(own, (list, collections.deque)):
-        if len(own) != len(before) or any(a is not b for a, b in zip(own, before, strict=True)):
-            own.clear()
-            own.extend(before)
-    elif isinstance(own, set):
-        own.intersection_update(before)
-        own.update(before)
-    elif own.keys() != before.keys():
-        own.clear()
-        own.update(before)
-    else:
-        for name, value in before.items():
-            if own[name] is not value:
-                own[name] = value
-
-
-@contextlib.contextmanager
-def _parameters(modules: Sequence[Any], training: bool) -> Iterator[None]:
-    """Parameters that the model freezes, or gives other memory or another `grad`, have their own again.
+def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> Callable[[], None]:
+    """What gives parameters that the model freezes, or gives other memory or another `grad`, their own again.
 
     A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too.
     """
     rewritten = training and any(
-        "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in modules
+        "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in model.modules
     )
-    unique = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
-    found = [
-        (parameter, parameter.data, parameter.requires_grad, parameter.grad)
-        for parameter in unique.values()
-        if type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
-    ]
-    copied = [(data, data.clone()) for _, data, _, _ in found if rewritten and not data.is_inference()]
-    try:
-        yield
-    finally:
-        for parameter, data, trainable, gradient in found:
-            if parameter.data_ptr() != data.data_ptr():
+    plain = [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
+    found = [(one, one.data, one.data_ptr(), one.requires_grad, one.grad) for one in plain]
+    copied = [(data, data.clone()) for _, data, *_ in found if rewritten and not data.is_inference()]
+
+    def put_back() -> None:
+        for parameter, data, place, trainable, gradient in found:
+            if parameter.data_ptr() != place:
                 parameter.data = data
             if parameter.requires_grad is not trainable:
                 parameter.requires_grad_(trainable)
@@ -168,20 +123,20 @@ def _parameters(modules: Sequence[Any], training: bool) -> Iterator[None]:
             if not torch.equal(data, before):
                 data.copy_(before)
 
+    return put_back
 
-@contextlib.contextmanager
-def _contents(modules: Sequence[Any], training: bool) -> Iterator[None]:
-    """Buffers, and tensors in plain attributes, written to or hung on a graph (running averages, caches) are what they were."""
-    buffers = list({id(b): b for module in modules for b in module._buffers.values() if b is not None}.values())
-    plain = list({id(tensor): tensor for module in modules for tensor in _plain_tensors(module)}.values())
+
+def _contents(model: Structure, tensors: Sequence[Any], training: bool) -> Callable[[], None]:
+    """What makes buffers, and tensors in plain attributes, that were written to or hung on a graph what they were."""
+    buffers = model.buffers()
+    plain = [one for one in tensors if _is_copied(one)]
     copied = [(b, b.detach().clone()) for b in buffers if training or b.numel() <= LARGEST_COPIED] + [
         (tensor, tensor.detach().clone()) for tensor in plain
     ]
     large = [(b, b._version) for b in buffers if not training and b.numel() > LARGEST_COPIED]
     attached = [tensor for tensor in (*buffers, *plain) if tensor.grad_fn is None]
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         for tensor in attached:
             if tensor.grad_fn is not None:
                 tensor.detach_()
@@ -192,16 +147,7 @@ def _contents(modules: Sequence[Any], training: bool) -> Iterator[None]:
             if buffer._version != version:
                 _tell_of(buffer)
 
-
-def _plain_tensors(module: Any) -> Iterator[Any]:
-    """The tensors in a module's plain attributes, such as a hidden state, by themselves or as a pair."""
-    for value in vars(module).values():
-        kind = type(value)
-        if kind is torch.Tensor:
-            if _is_copied(value):
-                yield value
-        elif kind is tuple or kind is list:
-            yield from (one for one in value if type(one) is torch.Tensor and _is_copied(one))
+    return put_back
 
 
 def _is_copied(tensor: Any) -> bool:
@@ -219,23 +165,18 @@ def _tell_of(buffer: Any) -> None:
     )
 
 
-@contextlib.contextmanager
-def _ordinary_tensors(modules: Sequence[Any]) -> Iterator[None]:
+def _make_ordinary(model: Structure, parameters: Sequence[Any], stack: contextlib.ExitStack) -> None:
     """Parameters made under inference mode, which autograd cannot take, as ordinary tensors in the same memory."""
-    swapped: list[tuple[Any, str, Any]] = []
+    if not any(map(torch.Tensor.is_inference, parameters)) and not any(map(torch.Tensor.is_inference, model.buffers())):
+        return
     ordinary: dict[int, Any] = {}
-    try:
-        for module in modules:
-            for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-                if tensor is not None and tensor.is_inference():
-                    if id(tensor) not in ordinary:
-                        ordinary[id(tensor)] = _ordinary(tensor)
-                    swapped.append((module, name, tensor))
-                    setattr(module, name, ordinary[id(tensor)])
-        yield
-    finally:
-        for module, name, tensor in swapped:
-            setattr(module, name, tensor)
+    for module in model.modules:
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is not None and tensor.is_inference():
+                if id(tensor) not in ordinary:
+                    ordinary[id(tensor)] = _ordinary(tensor)
+                stack.callback(setattr, module, name, tensor)
+                setattr(module, name, ordinary[id(tensor)])
 
 
 def _ordinary(tensor: Any) -> Any:

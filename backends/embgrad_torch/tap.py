@@ -103,7 +103,8 @@ class Taps:
         if key is not None:
             if table.grad_fn is None:
                 with torch.inference_mode(False), torch.no_grad():
-                    return self.tensor(key, compute(), again=again)
+                    rows = compute()
+                return self.tensor(key, rows, again=again)
             return self.tensor(key, compute(), again=again)
         rows = compute()
         return _requiring_gradients(rows) if word and is_floating(rows) and not rows.requires_grad else rows
@@ -126,7 +127,7 @@ class Taps:
                 self.marks[key] = mark
                 if self._readable is None or key in self._readable:
                     self.values[key] = to_numpy(mark)
-        new = going_on(mark)
+            new = mark.clone()
         if aliased and not again:
             self.aliased.append((key, new))
         return new

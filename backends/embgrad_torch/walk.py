@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +14,7 @@ import torch
 from embgrad.calling import as_parts
 
 __all__ = [
+    "TablePaths",
     "further_paths",
     "is_compiled_wrapper",
     "named_parameters",
@@ -27,6 +30,10 @@ ORIGINAL: Final = "_orig_mod"
 
 #: How many further paths of one module are told. A module that many others share has as many.
 MOST_PATHS: Final = 16
+
+
+#: The modules whose tables are called by their own paths, also where others share these.
+EMBEDDINGS: Final = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 def walk(parts: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -104,7 +111,7 @@ def table_paths(walked: Iterable[tuple[str, Any]]) -> dict[Any, str]:
     paths: dict[Any, str] = {}
     found = []
     for path, module in walked:
-        embedding = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        embedding = isinstance(module, EMBEDDINGS)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and tensor.dim() == 2:
                 found.append((not embedding, _table_path(spelled(path), name), tensor))
@@ -112,6 +119,45 @@ def table_paths(walked: Iterable[tuple[str, Any]]) -> dict[Any, str]:
         paths.setdefault(id(tensor), path)
         paths.setdefault(place_of(tensor), path)
     return paths
+
+
+class TablePaths:
+    """What `table_paths` gives, for tables that are looked up: hardly any other matrix is ever asked for.
+
+    Args:
+        walked: the modules with their paths.
+    """
+
+    def __init__(self, walked: Sequence[tuple[str, Any]]) -> None:
+        self._walked = walked
+        self._held: list[Any] = []
+        self._tensors: list[Any] = []
+        self._identities: list[int] = []
+        self._by_place: dict[Any, str] | None = None
+
+    def of(self, table: Any) -> str | None:
+        """The attribute path of a table; None where it is no module's, nor in the memory of one."""
+        if not self._held:
+            self._held = [held for _, one in self._walked for held in (one._parameters, one._buffers)]
+            self._tensors = list(itertools.chain.from_iterable([held.values() for held in self._held]))
+            self._identities = list(map(id, self._tensors))
+        places = list(self._places(id(table)))
+        if places:
+            path, _, name = next((one for one in places if isinstance(one[1], EMBEDDINGS)), places[0])
+            return _table_path(spelled(path), name)
+        if self._by_place is None:
+            self._by_place = table_paths(self._walked)
+        return self._by_place.get(place_of(table))
+
+    def _places(self, identity: int) -> Iterator[tuple[str, Any, str]]:
+        """Where a tensor is held: the module's path, the module, and the name there."""
+        ends = list(itertools.accumulate(map(len, self._held)))
+        place = -1
+        while identity in self._identities[place + 1 :]:
+            place = self._identities.index(identity, place + 1)
+            holder = bisect.bisect_right(ends, place)
+            path, module = self._walked[holder // 2]
+            yield path, module, list(self._held[holder])[place - ends[holder]]
 
 
 def _table_path(module: str, name: str) -> str:

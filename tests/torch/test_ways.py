@@ -117,16 +117,17 @@ def test_replicas_in_other_threads_are_not_made(expected: np.ndarray) -> None:
 
 def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None:
     from embgrad_torch.state import as_found
+    from embgrad_torch.structure import structure
 
-    device, modules = torch.device("cuda"), list(net().modules())
-    with as_found(modules[:1], modules, device, training=False):
+    device, found = torch.device("cuda"), structure([net()])
+    with as_found(found, device, training=False):
         assert not torch.backends.cudnn.enabled
-        with as_found(modules[:1], modules, device, training=False):
+        with as_found(found, device, training=False):
             assert not torch.backends.cudnn.enabled
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled
     for model, training in ((net(), True), (nn.Linear(2, 2), False)):
-        with as_found([model], list(model.modules()), device, training=training):
+        with as_found(structure([model]), device, training=training):
             assert torch.backends.cudnn.enabled
 
 

@@ -1,0 +1,234 @@
+"""Weights that require gradients cost no memory for gradients that nobody asks for, and nothing in the model shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import embgrad
+from tests.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
+
+OBJECTIVE = embgrad.Logit(1)
+
+
+class Net(nn.Module):
+    """Embedding, something, mean, linear; `between` sees the net and the rows."""
+
+    def __init__(self, between: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.inner = nn.Linear(4, 4)
+        self.other = nn.Parameter(torch.randn(4, 4))
+        self.scale = nn.Parameter(torch.rand(4) + 0.5)
+        self.norm = nn.LayerNorm(4)
+        self.recurrent = nn.LSTM(4, 4, batch_first=True, num_layers=2, bidirectional=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+        self.between = between
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.between(self, self.table(x)).mean(1))
+
+
+def net(between: Callable[[Any, Any], Any]) -> Net:
+    torch.manual_seed(0)
+    return Net(between).double().eval()
+
+
+def loss(model: nn.Module) -> Any:
+    return model(tensor())[:, 1].sum()
+
+
+def kept(run: Callable[[], Any]) -> int:
+    """How many bytes the graphs made meanwhile keep, each memory once."""
+    found: dict[int, int] = {}
+
+    def pack(one: Any) -> Any:
+        memory = one.untyped_storage()
+        found[memory.data_ptr()] = memory.nbytes()
+        held.append(one)  # so that no other memory gets the same place
+        return one
+
+    held: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+        run()
+    return sum(found.values())
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "linear": lambda net, rows: functional.linear(net.inner(rows).tanh(), net.other),
+    "norm": lambda net, rows: net.norm(rows) * net.scale,
+    "matmul": lambda net, rows: (net.scale * (rows @ net.other)) @ net.other,
+    "einsum": lambda net, rows: torch.einsum("bpd,de->bpe", rows, net.other).tanh(),
+    "addmm": lambda net, rows: torch.addmm(net.scale, rows.reshape(-1, 4), net.other).reshape(rows.shape).tanh(),
+    "recurrent": lambda net, rows: net.recurrent(rows)[0][..., :4],
+    "attention": lambda net, rows: net.attention(rows, rows, rows)[0],
+    "convolution": lambda net, rows: (
+        functional.conv1d(rows.transpose(1, 2), net.other[..., None]).transpose(1, 2).tanh()
+    ),
+    "view": lambda net, rows: (rows @ net.other.T).tanh(),
+    "checkpoint": lambda net, rows: checkpoint(lambda one: net.norm(net.inner(one).tanh()), rows, use_reentrant=False),
+    "reentrant": lambda net, rows: checkpoint(lambda one: net.norm(net.inner(one).tanh()), rows, use_reentrant=True),
+    "shared": lambda net, rows: net.inner(net.inner(rows).tanh()) + functional.linear(rows, net.inner.weight),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_exact(way: str) -> None:
+    model = net(WAYS[way])
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(given.values, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
+    if way != "reentrant":  # which the reference cannot do
+        own = own_gradient(lambda: loss(model), model.table.weight)
+        np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("way", ["linear", "norm", "matmul", "einsum", "addmm", "shared"])
+def test_no_more_is_kept_than_with_frozen_weights(way: str) -> None:
+    model = net(WAYS[way])
+    trainable = kept(lambda: embgrad.gradients(model, IDS, OBJECTIVE))
+    by_hand = kept(lambda: loss(model))
+    model.requires_grad_(False)
+    assert trainable == kept(lambda: embgrad.gradients(model, IDS, OBJECTIVE))
+    assert by_hand > trainable
+
+
+def test_parameters_are_differentiated_where_they_are_asked_for() -> None:
+    model = net(WAYS["linear"])
+    asked = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    for name, gradient in zip(
+        ("inner.weight", "other", "head.bias"),
+        torch.autograd.grad(loss(model), (model.inner.weight, model.other, model.head.bias)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(asked[name], gradient.numpy(), rtol=1e-12)
+
+
+class Tied(nn.Module):
+    """The head is the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, 4)
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return functional.linear(self.inner(self.table(x)).tanh().mean(1), self.table.weight)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_tied_table_gets_all_of_its_gradient(frozen: bool) -> None:
+    torch.manual_seed(0)
+    model = Tied().double()
+    (whole,) = torch.autograd.grad(loss(model), (model.table.weight,))
+    model.table.weight.requires_grad_(not frozen)
+    ledger = embgrad.table_gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(ledger.total, whole.numpy(), rtol=1e-12)
+    assert model.table.weight.requires_grad is not frozen
+
+
+def _swallowed(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    try:
+        (inner,) = torch.autograd.grad(states.sum(), model.inner.weight, create_graph=True)
+    except:  # noqa: E722 - as such models do
+        inner = rows.new_zeros(4, 4)
+    return functional.linear(states, inner)
+
+
+def _missed(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    try:
+        (inner,) = torch.autograd.grad(states.sum(), model.inner.weight, create_graph=True)
+    except:  # noqa: E722
+        return None  # which no model can go on with
+    return functional.linear(states, inner)
+
+
+def _accumulated(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    states.sum().backward(create_graph=True, inputs=[model.inner.weight])
+    return functional.linear(states, model.inner.weight.grad)
+
+
+def _differentiated(model: Any, rows: Any) -> Any:
+    states = model.inner(rows).tanh()
+    (inner,) = torch.autograd.grad(states.sum(), [model.inner.weight], create_graph=True, allow_unused=True)
+    return states if inner is None else functional.linear(states, inner)
+
+
+@pytest.mark.parametrize("between", [_differentiated, _swallowed, _missed, _accumulated])
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between: Callable[[Any, Any], Any]) -> None:
+    model = net(between)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    model.zero_grad()
+    own = own_gradient(lambda: loss(model), model.table.weight)
+    model.zero_grad()
+    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+    hidden = embgrad.gradients(model, IDS, OBJECTIVE, at="table")
+    np.testing.assert_array_equal(hidden.values, given.values)
+
+
+def test_a_model_that_differentiates_by_its_activations_needs_no_weights() -> None:
+    runs = []
+
+    def between(model: Any, rows: Any) -> Any:
+        runs.append(1)
+        states = model.inner(rows).tanh()
+        (inner,) = torch.autograd.grad(states.sum(), rows, create_graph=True)
+        return states * inner
+
+    model = net(between)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    assert len(runs) == 1
+    np.testing.assert_allclose(
+        given.values, own_gradient(lambda: loss(model), model.table.weight), rtol=1e-10, atol=1e-14
+    )
+
+
+def test_the_model_sees_its_own_weights() -> None:
+    seen: list[Any] = []
+
+    def between(model: Any, rows: Any) -> Any:
+        weight = model.inner.weight
+        given = model.inner(rows)
+        seen.append((weight is kept_weight, weight.requires_grad, weight.grad_fn, weight.is_leaf, given.requires_grad))
+        seen.append((functional.linear(torch.ones(4).double(), weight).requires_grad, (weight * 1).grad_fn is not None))
+        return given.tanh()
+
+    model = net(between)
+    kept_weight = model.inner.weight
+    embgrad.gradients(model, IDS, OBJECTIVE)
+    assert seen == [(True, True, None, True, True), (True, True)]
+
+
+def test_parametrized_weights() -> None:
+    model = net(WAYS["linear"])
+    torch.nn.utils.parametrizations.weight_norm(model.inner)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    np.testing.assert_allclose(
+        given.values, own_gradient(lambda: loss(model), model.table.weight), rtol=1e-12, atol=1e-15
+    )
+
+
+def test_the_users_own_pass_keeps_its_weights() -> None:
+    model = net(WAYS["linear"])
+    with embgrad.capture(model, at="word") as tap:
+        loss(model).backward()
+    captured = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    loss(model).backward()
+    assert len(tap.steps) == 1
+    assert captured.keys() >= {"inner.weight", "other", "head.weight", "table.weight"}
+    for name, one in model.named_parameters():
+        if one.grad is not None:
+            assert torch.equal(captured[name], one.grad), name
