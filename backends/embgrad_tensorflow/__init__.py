@@ -35,7 +35,7 @@ class TensorFlowBackend:
     extra = "tensorflow"
     supports = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
     )
 
     def owns(self, part: object) -> bool:

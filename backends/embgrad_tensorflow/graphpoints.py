@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from embgrad.points import INPUT
@@ -13,6 +13,9 @@ from embgrad.watching import PointWatch
 from embgrad_tensorflow.interpreter import Observer
 from embgrad_tensorflow.program import Program, Step, tensor_name
 from embgrad_tensorflow.scopes import Scope, scopes
+
+if TYPE_CHECKING:
+    from embgrad_tensorflow.tracing import Script
 
 __all__ = ["GraphPoints"]
 
@@ -40,7 +43,7 @@ class GraphPoints:
         first: what is done to every tensor before.
     """
 
-    def __init__(self, watch: PointWatch, passed: Passed, first: Callable[[Any], Any]) -> None:
+    def __init__(self, watch: PointWatch | Script, passed: Passed, first: Callable[[Any], Any]) -> None:
         self._watch = watch
         self._passed = passed
         self._first = first
@@ -58,11 +61,16 @@ class _Crossing(Observer):
     order in which a scope would begin, and end, around those inside it.
     """
 
-    def __init__(self, watch: PointWatch, passed: Passed, first: Callable[[Any], Any], borders: _Borders) -> None:
+    def __init__(
+        self, watch: PointWatch | Script, passed: Passed, first: Callable[[Any], Any], borders: _Borders
+    ) -> None:
         self._watch = watch
         self._passed = passed
         self._first = first
         self._scopes = [one for one in borders.scopes if watch.everything or one.path in watch.modules]
+        for one in borders.scopes:
+            if one.path in watch.counted and one not in self._scopes:
+                watch.count(one.path)
         # Layers of Keras can go by the same paths, and other programs' scopes.
         self._before = Counter(call.path for call in watch.calls)
         self._entering: dict[int, list[Scope]] = defaultdict(list)

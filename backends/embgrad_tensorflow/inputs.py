@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,14 +35,24 @@ class Plan:
     """How a model is to be called.
 
     Attributes:
-        call: calls it.
+        invoke: calls it with the arguments, or with others in their places.
+        arguments: a nest, of tensors and of what else is passed.
         unused: what of the batch is left out.
         outputs: the names of its outputs, in order, where it gives them without.
+        graph: where the model is a compiled graph already what of the object that holds it decides on what is run; else None.
+        fixed: whether the graph was saved for some lengths alone.
     """
 
-    call: Callable[[], Any]
+    invoke: Callable[[Any], Any]
+    arguments: Any
     unused: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    graph: Hashable | None = None
+    fixed: bool = False
+
+    def call(self) -> Any:
+        """Call the model."""
+        return self.invoke(self.arguments)
 
 
 def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
@@ -58,7 +68,7 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Pl
     """
     if call is not None:
         inputs = tf.nest.map_structure(_native, batch.inputs())
-        return Plan(lambda: call(model, inputs))
+        return Plan(lambda inputs: call(model, inputs), inputs)
     part = _only_part(model)
     declared = _declared(part)
     if declared is not None:
@@ -128,14 +138,14 @@ def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -
     dtypes = _dtypes(part, target)
     args = [_argument(p.name, value, dtypes) for p, value in zip(parameters, planned.args, strict=False)]
     kwargs = {name: _argument(name, value, dtypes) for name, value in planned.kwargs.items()}
-    return Plan(lambda: part(*args, **kwargs, **mode), planned.unused)
+    return Plan(lambda given: part(*given[0], **given[1], **mode), (args, kwargs), planned.unused)
 
 
 def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
     """For a Keras `call(*args, **kwargs)`: Keras wants a first argument, which then is the batch as it was given."""
     inputs = tf.nest.map_structure(_native, batch.inputs())
     left = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
-    return Plan(lambda: part(inputs, **mode), tuple(left))
+    return Plan(lambda inputs: part(inputs, **mode), inputs, tuple(left))
 
 
 def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) -> Plan:
@@ -144,7 +154,7 @@ def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) 
     tensors = {name: as_dtype(name, filled[name], dtype) for name, dtype in leaves.items()}
     inputs = _like(declared, tensors)
     names = _told_apart(getattr(part, "output_names", None) or ())
-    return Plan(lambda: part(inputs, training=training), unused, names)
+    return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
 
 
 def _told_apart(names: Sequence[str]) -> tuple[str, ...]:

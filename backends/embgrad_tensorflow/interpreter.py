@@ -10,7 +10,7 @@ from tensorflow.python.eager import context, execute
 
 from embgrad_tensorflow.program import Program, Step
 
-__all__ = ["Observer", "run_program"]
+__all__ = ["Interpreter", "Observer", "run_program"]
 
 
 class Observer:
@@ -28,65 +28,65 @@ class Observer:
         """The program has run to its end."""
 
 
-def run_program(program: Program, inputs: Sequence[Any], observer: Observer | None = None) -> list[Any]:
-    """What the program gives for these arguments.
+class Interpreter:
+    """Runs programs eagerly.
 
     Args:
-        program: what is to be run.
-        inputs: eager tensors, those that the function captured last.
-        observer: sees it run, the branches and bodies that it runs included.
+        observer: sees them run, the branches and bodies that they run included.
     """
-    watcher = observer or Observer()
-    values: dict[int, Any] = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
-    for step in program.steps:
-        results = _run_step(step, values, watcher)
-        kept = [
-            watcher.gave(step, number, one) if floating else one
-            for number, (one, floating) in enumerate(zip(results, step.floating, strict=True))
-        ]
-        values.update(zip(step.outputs, kept, strict=True))
-        for slot in step.done:
-            del values[slot]
-    return [watcher.taken(None, slot, values[slot]) for slot in program.outputs]
 
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
 
-def _run_step(step: Step, values: dict[int, Any], observer: Observer) -> Sequence[Any]:
-    operands = [observer.taken(step.name, slot, values[slot]) for slot in step.inputs]
-    if step.branches:
-        return _run_control(step, operands, observer)
-    results = _execute(step, operands)
-    if step.gradient is not None:
-        captured = [observer.taken(step.name, slot, values[slot]) for slot in step.gradient.captured]
-        step.gradient.record(step.op, operands, results, captured)
-    elif execute.must_record_gradient():
-        execute.record_gradient(step.op, operands, step.attrs, results)
-    return results
+    def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
+        """What a program gives for these arguments, those that the function captured last."""
+        values: dict[int, Any] = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
+        for step in program.steps:
+            results = self._run_step(step, values)
+            kept = [
+                self._observer.gave(step, number, one) if floating else one
+                for number, (one, floating) in enumerate(zip(results, step.floating, strict=True))
+            ]
+            values.update(zip(step.outputs, kept, strict=True))
+            for slot in step.done:
+                del values[slot]
+        return [self._observer.taken(None, slot, values[slot]) for slot in program.outputs]
 
+    def execute(self, step: Step, operands: Sequence[Any]) -> Sequence[Any]:
+        """What one operation gives. Nothing is recorded yet."""
+        # What tf.raw_ops ends in: it takes the operations of other libraries too, and records nothing by itself. Op
+        # callbacks replace it while they are on, so it has to be looked up in its module.
+        return list(execute.execute(step.op, len(step.outputs), list(operands), step.attrs, context.context()) or ())
 
-def _execute(step: Step, operands: Sequence[Any]) -> list[Any]:
-    # What tf.raw_ops ends in: it takes the operations of other libraries too, and records nothing by itself. Op callbacks
-    # replace it while they are on, so it has to be looked up in its module.
-    return list(execute.execute(step.op, len(step.outputs), list(operands), step.attrs, context.context()) or ())
+    def choose(self, step: Step, operands: Sequence[Any]) -> Sequence[Any]:
+        """What the branch gives that the first operand chooses."""
+        if step.op.endswith("If"):
+            chosen = step.branches[0 if _is_true(operands[0]) else 1]
+        else:
+            index = int(operands[0])
+            last = len(step.branches) - 1
+            chosen = step.branches[index if 0 <= index <= last else last]
+        return self.run(chosen, operands[1:])
 
-
-def _run_control(step: Step, operands: Sequence[Any], observer: Observer) -> Sequence[Any]:
-    if step.op.endswith("While"):
+    def repeat(self, step: Step, operands: Sequence[Any]) -> Sequence[Any]:
+        """What the body gives in the end, run for as long as the condition holds."""
         condition, body = step.branches
-        return _repeat(condition, body, operands, observer)
-    if step.op.endswith("If"):
-        chosen = step.branches[0 if _is_true(operands[0]) else 1]
-    else:
-        index = int(operands[0])
-        last = len(step.branches) - 1
-        chosen = step.branches[index if 0 <= index <= last else last]
-    return run_program(chosen, operands[1:], observer)
+        state = list(operands)
+        while _is_true(self.run(condition, state)[0]):
+            state = self.run(body, state)
+        return state
 
-
-def _repeat(condition: Program, body: Program, operands: Sequence[Any], observer: Observer) -> Sequence[Any]:
-    state = list(operands)
-    while _is_true(run_program(condition, state, observer)[0]):
-        state = run_program(body, state, observer)
-    return state
+    def _run_step(self, step: Step, values: dict[int, Any]) -> Sequence[Any]:
+        operands = [self._observer.taken(step.name, slot, values[slot]) for slot in step.inputs]
+        if step.branches:
+            return self.repeat(step, operands) if step.op.endswith("While") else self.choose(step, operands)
+        results = self.execute(step, operands)
+        if step.gradient is not None:
+            captured = [self._observer.taken(step.name, slot, values[slot]) for slot in step.gradient.captured]
+            step.gradient.record(step.op, operands, results, captured)
+        elif execute.must_record_gradient():
+            execute.record_gradient(step.op, operands, step.attrs, results)
+        return results
 
 
 def _is_true(value: Any) -> bool:
@@ -94,3 +94,8 @@ def _is_true(value: Any) -> bool:
     if value.shape.rank == 0:
         return bool(value.numpy())
     return bool(tf.size(value) > 0)
+
+
+def run_program(program: Program, inputs: Sequence[Any], observer: Observer | None = None) -> list[Any]:
+    """What a program gives for these eager tensors, those that the function captured last."""
+    return Interpreter(observer or Observer()).run(program, inputs)

@@ -20,7 +20,7 @@ from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
-__all__ = ["Watcher"]
+__all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Watcher", "table_of"]
 
 #: The operations that look rows up, with the names of their operands in TensorFlow's own functions.
 LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -63,7 +63,9 @@ class Points(Protocol):
     failure: BaseException | None
 
     @property
-    def replaces(self) -> bool: ...
+    def replaces(self) -> bool:
+        """Whether any lookup's rows may be replaced."""
+        ...
 
     def found(self, key: str, rows: Any) -> bool:
         """Take the rows of a lookup; whether others are to go on in their place."""
@@ -189,7 +191,7 @@ class Watcher:
 
     def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
         """Take the lookup down if it is one in the rows of a matrix, or one that failed and gave no rows."""
-        shape, dtype = _table(operands[0])
+        shape, dtype = table_of(operands[0])
         if not shape or not (rows is None or (len(shape) == 2 and dtype.is_floating)):
             return
         indices = _indices(operation, operands, len(shape))
@@ -221,7 +223,7 @@ class Watcher:
         self._reads[id(tensor)] = (weakref.ref(tensor), handle)
 
 
-def _table(source: Any) -> tuple[tuple[int, ...] | None, Any]:
+def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:
     """The shape of what is looked up in, rows first, and its dtype; None where that is not known."""
     shape, dtype = getattr(source, "shape", None), getattr(source, "dtype", None)
     if dtype == tf.resource:

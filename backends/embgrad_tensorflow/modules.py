@@ -7,7 +7,7 @@ import importlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
@@ -15,11 +15,10 @@ import tensorflow as tf
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.structures import first, with_first
-from embgrad.watching import PointWatch
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Node, is_keras, walk
 
-__all__ = ["Calls", "Modules", "calls_go_to", "is_floating"]
+__all__ = ["Calls", "Modules", "Watch", "calls_go_to", "is_floating"]
 
 #: Where each Keras has the class of all layers.
 LAYERS: Final = {"tf_keras": "tf_keras.src.engine.base_layer", "keras": "keras.src.layers.layer"}
@@ -28,6 +27,30 @@ _interceptions: WeakKeyDictionary[type, Interception] = WeakKeyDictionary()
 
 #: Takes the key of a point and its tensor; gives what goes on.
 Passed = Callable[[str, Any], Any]
+
+
+class Watch(Protocol):
+    """What takes down the calls of modules, see `PointWatch`."""
+
+    everything: bool
+    modules: frozenset[str]
+    counted: frozenset[str]
+
+    def count(self, path: str) -> None:
+        """Take down a call that is only counted."""
+        ...
+
+    def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
+        """Take down that a call begins."""
+        ...
+
+    def leave(self, gave: Any, shape: Any) -> str | None:
+        """Take down that it ends."""
+        ...
+
+    def broke(self) -> None:
+        """Take down that it ends by an exception."""
+        ...
 
 
 class Modules:
@@ -99,15 +122,24 @@ class Calls:
         modules: the names of the model's modules.
         passed: gives what goes on in place of a tensor at a point.
         idle: whether what is computed just now is not the model's.
+        traced: whether the pass is traced into a graph, and not run.
     """
 
     def __init__(
-        self, watch: PointWatch, modules: Modules, passed: Passed, idle: Callable[[], bool] = lambda: False
+        self,
+        watch: Watch,
+        modules: Modules,
+        passed: Passed,
+        idle: Callable[[], bool] = lambda: False,
+        *,
+        traced: bool = False,
     ) -> None:
         self._watch = watch
         self._modules = modules
         self._passed = passed
         self._idle = idle
+        self._traced = traced
+        self._wanted = is_symbolic if traced else is_floating
         self._depth = depth()
         self._open: list[Any] = []
 
@@ -116,26 +148,28 @@ class Calls:
         nested = bool(self._open) and self._open[-1] is module
         named = None if nested or not self._hears() else self._modules.name(module)
         if named is None or not (self._watch.everything or named[0] in self._watch.modules):
+            if named is not None and named[0] in self._watch.counted:
+                self._watch.count(named[0])
             return function(module, *args, **kwargs)
         path, also = named
-        given = first((args, kwargs), is_floating)
+        given = first((args, kwargs), self._wanted)
         key = self._watch.enter(path, type(module).__name__, given, () if given is None else given.shape, also)
         self._open.append(module)
         try:
             if key is not None:
-                args, kwargs = with_first((args, kwargs), is_floating, self._passed(key, given))
+                args, kwargs = with_first((args, kwargs), self._wanted, self._passed(key, given))
             returned = function(module, *args, **kwargs)
         except BaseException:
             self._watch.broke()
             raise
         finally:
             self._open.pop()
-        gave = first(returned, is_floating)
+        gave = first(returned, self._wanted)
         key = self._watch.leave(gave, () if gave is None else gave.shape)
-        return returned if key is None else with_first(returned, is_floating, self._passed(key, gave))
+        return returned if key is None else with_first(returned, self._wanted, self._passed(key, gave))
 
     def _hears(self) -> bool:
-        return depth() == self._depth and not self._idle() and tf.executing_eagerly()
+        return depth() == self._depth and not self._idle() and tf.executing_eagerly() != self._traced
 
 
 @contextlib.contextmanager
@@ -168,3 +202,8 @@ def _method(original: Any) -> Callable[..., Any]:
 def is_floating(value: object) -> bool:
     """Whether it is a tensor with values, of floating point."""
     return isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.dtype.is_floating
+
+
+def is_symbolic(value: object) -> bool:
+    """Whether it is a tensor of floating point in a graph that is being traced."""
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["PRODUCTS", "OneHots"]
+__all__ = ["PRODUCTS", "OneHots", "makes_one_hot"]
 
 #: The operations that multiply matrices, with the attributes that transpose or conjugate an operand; Einsum tells it.
 PRODUCTS: Final = {
@@ -32,7 +32,7 @@ class OneHots:
     """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], Any]] = {}
 
     def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
         """Take down an operation that makes one-hot rows, or that keeps them what they are."""
@@ -46,9 +46,9 @@ class OneHots:
             if indices is not None and operation == "Transpose":
                 indices = indices if np.array_equal(inputs[1], range(indices.ndim + 1)) else None
         if indices is not None:
-            self._known[id(output)] = (weakref.ref(output), indices)
+            self._know(output, indices)
 
-    def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, np.ndarray] | None:
+    def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
         """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
         if len(inputs) != 2 or any(_attribute(attrs, name) for name in PRODUCTS[operation]):
             return None
@@ -63,7 +63,10 @@ class OneHots:
             return None
         return table, indices
 
-    def _indices(self, tensor: Any) -> np.ndarray | None:
+    def _know(self, tensor: Any, indices: Any) -> None:
+        self._known[id(tensor)] = (weakref.ref(tensor), indices)
+
+    def _indices(self, tensor: Any) -> Any:
         reference, indices = self._known.get(id(tensor), (None, None))
         return indices if reference is not None and reference() is tensor else None
 
@@ -71,12 +74,17 @@ class OneHots:
 def _made(inputs: Any, attrs: Any) -> np.ndarray | None:
     """The places of the ones, where each row of the result is of zeros and a single one."""
     indices, _, on, off = inputs
-    axis = _attribute(attrs, "axis")
-    if axis is not None and int(axis) not in (-1, len(indices.shape)):
+    if not makes_one_hot(len(indices.shape), attrs, np.asarray(on), np.asarray(off)):
         return None
     places = np.asarray(indices)
     # a negative place gives a row of zeros, which is how an author leaves a row out
-    return places if np.asarray(on) == 1 and np.asarray(off) == 0 and not (places < 0).any() else None
+    return None if (places < 0).any() else places
+
+
+def makes_one_hot(rank: int, attrs: Any, on: Any, off: Any) -> bool:
+    """Whether `OneHot` of indices of that rank gives rows of zeros and a one, on the last axis."""
+    axis = _attribute(attrs, "axis")
+    return bool((axis is None or int(axis) in (-1, rank)) and on == 1 and off == 0)
 
 
 def _einsum(equation: Any) -> bool | None:

@@ -6,7 +6,7 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import tensorflow as tf
@@ -67,6 +67,7 @@ class Step:
         branches: the functions that it chooses between or repeats.
         gradient: the gradient that the model's author gave it.
         done: the slots that no later step needs.
+        protos: the attributes as the graph has them.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Step:
     branches: tuple[Program, ...] = ()
     gradient: CustomGradient | None = None
     done: tuple[int, ...] = ()
+    protos: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def needs(self) -> tuple[int, ...]:
@@ -233,7 +235,8 @@ class _Writer:
             return
         name = self._name(f"{frame.prefix}{node.name}")
         floating = tuple(dtype.is_floating for dtype in dtypes)
-        step = Step(name, node.op, (), tuple(inputs), tuple(slots), floating)
+        protos = {key: value for key, value in node.attr.items() if not key.startswith("_")}
+        step = Step(name, node.op, (), tuple(inputs), tuple(slots), floating, protos=protos)
         if node.op in CONTROL:
             steps.append(replace(step, branches=tuple(self._branches(node, frame))))
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -31,10 +31,15 @@ LAYERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class _Target:
-    """What is called: `invoke(args, kwargs)` ends in one of the functions, whichever fits the arguments."""
+    """What is called: `invoke(args, kwargs)` ends in one of the functions, whichever fits the arguments.
+
+    Attributes:
+        state: what else decides on that, of the layer that holds the functions.
+    """
 
     functions: Sequence[Any]
     invoke: Callable[[Sequence[Any], Mapping[str, Any]], Any]
+    state: Hashable = ()
 
 
 def plan_restored(part: Any, batch: TokenBatch, training: bool) -> Plan | None:
@@ -69,7 +74,7 @@ def _target(part: Any, training: bool) -> _Target | None:
         functions = _functions(held)
         if functions is None:
             return None
-        return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training))
+        return _Target(functions, lambda args, kwargs: part(_first(args, kwargs), training=training), _settings(part))
     functions = _functions(part)
     if functions is not None:
         return _Target(functions, lambda args, kwargs: part(*args, **kwargs))
@@ -85,6 +90,18 @@ def _says_mode(part: Any) -> bool:
         base.__qualname__ == "KerasLayer" and base.__module__.startswith("tensorflow_hub")
         for base in type(part).__mro__
     )
+
+
+def _settings(layer: Any) -> Hashable:
+    """The attributes by which such a layer chooses what it runs, as they are now."""
+    plain = ((name, value) for name, value in vars(layer).items() if isinstance(value, (bool, int, float, str, dict)))
+    return tuple(sorted((name, repr(value)) for name, value in plain))
+
+
+def _is_fixed(function: Any) -> bool:
+    """Whether a function takes some lengths alone."""
+    specs = tf.nest.flatten(function.structured_input_signature)
+    return any(one.shape.rank is not None and any(one.shape) for one in specs if isinstance(one, tf.TensorSpec))
 
 
 def _functions(part: Any) -> list[Any] | None:
@@ -140,7 +157,8 @@ def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> 
     tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
     args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
     kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
-    return Plan(lambda: target.invoke(args, kwargs), unused)
+    fixed = any(_is_fixed(one) for one in target.functions)
+    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.state, fixed=fixed)
 
 
 def _is_flag(spec: Any) -> bool:

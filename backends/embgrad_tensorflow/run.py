@@ -22,6 +22,7 @@ from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
+from embgrad_tensorflow.kept import run_kept
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
 from embgrad_tensorflow.parameters import Parameters, native_variable
@@ -68,7 +69,7 @@ class _Pass:
             held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
                 self.watcher.tables.learn(snapshot.nodes)
-            if watch.everything or watch.modules:
+            if watch.hears_modules:
                 modules = Modules(parts)
                 calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
@@ -94,39 +95,47 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
     with _working(model):
         planned = _planned(model, batch, request.training, request.call)
-        tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
-        one = _Pass(model, request, PointWatch(batch, request.reached), tape)
-        with tape, one.as_found():
-            _watch_variables(tape, model, one.watcher.tables, request)
-            returned = planned.call()
-        chosen = _resolve(one.watcher)
-        answered = _answer(returned, planned, batch, request, tape)
-        keys = list(dict.fromkeys(chosen[name] for name in request.points))
-        parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
-        variables = _sources(one.watcher, keys, parameters, request)
-        with _run_again(one, model, batch, request):
-            pulled = [
-                _pull_back(one.taps, cotangents, [one.taps.kept[key] for key in keys], variables)
-                for cotangents in answered.sets
-            ]
-        below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
-        found = values_at(
-            {name: chosen[name] for name in request.points},
-            one.watcher.watch,
-            {key: owned(one.taps.kept[key].numpy()) for key in keys},
-            [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
-            one.taps.before,
-            _rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
-        )
-        return Run(
-            found,
-            _compute_dtype(one.taps, keys, answered, returned, variables),
-            planned.unused,
-            answered.objective,
-            {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
-            if parameters is not None and request.parameters
-            else None,
-        )
+        wanted = request.compiled is not False and (request.compiled or planned.graph is not None)
+        if request.parameters or request.tables or not wanted:
+            return _run(model, batch, request, planned)
+        return run_kept(model, batch, request, planned, lambda one: _run(model, batch, one, planned))
+
+
+def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
+    """Run the model's Python."""
+    tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
+    one = _Pass(model, request, PointWatch(batch, request.reached, request.times), tape)
+    with tape, one.as_found():
+        _watch_variables(tape, model, one.watcher.tables, request)
+        returned = planned.call()
+    chosen = _resolve(one.watcher)
+    answered = _answer(returned, planned, batch, request, tape)
+    keys = list(dict.fromkeys(chosen[name] for name in request.points))
+    parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
+    variables = _sources(one.watcher, keys, parameters, request)
+    with _run_again(one, model, batch, request):
+        pulled = [
+            _pull_back(one.taps, cotangents, [one.taps.kept[key] for key in keys], variables)
+            for cotangents in answered.sets
+        ]
+    below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
+    found = values_at(
+        {name: chosen[name] for name in request.points},
+        one.watcher.watch,
+        {key: owned(one.taps.kept[key].numpy()) for key in keys},
+        [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
+        one.taps.before,
+        _rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
+    )
+    return Run(
+        found,
+        _compute_dtype(one.taps, keys, answered, returned, variables),
+        planned.unused,
+        answered.objective,
+        {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
+        if parameters is not None and request.parameters
+        else None,
+    )
 
 
 def paths(model: Any) -> list[str]:

@@ -19,8 +19,9 @@ from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad_tensorflow.interpreter import Observer, run_program
 from embgrad_tensorflow.program import ClosedGraphError, Program, build
+from embgrad_tensorflow.symbolic import GraphInterpreter, Heard, UntraceableError
 
-__all__ = ["Opening", "function_calls", "opened", "program_of"]
+__all__ = ["GraphOpening", "Opening", "function_calls", "opened", "opened_by", "program_of"]
 
 # Whatever is compiled ends in the first: signatures, restored functions, `hub.KerasLayer`, the user's own concrete functions.
 function_calls = Interception(lambda: ConcreteFunction, "_call_flat")
@@ -35,6 +36,9 @@ _programs: WeakKeyDictionary[Any, Program | str] = WeakKeyDictionary()
 
 class Opening:
     """Runs this thread's compiled functions openly.
+
+    Args:
+        observe: gives for each run of a program what sees it.
 
     Attributes:
         closed: why functions could not be opened, which then ran as compiled.
@@ -56,20 +60,58 @@ class Opening:
             for variable in function.graph.variables:
                 resource_variable_ops.variable_accessed(variable)
         inputs = [_tensor(one) for one in (*tensor_inputs, *captured_inputs)]
-        observer = Observer() if self._observe is None else self._observe(program)
+        observer = self.observed(program)
         outputs = run_program(program, inputs, observer)
         observer.ended()
         return function.function_type.pack_output(outputs)
 
+    def observed(self, program: Program) -> Observer:
+        """What sees a run of a program."""
+        return Observer() if self._observe is None else self._observe(program)
+
+    def expects(self) -> bool:
+        """Whether functions are run in the way that this opens."""
+        return bool(tf.executing_eagerly())
+
     def dispatch(self, original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of `RestoredFunction._call`: calls the saved function that fits, and traces nothing around it."""
-        if not tf.executing_eagerly():
+        if not self.expects():
             return original(function, *args, **kwargs)
         bound = function_type_utils.canonicalize_function_inputs(
             args, kwargs, function._function_type, function._default_values, function._is_pure
         )
         given = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
         return function._python_function(*given[0], **given[1])
+
+
+class GraphOpening(Opening):
+    """Writes this thread's compiled functions openly into the graph that is being traced.
+
+    Args:
+        observe: gives for each run of a program what sees it.
+        heard: is told of each operation.
+    """
+
+    def __init__(self, observe: Observe, heard: Heard) -> None:
+        super().__init__(observe)
+        self._heard = heard
+
+    def run(self, original: Any, function: Any, tensor_inputs: Sequence[Any], captured_inputs: Sequence[Any]) -> Any:
+        """In place of `ConcreteFunction._call_flat`."""
+        if tf.executing_eagerly() or not _has_gradient(function):
+            return original(function, tensor_inputs, captured_inputs)
+        program = program_of(function)
+        if isinstance(program, str):
+            raise UntraceableError(program)
+        observer = self.observed(program)
+        inputs = [_tensor(one) for one in (*tensor_inputs, *captured_inputs)]
+        outputs = GraphInterpreter(observer, self._heard).run(program, inputs)
+        observer.ended()
+        return function.function_type.pack_output(outputs)
+
+    def expects(self) -> bool:
+        """Whether functions are run in the way that this opens."""
+        return not tf.executing_eagerly()
 
 
 @contextlib.contextmanager
@@ -79,7 +121,13 @@ def opened(observe: Observe | None = None) -> Iterator[Opening]:
     Args:
         observe: gives for each run of a program what sees it.
     """
-    opening = Opening(observe)
+    with opened_by(Opening(observe)) as opening:
+        yield opening
+
+
+@contextlib.contextmanager
+def opened_by(opening: Opening) -> Iterator[Opening]:
+    """The compiled functions of this thread are run in that way while inside."""
     with function_calls.by(opening.run), _dispatch.by(opening.dispatch):
         yield opening
 

@@ -89,20 +89,29 @@ class Taps:
         finally:
             self.working = False
 
+    def changed(self, option: str, key: str, tensor: Any) -> Any:
+        """What "override" or "add" gives for a value."""
+        change: Change = getattr(self._request, option)[key]
+        return _like(change(owned(tensor.numpy())), tensor)
+
+    def edited(self, key: str, gradient: Any, mark: Any) -> Any:
+        """What "edit" gives for a gradient of the tensor `mark`."""
+        came = owned(gradient.numpy())
+        self.before[-1][key] = came.copy()
+        return _like(self._request.edit[key](came), mark)
+
     def _put(self, key: str, tensor: Any) -> Any:
         if key in self._request.override:
-            tensor = _like(self._request.override[key](owned(tensor.numpy())), tensor)
+            tensor = self.changed("override", key, tensor)
         if key in self._request.add:
-            tensor = tensor + _like(self._request.add[key](owned(tensor.numpy())), tensor)
+            tensor = tensor + self.changed("add", key, tensor)
         self.tape.watch(tensor)
         self.kept[key] = tensor
-        return self._edited(key, tensor, self._request.edit[key]) if key in self._request.edit else tensor
+        return self._editing(key, tensor) if key in self._request.edit else tensor
 
-    def _edited(self, key: str, mark: Any, edit: Change) -> Any:
+    def _editing(self, key: str, mark: Any) -> Any:
         def backward(gradient: Any) -> list[Any]:
-            came = owned(dense(gradient).numpy())
-            self.before[-1][key] = came.copy()
-            return [_like(edit(came), mark)]
+            return [self.edited(key, dense(gradient), mark)]
 
         with record.stop_recording():
             out = tf.identity(mark)

@@ -154,7 +154,7 @@ class TestTheOfficialExport:
         with warnings.catch_warnings():
             warnings.simplefilter("error", embgrad.EmbgradWarning)  # nothing in there has a gradient to lose
             whole = embgrad.gradients(tiny, tokens, POOLED, call=call)
-        np.testing.assert_array_equal(whole.values, result.values)
+        close(whole.values, result.values)  # which ran as a graph: strings are none of a trace's inputs
 
     def test_what_has_no_gradient_is_not_opened(self, monkeypatch: Any) -> None:
         import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)

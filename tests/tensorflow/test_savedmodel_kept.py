@@ -1,0 +1,135 @@
+"""A SavedModel is a graph already: it runs as one, without asking, and each call gives the same bits."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from embgrad_tensorflow import kept
+from embgrad_tensorflow import run as running
+
+import embgrad
+from tests.tensorflow.savedmodels import SMALL, TINY, TOTAL, Net, close, weighed
+
+IDS = {
+    "input_word_ids": np.array([[51, 7, 9, 52], [51, 8, 52, 0]], np.int32),
+    "input_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]], np.int32),
+    "input_type_ids": np.zeros((2, 4), np.int32),
+}
+
+
+@pytest.fixture
+def traces(monkeypatch: Any) -> list[Any]:
+    """The traces that are run meanwhile."""
+    run: list[Any] = []
+
+    def counted(trace: Any, *args: Any) -> Any:
+        run.append(trace)
+        return run_trace(trace, *args)
+
+    run_trace = kept.run_trace
+    monkeypatch.setattr(kept, "run_trace", counted)
+    return run
+
+
+def interpreted(monkeypatch: Any, *args: Any, **kwargs: Any) -> Any:
+    """As without a trace."""
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "run_kept", lambda model, batch, request, planned, plain: plain(request))
+        return embgrad.gradients(*args, **kwargs)
+
+
+def test_each_call_runs_one_trace(monkeypatch: Any, traces: list[Any]) -> None:
+    model = tf.saved_model.load(str(TINY))
+    objective = embgrad.Sum(output="pooled")
+    expected = interpreted(monkeypatch, model, IDS, objective)
+    longer = {name: np.pad(one, [(0, 1), (0, 3)]) for name, one in IDS.items()}
+    other = interpreted(monkeypatch, model, longer, objective)
+    found = first = embgrad.gradients(model, IDS, objective)
+    for number in range(1, 4):
+        assert len(traces) == number
+        np.testing.assert_array_equal(found.values, first.values)
+        close(found.values, expected.values)
+        close(found.objective, expected.objective)
+        assert found.provenance["path"] == expected.provenance["path"]
+        assert "compiled" not in found.provenance
+        found = embgrad.gradients(model, IDS, objective)
+    close(embgrad.gradients(model, longer, objective).values, other.values)
+    assert len(traces) == 5
+    assert len(set(traces)) == 1
+
+
+def test_points_and_changes(monkeypatch: Any, traces: list[Any]) -> None:
+    model = tf.saved_model.load(str(TINY))
+    objective = embgrad.Sum(output="pooled")
+    names = ["word", "layer.0", "layer.-1"]
+    for factor in (0.5, 2.0, -3.0):
+        options = {"at": names, "add": {"word": lambda value, factor=factor: factor * value}}
+        expected = interpreted(monkeypatch, model, IDS, objective, **options)
+        found = embgrad.gradients(model, IDS, objective, **options)
+        for name in names:
+            close(found[name].values, expected[name].values)
+            close(found[name].activations, expected[name].activations)
+    assert len(traces) == 3
+
+
+def test_its_weights_may_change(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
+    for _ in range(2):
+        embgrad.gradients(model, SMALL, TOTAL)
+    model.rows.assign(2 * model.rows)
+    close(embgrad.gradients(model, SMALL, TOTAL).values, interpreted(monkeypatch, model, SMALL, TOTAL).values)
+    assert len(traces) == 3
+
+
+def test_ids_outside_the_table(tmp_path: Any, traces: list[Any]) -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
+    for _ in range(3):
+        embgrad.gradients(model, SMALL, TOTAL)
+        with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
+            embgrad.gradients(model, SMALL + 7, TOTAL)
+    assert traces
+
+
+def test_choices_and_loops(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+    def forward(table: Any, ids: Any) -> Any:
+        rows = tf.gather(table, ids)
+        rows = tf.cond(tf.reduce_sum(ids) > 40, lambda: 3 * rows, lambda: tf.tanh(rows))
+        _, rows = tf.while_loop(lambda n, _: n < tf.reduce_max(ids), lambda n, rows: (n + 3, rows * rows), (0, rows))
+        return weighed(rows)
+
+    model = Net(forward).saved(tmp_path)
+    for ids in (SMALL, SMALL // 3, SMALL, SMALL // 3):
+        close(embgrad.gradients(model, ids, TOTAL).values, interpreted(monkeypatch, model, ids, TOTAL).values)
+    assert len(traces) == 4
+
+
+def test_a_lookup_in_a_loop_is_run_step_by_step(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+    def forward(table: Any, ids: Any) -> Any:
+        step = lambda n, sum_: (n + 1, sum_ + tf.reduce_sum(tf.gather(table, ids[:, n])))  # noqa: E731
+        _, more = tf.while_loop(lambda n, _: n < 2, step, (0, 0.0))
+        return weighed(tf.gather(table, ids)) * more
+
+    model = Net(forward).saved(tmp_path)
+    expected = interpreted(monkeypatch, model, SMALL, TOTAL)
+    for _ in range(3):
+        found = embgrad.gradients(model, SMALL, TOTAL)
+        np.testing.assert_array_equal(found.values, expected.values)
+    assert not traces
+    with pytest.warns(embgrad.EmbgradWarning, match="inside a loop or a branch of the graph"):
+        embgrad.gradients(model, SMALL, TOTAL, compile=True)
+
+
+def test_it_is_not_kept_alive(tmp_path: Any) -> None:
+    def ask(model: Any) -> weakref.ref[Any]:
+        for _ in range(3):
+            embgrad.gradients(model, SMALL, TOTAL)
+        return weakref.ref(model)
+
+    alive = ask(Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path))
+    gc.collect()
+    assert alive() is None
