@@ -29,7 +29,7 @@ class GluonBackend:
     extra: Final = "mxnet"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
     )
 
     def owns(self, part: object) -> bool:

@@ -39,11 +39,14 @@ class GraphPoints:
     def within(self, block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
         """While one run of a SymbolBlock's graph is under way: what is called for each value; None where nobody asks."""
         watch = self._taps.watch
-        if not (watch.everything or watch.modules):
+        if not watch.hears_modules:
             yield None
             return
         found = scopes(graph_of(block), _carrying(block, args))
         wanted = [one for one in found if watch.everything or one.path in watch.modules]
+        for one in found:
+            if one.path in watch.counted and one not in wanted:
+                watch.count(one.path)
         crossing = _Crossing(self._taps, wanted, Counter(self._runs))
         self._runs.update(scope.path for scope in wanted)
         yield crossing.on_value

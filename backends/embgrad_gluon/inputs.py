@@ -16,6 +16,7 @@ from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.symbolic import input_names
+from embgrad_gluon.walk import all_parameters
 
 __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native"]
 
@@ -84,11 +85,14 @@ class _Conversion:
     def __init__(self, parts: Sequence[Any], examples: int) -> None:
         self._examples = examples
         self._mx = import_mxnet()
-        parameters = [p for part in parts for p in part.collect_params().values()]
-        contexts = [context for p in parameters for context in _contexts(p)]
-        self._context = contexts[0] if contexts else self._mx.current_context()
-        kinds = Counter(np.dtype(p.dtype).name for p in parameters)
-        floats = [name for name, _ in kinds.most_common() if name in ("float16", "float32", "float64")]
+        parameters = all_parameters(parts)
+        contexts = (context for p in parameters for context in _contexts(p))
+        self._context = next(contexts, None) or self._mx.current_context()
+        kinds = Counter(p.dtype for p in parameters)  # strings or classes, which may mean the same
+        names = Counter[str]()
+        for kind, count in kinds.items():
+            names[np.dtype(kind).name] += count
+        floats = [name for name, _ in names.most_common() if name in ("float16", "float32", "float64")]
         self._float = floats[0] if floats else "float32"
         data = [array for p in parameters for array in p._data or ()]
         self._as_numpy = self._mx.util.is_np_array() or any(isinstance(array, self._mx.np.ndarray) for array in data)

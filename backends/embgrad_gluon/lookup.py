@@ -14,7 +14,7 @@ from embgrad_gluon.graph import is_recorded
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import memory, named_blocks, own_parameters, table_path
+from embgrad_gluon.walk import held_by, memory, named_blocks, own_parameters, table_path
 
 __all__ = ["HINT", "Lookups", "Tables"]
 
@@ -107,6 +107,7 @@ class Tables:
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
         self._known: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._holders: list[tuple[str, Any, frozenset[tuple[int, ...] | None]]] | None = None
 
     def path(self, table: Any) -> str:
         """The path of the table's owner. Of several owners an embedding has it, or else the first."""
@@ -120,7 +121,7 @@ class Tables:
     def _learn(self, shape: tuple[int, ...]) -> None:
         nn = import_mxnet().gluon
         embeddings = (nn.nn.Embedding, nn.contrib.nn.SparseEmbedding)
-        blocks = list(named_blocks(self._parts))
+        blocks = self._may_hold(shape)
         for chosen in ([one for one in blocks if isinstance(one[1], embeddings)], blocks):
             for path, block in chosen:
                 for name, parameter in own_parameters(block).items():
@@ -129,6 +130,19 @@ class Tables:
                             if array.shape == shape:  # a SymbolBlock's parameter may not know its own
                                 found = table_path(f"{path}.{name}" if path else name)
                                 self._known.setdefault((memory(array), shape), found)
+
+    def _may_hold(self, shape: tuple[int, ...]) -> list[tuple[str, Any]]:
+        """The blocks, with their paths, that may have a parameter of that shape."""
+        if self._holders is None:
+            blocks = named_blocks(self._parts)
+            self._holders = [(path, block, frozenset(map(_shape, held_by(block)))) for path, block in blocks]
+        return [(path, block) for path, block, shapes in self._holders if shape in shapes or None in shapes]
+
+
+def _shape(parameter: Any) -> tuple[int, ...] | None:
+    """A parameter's shape; None where it is not known yet, or only its array knows, as a SymbolBlock's."""
+    known = parameter.shape
+    return None if known is None or any(size <= 0 for size in known) else tuple(known)
 
 
 def _whole(path: str, indices: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from embgrad.interception import Interception
@@ -13,13 +14,18 @@ from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import block_names
 
-__all__ = ["CallHandler", "Modules", "calling"]
+__all__ = ["CallHandler", "Modules", "at_calls", "calling"]
 
 # MXNet takes no notice of what a forward hook returns, so values are replaced where the hooks are called.
 _calls = Interception(lambda: import_mxnet().gluon.Block, "__call__")
 
 #: Takes a block, its arguments, and what calls it; gives what it returns.
 CallHandler = Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
+
+
+def at_calls(handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """While it is open, what this thread's calls of blocks give is up to `handler(original, block, *args)`."""
+    return _calls.by(handler)
 
 
 @contextlib.contextmanager
@@ -52,6 +58,8 @@ class Modules:
         watch = self._taps.watch
         path, also = self._names.get(id(block), (block.name, ()))  # one that is no child, as in a list
         if not (watch.everything or path in watch.modules):
+            if path in watch.counted:
+                watch.count(path)
             return proceed(*args)
         taken = first(args, is_floating)
         key = watch.enter(path, type(block).__name__, taken, () if taken is None else taken.shape, also)

@@ -15,12 +15,24 @@ from embgrad_gluon import symbolic
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.symbolic import OnValue
 
-__all__ = ["Handler", "Operation", "at_cached_graphs", "imperatively", "run_open", "watching"]
+__all__ = [
+    "Handler",
+    "OnSymbolBlock",
+    "Operation",
+    "address",
+    "at_cached_graphs",
+    "at_forward",
+    "imperatively",
+    "invoke",
+    "run_open",
+    "watching",
+]
 
 # Every generated function of mx.nd, mx.sym's imperative twin F, mx.np and mx.npx, and every method of an array, ends in
 # this global of `mxnet.ndarray.register`: nn.Embedding, F.Embedding, take, x.take and W[ids] alike.
 _invoke = Interception(lambda: import_mxnet().ndarray.register, "_imperative_invoke")
 _cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
+_forward = Interception(lambda: import_mxnet().gluon.HybridBlock, "forward")
 
 
 @dataclass
@@ -55,20 +67,20 @@ def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] |
         handlers: by the operators' names.
         substitute: gives what takes the place of an array that an operator of any name takes.
     """
-    by_address = {_address(name): (name, handler) for name, handler in handlers.items()}
+    by_address = {address(name): (name, handler) for name, handler in handlers.items()}
 
-    def handle(original: Any, address: int, inputs: Any, keys: Any, values: Any, out: Any, *kind: Any) -> Any:
-        watched = by_address.get(address)
+    def handle(original: Any, operator: int, inputs: Any, keys: Any, values: Any, out: Any, *kind: Any) -> Any:
+        watched = by_address.get(operator)
         if substitute is not None:
             inputs = [substitute(array) for array in inputs]
         if watched is None:
-            return original(address, inputs, keys, values, out, *kind)
+            return original(operator, inputs, keys, values, out, *kind)
         name, handler = watched
         operation = Operation(name, list(inputs), dict(zip(keys, values, strict=True)), out)
 
         def proceed() -> Any:
             attributes = operation.attributes
-            return original(address, operation.inputs, list(attributes), list(attributes.values()), out, *kind)
+            return original(operator, operation.inputs, list(attributes), list(attributes.values()), out, *kind)
 
         return handler(operation, proceed)
 
@@ -92,6 +104,11 @@ def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None
     return _cached.by(handler)
 
 
+def at_forward(handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Likewise what its HybridBlocks give, hybridised or not, that leave `forward` as it is."""
+    return _forward.by(handler)
+
+
 def run_open(
     block: Any, args: Sequence[Any], on_symbol_block: OnSymbolBlock = lambda _block, _args: contextlib.nullcontext()
 ) -> Any:
@@ -99,15 +116,15 @@ def run_open(
     if not isinstance(block, import_mxnet().gluon.SymbolBlock):
         return _run_open(block, *args)
     with on_symbol_block(block, args) as on_value:
-        return symbolic.run_open(block, args, _invoke_by_name, on_value)
+        return symbolic.run_open(block, args, invoke, on_value)
 
 
-def _invoke_by_name(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:
+def invoke(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:
     """Runs an operator as the generated function of its name does."""
     mx = import_mxnet()
     as_list, as_numpy = mx.base._output_is_list(name), as_numpy or mx.base._is_np_op(name)
     keys, values = list(attributes), list(attributes.values())
-    outputs = mx.ndarray.register._imperative_invoke(_address(name), inputs, keys, values, None, as_numpy, as_list)
+    outputs = mx.ndarray.register._imperative_invoke(address(name), inputs, keys, values, None, as_numpy, as_list)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
@@ -126,7 +143,7 @@ def _run_open(block: Any, *args: Any) -> Any:
 
 
 @functools.cache
-def _address(name: str) -> int:
+def address(name: str) -> int:
     """The operator's handle, by which the generated functions call it; aliases share it."""
     base = import_mxnet().base
     handle = ctypes.c_void_p()

@@ -13,7 +13,7 @@ from embgrad.answering import Cotangents
 from embgrad.arrays import owned
 from embgrad.backend import Change
 from embgrad.errors import UnsupportedError
-from embgrad_gluon.graph import reached
+from embgrad_gluon.graph import Body, reached
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like
 from embgrad_gluon.tap import Kept
@@ -50,6 +50,7 @@ class Pullback:
         also: arrays whose gradient must be asked for along with the others, see `Cures`.
         edits: by key what takes the place of a gradient.
         training: the mode of the forward pass.
+        bodies: by their names in the recorded graph the graphs that run as one operator.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class Pullback:
         edits: Mapping[str, Change],
         *,
         training: bool,
+        bodies: Mapping[str, Body],
     ) -> None:
+        self._bodies = bodies
         self._kept = kept
         self._wanted = tuple(wanted)
         self._edited = [key for key in kept if key in edits]  # in the order of the forward pass
@@ -115,7 +118,7 @@ class Pullback:
     def _way(self, output: Any) -> list[bool]:
         """For each variable whether a gradient comes to it from the output."""
         if id(output) not in self._ways:
-            self._ways[id(output)] = (output, reached(output, self._variables))
+            self._ways[id(output)] = (output, reached(output, self._variables, self._bodies))
         return self._ways[id(output)][1]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import numpy as np
 
 from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.arrays import owned
@@ -17,6 +19,7 @@ from embgrad.watching import PointWatch
 from embgrad_gluon import bert, symbolic
 from embgrad_gluon.cures import Cures
 from embgrad_gluon.graphpoints import GraphPoints
+from embgrad_gluon.graphs import Graphs
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Lookups, Tables
@@ -57,27 +60,67 @@ def points(
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
-    parts = as_parts(model)
+    parts, mx = as_parts(model), import_mxnet()
     with as_found(parts, training=request.training):
-        trace = _forward(model, parts, batch, PointWatch(batch, request.reached), request, request.call)
-        chosen = trace.taps.watch.resolve(HINT)
-        for key in chosen.values():
-            trace.taps.expect_unwritten(key)
-        answered = _answer(trace, batch, request, model)
-        keys = list(dict.fromkeys(chosen[name] for name in request.points))
-        wanted = _Wanted(parts, request, trace, keys)
-        pullback = Pullback(trace.taps.kept, keys, wanted.arrays, trace.also, request.edit, training=request.training)
-        pulled = [pullback(cotangents) for cotangents in answered.sets]
-        found = values_at(
-            {name: chosen[name] for name in request.points},
-            trace.taps.watch,
-            {key: owned(trace.taps.kept[key].gone_on.asnumpy()) for key in keys},
-            [one.gradients for one in pulled],
-            [one.before for one in pulled],
-            wanted.rests(pulled),
-        )
-        dtype = _compute_dtype(trace, keys, answered)
-        return Run(found, dtype, trace.unused, answered.objective, wanted.values(pulled))
+        graphs = Graphs(parts, PointWatch(batch, request.reached, request.times), compiled=bool(request.compiled))
+        why = _why_no_graphs(request)
+        if why is None:
+            try:
+                found = _run(model, parts, batch, request, graphs)
+                # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
+                if not graphs.began or _is_finite(found):
+                    return replace(found, uncompiled=graphs.uncompiled if request.compiled else None)
+                why = "its graph's gradient is not finite"
+            except (mx.MXNetError, UnsupportedError) as error:
+                if not graphs.began:
+                    raise
+                why = f"its graph failed ({str(error).partition(chr(10))[0]})"
+        return replace(_run(model, parts, batch, request, None), uncompiled=why if request.compiled else None)
+
+
+def _is_finite(found: Run) -> bool:
+    values = found.points.values()
+    return all(bool(np.isfinite(one).all()) for point in values for one in point.gradients if one is not None)
+
+
+def _why_no_graphs(request: Request) -> str | None:
+    """Why a request is for operators that run one by one; None where a graph can do."""
+    if request.parameters or request.tables:
+        return "the gradients of parameters are asked for, which kept graphs do not have"
+    if request.training:
+        return "training=True draws its random numbers as the model's own Python does"
+    return None
+
+
+def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request, graphs: Graphs | None) -> Run:
+    watch = PointWatch(batch, request.reached, request.times)
+    trace = _forward(model, parts, batch, watch, request, request.call, graphs=graphs)
+    chosen = trace.taps.watch.resolve(HINT)
+    for key in chosen.values():
+        trace.taps.expect_unwritten(key)
+    answered = _answer(trace, batch, request, model)
+    keys = list(dict.fromkeys(chosen[name] for name in request.points))
+    wanted = _Wanted(parts, request, trace, keys)
+    pullback = Pullback(
+        trace.taps.kept,
+        keys,
+        wanted.arrays,
+        trace.also,
+        request.edit,
+        training=request.training,
+        bodies=graphs.bodies if graphs is not None else {},
+    )
+    pulled = [pullback(cotangents) for cotangents in answered.sets]
+    found = values_at(
+        {name: chosen[name] for name in request.points},
+        trace.taps.watch,
+        {key: owned(trace.taps.kept[key].gone_on.asnumpy()) for key in keys},
+        [one.gradients for one in pulled],
+        [one.before for one in pulled],
+        wanted.rests(pulled),
+    )
+    dtype = _compute_dtype(trace, keys, answered)
+    return Run(found, dtype, trace.unused, answered.objective, wanted.values(pulled))
 
 
 @dataclass(frozen=True)
@@ -140,6 +183,7 @@ def _forward(
     request: Request,
     call: Call | None,
     handlers: Mapping[str, Handler] | None = None,
+    graphs: Graphs | None = None,
 ) -> _Trace:
     mx = import_mxnet()
     taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
@@ -148,8 +192,9 @@ def _forward(
     twins = FrozenTwins(parts if request.tables else ())
     substitute = twins.of if request.tables else None
     value = None
-    modules = Modules(parts, taps) if watch.everything or watch.modules else _call
-    with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within):
+    modules = Modules(parts, taps) if watch.hears_modules else _call
+    running = imperatively if graphs is None else graphs.running
+    with mx.autograd.record(train_mode=request.training), running(GraphPoints(taps).within):
         with (
             watching({**lookups.handlers(), **cures.handlers(), **(handlers or {})}, substitute),
             calling(modules),
@@ -164,7 +209,8 @@ def _forward(
             with watching(cures.handlers(), substitute), calling(_call):
                 value = request.respond.function(returned)
     _wait_for(returned)
-    return _Trace(returned, value, taps, lookups.tables, twins, cures.also, unused)
+    also = [*cures.also, *(graphs.also if graphs is not None else ())]
+    return _Trace(returned, value, taps, lookups.tables, twins, also, unused)
 
 
 def _call(_block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:

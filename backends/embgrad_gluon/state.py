@@ -8,6 +8,7 @@ from typing import Any
 
 from embgrad.locks import model_lock
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.walk import all_blocks, all_parameters
 
 __all__ = ["as_found"]
 
@@ -19,7 +20,7 @@ LARGEST_COPIED = 1 << 12
 def as_found(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
     """The parts in the mode asked for, out of any graph that the user is recording; what a run changes comes back after it."""
     autograd = import_mxnet().autograd
-    blocks = list({id(block): block for part in parts for block in _blocks(part)}.values())
+    blocks = all_blocks(parts)
     with model_lock(blocks), autograd.pause(train_mode=training):  # a block may belong to several models
         # A net that was never called traces itself to learn its shapes, and would keep that trace's number of inputs.
         graphs = [(block, block._cached_graph) for block in blocks if hasattr(block, "_cached_graph")]
@@ -35,14 +36,8 @@ def as_found(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
                     block._cached_graph = graph
 
 
-def _blocks(block: Any) -> Iterator[Any]:
-    yield block
-    for child in block._children.values():
-        yield from _blocks(child)
-
-
 def _buffers(parts: Sequence[Any], training: bool) -> list[tuple[Any, Any]]:
     """The arrays that a model may change itself, those without a gradient, with copies."""
-    parameters = {id(p): p for part in parts for p in part.collect_params().values() if p.grad_req == "null"}
-    arrays = [array for p in parameters.values() for array in p._data or () if array.stype == "default"]
+    frozen = [p for p in all_parameters(parts) if p.grad_req == "null"]
+    arrays = [array for p in frozen for array in p._data or () if array.stype == "default"]
     return [(array, array.copy()) for array in arrays if training or array.size <= LARGEST_COPIED]

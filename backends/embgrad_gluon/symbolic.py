@@ -24,6 +24,7 @@ __all__ = [
     "OnValue",
     "graph_of",
     "input_names",
+    "literal",
     "output_names",
     "run_open",
 ]
@@ -272,11 +273,11 @@ def _node(node: Mapping[str, Any]) -> Node:
     # Those of two underscores are notes of MXNet's own, such as __lr_mult__.
     given = {key: value for key, value in (node.get("attrs") or {}).items() if not key.startswith("__")}
     if node["op"] != "Custom":  # whose arguments are strings
-        given = {key: _literal(value) for key, value in given.items()}
+        given = {key: literal(value) for key, value in given.items()}
     return Node(node["op"], node["name"], given, tuple((entry[0], entry[1]) for entry in node["inputs"]))
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """An attribute as Python code would have passed it: a number, a truth value, None or a tuple; else the string."""
     try:
         value = ast.literal_eval(text)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from embgrad.arrays import owned
 from embgrad.backend import Change, Request
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like
+from embgrad_gluon.walk import same_bits
 
 __all__ = ["Kept", "Taps"]
 
@@ -80,7 +79,7 @@ class Taps:
             UnsupportedError: its values are no longer what they were.
         """
         kept = self.kept[key]
-        if not np.array_equal(kept.copy.asnumpy(), kept.gone_on.asnumpy(), equal_nan=True):
+        if not same_bits(kept.copy, kept.gone_on):
             found = next((lookup for lookup in self.watch.lookups if lookup.key == key), None)
             where = f"the output of the lookup {found}" if found is not None else f"what was at the point {key!r}"
             raise UnsupportedError(

@@ -7,18 +7,47 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
+    "all_blocks",
+    "all_parameters",
     "block_names",
+    "held_by",
     "memory",
     "named_blocks",
     "named_parameters",
     "own_parameters",
     "paths",
+    "same_bits",
     "table_path",
     "unique_names",
 ]
+
+
+def all_blocks(parts: Sequence[Any]) -> list[Any]:
+    """Each block once."""
+    found: dict[int, Any] = {}
+    waiting = list(reversed(parts))
+    while waiting:
+        block = waiting.pop()
+        if id(block) not in found:
+            found[id(block)] = block
+            waiting.extend(reversed(block._children.values()))
+    return list(found.values())
+
+
+def all_parameters(parts: Sequence[Any]) -> list[Any]:
+    """Each parameter once, with those that `collect_params` leaves out, and without its checks, which take long."""
+    found = {id(p): p for block in all_blocks(parts) for p in held_by(block)}
+    return list(found.values())
+
+
+def held_by(block: Any) -> list[Any]:
+    """A block's own parameters, those of its children among them where it has made them; some twice."""
+    return [*block.params.values(), *block._reg_params.values()]
 
 
 def named_blocks(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -111,3 +140,17 @@ def memory(array: Any) -> int:
     address = ctypes.c_void_p()
     base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return int(address.value or 0)
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two arrays of one shape and dtype hold the same, read where they lie."""
+    if one.context.device_type != "cpu" or one.size == 0:
+        return bool(np.array_equal(one.asnumpy(), other.asnumpy(), equal_nan=True))
+    return bool((_bits(one) == _bits(other)).all())
+
+
+def _bits(array: Any) -> np.ndarray:
+    """The array's memory as whole numbers. No longer than the array lives."""
+    width = np.dtype(array.dtype).itemsize
+    held = (ctypes.c_char * (width * array.size)).from_address(memory(array))
+    return np.frombuffer(held, dtype=f"u{width}")

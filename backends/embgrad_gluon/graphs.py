@@ -1,0 +1,315 @@
+"""Runs hybridised blocks, SymbolBlocks and those to be compiled by kept graphs of embgrad's own, their lookups made before."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.structures import first
+from embgrad.traces import Traces
+from embgrad.watching import PointWatch
+from embgrad_gluon.graph import Body, tape_name
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, at_forward, invoke, run_open
+from embgrad_gluon.symbolic import literal
+from embgrad_gluon.tracing import (
+    NO_ARGUMENT,
+    OWN,
+    LookedUp,
+    Traced,
+    UntraceableError,
+    blocks_below,
+    leaves,
+    parameters_below,
+    traced,
+)
+from embgrad_gluon.walk import all_blocks, block_names
+
+__all__ = ["Graphs"]
+
+#: Small graphs are no exception: MXNet would record their operators one by one.
+FLAGS: Final = [("inline_limit", 0)]
+
+#: What is said of a model of which no part can be a graph.
+NO_HYBRID_BLOCK: Final = (
+    "the forward pass came by no HybridBlock, and the Python of a plain Block works on arrays alone"
+)
+
+
+class Graphs:
+    """The graphs that run in one forward pass.
+
+    A graph gives what the block's operators give one by one: the lookups are made before it, by the same operators, so that
+    they are seen, checked and replaced likewise. What has a block inside that is a point runs its Python, and the blocks in it
+    are graphs each: points lie at the borders of blocks.
+
+    Args:
+        parts: the model's parts.
+        watch: names the blocks that are points.
+        compiled: HybridBlocks that are not hybridised run as graphs, too.
+
+    Attributes:
+        bodies: by the names of MXNet's recorded graph, what of it is a graph of ours.
+        also: arrays whose gradient must be asked for along with those of the points.
+        why: why a block that was to be a graph ran operator by operator; None where none did.
+        began: whether any graph ran, to the end or not.
+    """
+
+    def __init__(self, parts: Sequence[Any], watch: PointWatch, *, compiled: bool) -> None:
+        self.bodies: dict[str, Body] = {}
+        self.also: list[Any] = []
+        self.why: str | None = None
+        self.began = False
+        self._compiled = compiled
+        self._open = 0
+        self._around: set[int] = set()
+        if watch.hears_modules:
+            named = {block: path for block, (path, _) in block_names(parts).items()}
+            points = {block for block, path in named.items() if path in watch.modules | watch.counted}
+            self._around = {id(block) for block in all_blocks(parts) if _has_below(block, points)}
+            unknown = (watch.modules | watch.counted) - {named[block] for block in points}
+            if unknown:
+                self._open = 1
+                self.why = (
+                    f"the point {min(unknown)!r} is no block of the model's, but inside of a SymbolBlock, or in a list"
+                )
+
+    @property
+    def uncompiled(self) -> str | None:
+        """Why the forward pass was not made by kept graphs; None where it was."""
+        return self.why if self.why is not None or self.began else NO_HYBRID_BLOCK
+
+    @contextlib.contextmanager
+    def running(self, on_symbol_block: OnSymbolBlock) -> Iterator[None]:
+        """While it is open, this thread's blocks run as graphs where they can, and operator by operator elsewhere."""
+
+        def run(_: Any, block: Any, *args: Any) -> Any:
+            return self._run(block, args, lambda: run_open(block, args, on_symbol_block))
+
+        def forward(original: Callable[..., Any], block: Any, *args: Any) -> Any:
+            if block._active or first(args, _is_array) is None:
+                return original(block, *args)
+            return self._run(block, args, lambda: original(block, *args))
+
+        with at_cached_graphs(run), at_forward(forward) if self._compiled else contextlib.nullcontext():
+            yield
+
+    def _run(self, block: Any, args: Sequence[Any], proceed: Callable[[], Any]) -> Any:
+        if self._open or id(block) in self._around or not (self._compiled or _is_graph(block)):
+            return proceed()
+        try:
+            returned = self._by_graph(block, args)
+        except UntraceableError as reason:
+            self.why = self.why or f"{type(block).__name__} {block.name!r} cannot be traced: {reason}"
+        else:
+            return returned
+        self._open += 1
+        try:
+            return proceed()
+        finally:
+            self._open -= 1
+
+    def _by_graph(self, block: Any, args: Sequence[Any]) -> Any:
+        """What the block gives.
+
+        Raises:
+            UntraceableError: it has no graph that gives the same.
+        """
+        mx = import_mxnet()
+        flat, in_format = mx.gluon.block._flatten(list(args), "input")
+        _expect_plain(block, flat)
+        key = _key(block, in_format)
+        kept = _traces.get([block], key, lambda: _made(block, in_format, len(flat)))
+        if isinstance(kept, str):
+            raise UntraceableError(kept)
+        try:
+            with next(array.context for array in flat if array is not None):
+                outputs = kept(flat, self)
+        except mx.gluon.parameter.DeferredInitializationError:
+            raise UntraceableError("its parameters have no values yet") from None
+        return mx.gluon.block._regroup(outputs, kept.out_format)
+
+
+class _Kept:
+    """A block's graph.
+
+    It holds the block's parameters, and not the block.
+    """
+
+    def __init__(self, block: Any, made: Traced, names: Sequence[str | None]) -> None:
+        mx = import_mxnet()
+        parameters = parameters_below(block)
+        self.out_format = made.out_format
+        self._names = names
+        self._made = made
+        self._symbol = mx.sym.Group(made.outputs)
+        self._body = _Part(self._symbol, parameters)
+        self._indices = {
+            lookup.rows: _Part(lookup.indices, parameters) for lookup in made.lookups if _is_computed(lookup)
+        }
+        used = {name for part in (self._body, *self._indices.values()) for name in part.names}
+        used |= {lookup.table for lookup in made.lookups}
+        self._parameters = {name: parameter for name, parameter in parameters.items() if name in used}
+        carrying = [name for name in self._symbol.list_inputs() if name.startswith(OWN)]
+        self._reach = Body(self._symbol, carrying)
+        self._dtypes: dict[Hashable, dict[str, Any]] = {}
+
+    def __call__(self, flat: Sequence[Any], graphs: Graphs) -> list[Any]:
+        """What it gives for these arguments.
+
+        Raises:
+            DeferredInitializationError: a parameter has no value yet; nothing was looked up.
+        """
+        values = {name: parameter.data() for name, parameter in self._parameters.items()}
+        values |= {name: array for name, array in zip(self._names, flat, strict=True) if name is not None}
+        graphs.began = True
+        for lookup in self._made.lookups:
+            values[lookup.rows] = self._look_up(lookup, values)
+        zeros = self._zeros(values)
+        graphs.also.extend(zeros.values())
+        with _as_in_training() if self._made.pooled else contextlib.nullcontext():
+            outputs = self._body({**values, **zeros})
+        name = tape_name(outputs[0])
+        if name is not None:
+            graphs.bodies[name] = self._reach
+        return outputs
+
+    def _look_up(self, lookup: LookedUp, values: Mapping[str, Any]) -> Any:
+        """Its rows, by the operator that it is, which is watched."""
+        if lookup.rows in self._indices:  # they may be counted along what was looked up before, or depend on it
+            with import_mxnet().autograd.pause():
+                indices = self._indices[lookup.rows](values)[0]
+        else:
+            indices = values[lookup.indices.list_outputs()[0]]
+        table = values[lookup.table]
+        inputs = [indices, table] if "Embedding" in lookup.name else [table, indices]
+        attributes = {key: literal(text) for key, text in lookup.attributes.items()}
+        return invoke(lookup.name, inputs, attributes, as_numpy=False)[0]
+
+    def _zeros(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._made.zeros:
+            return {}
+        mx, zeros = import_mxnet(), {}
+        dtypes = self._infer_dtypes(values)
+        with mx.autograd.pause():
+            for name, axes in self._made.zeros.items():
+                context = mx.current_context()
+                zeros[name] = mx.nd.zeros((1,) * axes, ctx=context, dtype=dtypes[name])
+                zeros[name].attach_grad()
+        return zeros
+
+    def _infer_dtypes(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._symbol.list_arguments()
+        given = {name: np.dtype(values[name].dtype) for name in names if name in values}
+        key = tuple(given.values())
+        if key not in self._dtypes:
+            self._dtypes[key] = dict(zip(names, self._symbol.infer_type(**given)[0], strict=True))
+        return self._dtypes[key]
+
+
+class _Part:
+    """A symbol that runs as one operator.
+
+    Args:
+        symbol: what it gives.
+        parameters: by name those that it may take.
+
+    Attributes:
+        names: of what it takes, in order.
+    """
+
+    def __init__(self, symbol: Any, parameters: Mapping[str, Any]) -> None:
+        self.names: list[str] = symbol.list_inputs()
+        unknown = [name for name in self.names if not name.startswith(OWN) and name not in parameters]
+        if unknown:
+            raise UntraceableError(f"its graph has the variable {unknown[0]!r}, which is none of its parameters")
+        self._operator = import_mxnet().nd.CachedOp(symbol, FLAGS)
+
+    def __call__(self, values: Mapping[str, Any]) -> list[Any]:
+        """What it gives."""
+        outputs = self._operator(*[values[name] for name in self.names])
+        return outputs if isinstance(outputs, list) else [outputs]
+
+
+#: By block its graphs, or why there is none.
+_traces: Traces[_Kept | str] = Traces()
+
+
+def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
+    """The block's graph, or why there is none."""
+    places = list(leaves(in_format))
+    names = [None if leaf == NO_ARGUMENT else f"{OWN}input{place}" for place, leaf in enumerate(places)]
+    if len(names) != count:
+        return "its arguments are not arrays, or lists of them"
+    try:
+        return _Kept(block, traced(block, names, in_format), names)
+    except UntraceableError as reason:
+        return str(reason)
+    except Exception as error:  # its Python is run on symbols, of which it may expect anything
+        said = str(error).strip().partition("\n")[0]
+        return f"its Python does not run on symbols ({type(error).__name__}: {said})"
+
+
+def _key(block: Any, in_format: Any) -> Hashable:
+    """Everything that a block's graph depends on, beside the shapes and values that it takes."""
+    blocks = list(blocks_below(block))
+    own = [id(p) for one in blocks for p in (*one._reg_params.values(), *one._params._params.values())]
+    graph = block._cached_graph[1] if _is_graph(block) else None
+    recording = import_mxnet().autograd.is_recording()
+    return tuple(map(weakref.ref, blocks)), tuple(own), repr(in_format), _Same(graph), recording
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Stands for an object, and is equal where that is the same."""
+
+    held: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+def _is_graph(block: Any) -> bool:
+    """Whether it runs as a graph of its own: a SymbolBlock, or one that was hybridised and has run since."""
+    return isinstance(block, import_mxnet().gluon.SymbolBlock) or (block._active and block._cached_op is not None)
+
+
+def _expect_plain(block: Any, flat: Sequence[Any]) -> None:
+    """Refuse a call that a graph would not make as the block's Python does."""
+    mx = import_mxnet()
+    inside = list(blocks_below(block))
+    if any(one._forward_hooks or one._forward_pre_hooks for one in inside[1:]):
+        raise UntraceableError("a block inside of it has a hook, which a graph does not call")
+    if any(getattr(one, "_callback", None) is not None for one in inside):
+        raise UntraceableError("it has a hook on its operators")
+    if mx.autograd.is_training():
+        raise UntraceableError("it runs under autograd.train_mode()")
+    arrays = [array for array in flat if array is not None]
+    if any(isinstance(array, mx.np.ndarray) for array in arrays):
+        raise UntraceableError("its arrays are those of mx.np")
+    if any(array.stype != "default" for array in arrays) or len({array.context for array in arrays}) != 1:
+        raise UntraceableError("its arguments are sparse, or not all in one place")
+
+
+def _as_in_training() -> Any:
+    return import_mxnet().autograd.train_mode()
+
+
+def _has_below(block: Any, points: set[int]) -> bool:
+    return any(id(child) in points or _has_below(child, points) for child in block._children.values())
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, import_mxnet().nd.NDArray)
+
+
+def _is_computed(lookup: LookedUp) -> bool:
+    return lookup.indices.get_children() is not None
