@@ -51,6 +51,9 @@ from embgrad.registry import list_backends, refresh_backends
 from embgrad.result import EmbeddingGradients, Word
 from embgrad.rowsparse import RowSparse
 from embgrad.storage import load, save
+from embgrad.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
+from embgrad.streaming.saliencies import Saliencies
+from embgrad.tables import clipped_table, table_norms, table_products
 from embgrad.version import __version__
 
 __all__ = [
@@ -72,6 +75,7 @@ __all__ = [
     "Finding",
     "Golden",
     "GoldenError",
+    "Labelled",
     "Listener",
     "Logit",
     "Margin",
@@ -83,6 +87,7 @@ __all__ = [
     "PaddingReport",
     "ParameterGradients",
     "ParameterValues",
+    "PerBatch",
     "Point",
     "PointError",
     "PointNotReachedError",
@@ -91,8 +96,11 @@ __all__ = [
     "Request",
     "RowSparse",
     "Run",
+    "Saliencies",
     "Scalar",
     "Slope",
+    "Stream",
+    "StreamFolder",
     "Sum",
     "TableGradients",
     "TableRest",
@@ -104,6 +112,7 @@ __all__ = [
     "__version__",
     "bisect",
     "capture",
+    "clipped_table",
     "compare",
     "encode",
     "golden",
@@ -111,10 +120,14 @@ __all__ = [
     "list_backends",
     "load",
     "load_bert",
+    "open_stream",
     "padding_report",
     "parameter_gradients",
     "points",
     "refresh_backends",
     "save",
+    "stream",
     "table_gradients",
+    "table_norms",
+    "table_products",
 ]

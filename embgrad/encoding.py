@@ -15,7 +15,7 @@ from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.preprocessing import is_preprocessor, preprocessed
 from embgrad.validation import count_or_none
 
-__all__ = ["encode"]
+__all__ = ["Encoded", "Padding", "as_example", "encode", "encoded", "padded", "padding_of"]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
@@ -80,19 +80,38 @@ def encode(
         BatchError: the texts or the tokenizer are not of these kinds, or the tokenizer returned no ids.
     """
     examples = _examples(texts)
-    max_length = count_or_none(max_length, "max_length")
     if padding_side not in (None, "right", "left"):
         raise BatchError(
             f"padding_side is {padding_side!r}: expected 'right' or 'left'."
             f"{did_you_mean(str(padding_side), ('right', 'left'))}"
         )
-    encoder, padding = _encoder_of(tokenizer)
-    encoded = encoder(tokenizer, examples, max_length)
-    _expect_short(encoded, max_length)
+    padding = padding_of(tokenizer)
+    found = encoded(examples, tokenizer, max_length)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
-    return _padded(encoded, padding)
+    return padded(found, padding)
+
+
+def padding_of(tokenizer: Any) -> Padding:
+    """The tokenizer's own padding.
+
+    Raises:
+        BatchError: it is no tokenizer of a known kind.
+    """
+    return _encoder_of(tokenizer)[1]
+
+
+def encoded(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | None = None) -> list[Encoded]:
+    """Each example before padding, see `encode`; `padded` makes a batch of any of those that were encoded together.
+
+    Raises:
+        BatchError: as `encode`.
+    """
+    max_length = count_or_none(max_length, "max_length")
+    found = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
+    _expect_short(found, max_length)
+    return found
 
 
 def _expect_short(encoded: Sequence[Encoded], max_length: int | None) -> None:
@@ -120,10 +139,15 @@ def _examples(texts: Any) -> list[tuple[str, ...]]:
         texts = texts.tolist()
     if not isinstance(texts, list) or not texts:
         raise BatchError(f"texts is {brief(texts)}: expected a text, or a list of at least one text or pair of texts")
-    return [_example(text, number) for number, text in enumerate(texts)]
+    return [as_example(text, number) for number, text in enumerate(texts)]
 
 
-def _example(text: Any, number: int) -> tuple[str, ...]:
+def as_example(text: Any, number: int) -> tuple[str, ...]:
+    """A text or a pair of texts, which is the batch's example of that number, as a tuple.
+
+    Raises:
+        BatchError: it is neither.
+    """
     if isinstance(text, str):
         return (text,)
     if isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text):
@@ -319,7 +343,12 @@ def _words(words: Sequence[int | None], sequences: Sequence[int | None]) -> list
     ]
 
 
-def _padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
+def padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
+    """The examples as a batch, as long as the longest.
+
+    Raises:
+        BatchError: there is no token at all.
+    """
     longest = max(len(one.ids) for one in encoded)
     if longest == 0:
         raise BatchError(

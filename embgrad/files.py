@@ -18,8 +18,13 @@ from embgrad.errors import FileFormatError, brief
 __all__ = ["read_tensors", "write_tensors", "write_whole"]
 
 
-def write_whole(path: str | Path, data: bytes) -> None:
+def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None:
     """Write a file; a reader sees the old file or the whole new one, never a part.
+
+    Args:
+        path: where to.
+        data: what.
+        durable: come back only when it would outlast a power failure.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -29,34 +34,58 @@ def write_whole(path: str | Path, data: bytes) -> None:
         if target.exists() and not target.is_file() and not target.is_dir():
             target.write_bytes(data)  # a device or a pipe, in whose place no file is wanted
         else:
-            _write_beside(target, data)
+            _write_beside(target, data, durable)
     except OSError as error:
         if error.errno is None:
             raise
         raise type(error)(error.errno, error.strerror, str(target)) from error  # and not the temporary file's name
 
 
-def _write_beside(target: Path, data: bytes) -> None:
+def _write_beside(target: Path, data: bytes, durable: bool) -> None:
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
+        if durable:
+            _sync_folder(target.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder outlast a power failure, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows has no handle of a folder to be written out
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, durable: bool = False
+) -> None:
     """Write a safetensors file; a reader sees the old file or the whole new one, never a part.
+
+    Args:
+        path: where to.
+        tensors: by name.
+        metadata: text by name.
+        durable: as in `write_whole`.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
-    write_whole(path, safetensors.numpy.save(contiguous, metadata=dict(metadata)))
+    write_whole(path, safetensors.numpy.save(contiguous, metadata=dict(metadata)), durable=durable)
 
 
 def read_tensors(

@@ -23,7 +23,7 @@ from embgrad.result import EmbeddingGradients
 from embgrad.task import Task, level_of_user
 from embgrad.validation import count_or_none
 
-__all__ = ["gradients", "points"]
+__all__ = ["asked", "gradients", "points"]
 
 
 @overload
@@ -135,13 +135,11 @@ def gradients(
     """
     names = _names(at)
     tokens = batch_of(batch, tokenizer)
-    _check_options(pads, call)
     batch_size = count_or_none(batch_size, "batch_size")
     given = {"override": override, "add": add, "edit": edit}
-    changes = {option: checked_changes(change, option) for option, change in given.items()}
-    backend = backend_for(model)
-    task = Task(backend, model, as_objective(objective), names, call, training, pads, split, changes, compiled=compile)
-    task.check()
+    task = asked(
+        model, objective, names, call=call, training=training, pads=pads, split=split, changes=given, compile=compile
+    )
     pieces = [tokens] if batch_size is None else list(tokens.micro_batches(batch_size))
     if len(pieces) > 1 and isinstance(objective, Scalar):
         raise UnsupportedError(
@@ -162,6 +160,36 @@ def gradients(
     _warn_of_uncompiled(done)
     joint = {name: joined([one[name] for one in done], described(task.objective)) for name in names}
     return joint[at] if isinstance(at, str) else joint
+
+
+def asked(
+    model: Any,
+    objective: Any,
+    at: Any,
+    *,
+    call: Call | None,
+    training: bool,
+    pads: str,
+    split: bool,
+    changes: Mapping[str, Any],
+    compile: bool,
+) -> Task:
+    """What a call of `gradients` asks, checked as far as can be without a batch.
+
+    Args:
+        model: as in `gradients`; so are `objective`, `at`, `call`, `training`, `pads`, `split` and `compile`.
+        changes: by option, "override", "add" and "edit", what was given.
+
+    Raises:
+        BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`.
+    """
+    names = _names(at)
+    _check_options(pads, call)
+    checked = {option: checked_changes(change, option) for option, change in changes.items()}
+    backend = backend_for(model)
+    task = Task(backend, model, as_objective(objective), names, call, training, pads, split, checked, compiled=compile)
+    task.check()
+    return task
 
 
 def points(model: Any, batch: Any, *, tokenizer: Any = None, call: Call | None = None) -> list[Point]:

@@ -11,8 +11,8 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["Progress", "bar", "reporter"]
 
-#: Takes how many examples are done, and of how many.
-Progress = Callable[[int, int], None]
+#: Takes how many examples are done, and of how many; None for a stream of unknown length.
+Progress = Callable[[int, Any], None]
 
 
 @contextlib.contextmanager
@@ -67,9 +67,9 @@ def _figures(text: str, stream: Any) -> Iterator[Progress]:
     """A line that is written over, and gone in the end."""
     written = 0
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int | None) -> None:
         nonlocal written
-        line = f"{text}: {done} of {total}"
+        line = f"{text}: {done}" + ("" if total is None else f" of {total}")
         written = max(written, len(line))
         stream.write(f"\r{line}")
         stream.flush()
@@ -81,5 +81,5 @@ def _figures(text: str, stream: Any) -> Iterator[Progress]:
         stream.flush()
 
 
-def _nobody(done: int, total: int) -> None:
+def _nobody(done: int, total: int | None) -> None:
     """Nobody wants to know."""

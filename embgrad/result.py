@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.points import split_name
-from embgrad.rowsparse import RowSparse, scatter
+from embgrad.rowsparse import RowSparse, scatter, scatter_each
 
 __all__ = ["EmbeddingGradients", "Word"]
 
@@ -131,7 +131,7 @@ class EmbeddingGradients:
                 f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
                 "dim); ask for it by its role, at='position' say, which gives each example its own"
             )
-        return [scatter(ids, values, vocab) for ids, values in zip(self.ids, self.values, strict=True)]
+        return scatter_each(self.ids, self.values, vocab)
 
     def _table_rows(self) -> int:
         if self.vocab is None:

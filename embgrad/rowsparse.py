@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
-__all__ = ["RowSparse", "added", "scatter"]
+from embgrad.errors import EmbgradError
+
+__all__ = ["RowSparse", "added", "common_rows", "scatter", "scatter_each"]
 
 #: The most bytes that `to_dense` makes without being told to.
 DENSE_LIMIT = 2**30
+
+#: How many vectors of one row are summed by themselves; rows with fewer are summed all at once, vector by vector.
+LONG: Final = 32
+
+#: How many vectors are widened to float64 at once.
+BLOCK: Final = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,27 +61,116 @@ class RowSparse:
         """The bytes that it takes."""
         return int(self.rows.nbytes + self.values.nbytes)
 
+    def norm(self) -> float:
+        """The Euclidean (Frobenius) norm of the whole matrix, in float64."""
+        return float(np.sqrt(self.dot(self)))
+
+    def dot(self, other: RowSparse) -> float:
+        """The inner product with another matrix of the same shape, in float64, without making either dense.
+
+        Raises:
+            EmbgradError: the shapes differ.
+        """
+        if not isinstance(other, RowSparse) or other.shape != self.shape:
+            found = f"of shape {other.shape}" if isinstance(other, RowSparse) else f"a {type(other).__name__}"
+            raise EmbgradError(
+                f"the other table is {found}: expected a RowSparse of shape {self.shape}, a gradient of the same table"
+            )
+        total = 0.0
+        for mine, theirs in _blocks(*common_rows(self.rows, other.rows)):
+            first = self.values[mine].astype(np.float64).ravel()
+            total += float(first @ (first if other is self else other.values[theirs].astype(np.float64).ravel()))
+        return total
+
     def __repr__(self) -> str:
         return f"RowSparse({len(self.rows)} of {self.shape[0]} rows × {self.shape[1]}, {self.values.dtype})"
 
 
+def common_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows are that two tables share: their places in the one and in the other, both ascending."""
+    if first is second:
+        places = np.arange(len(first))
+        return places, places
+    _, mine, theirs = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    return mine, theirs
+
+
 def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
     """The sum of the vectors that belong to each row: the gradient of a table from that of its lookups.
+
+    The vectors of a row are summed in float64 and rounded once to their own dtype, so that many small ones are not lost, and
+    the order in which they come matters no more than float64's rounding. The same input gives the same bits.
 
     Args:
         indices: whole numbers of any shape.
         vectors: the indices' shape + (dim,).
         rows: the table's rows.
     """
+    flat, keys = vectors.reshape(-1, vectors.shape[-1]), indices.ravel()
+    order, starts = _sorted(keys)
+    present = keys[order[starts]].astype(np.int64)
+    return RowSparse(present, _sums(flat, order, starts), (int(rows), flat.shape[1]))
+
+
+def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[RowSparse]:
+    """For each example what `scatter` gives, by one sort of all.
+
+    Args:
+        indices: whole numbers, (example, position), each a row of the table.
+        vectors: (example, position, dim).
+        rows: the table's rows.
+    """
+    count = len(indices)
+    if count * rows > np.iinfo(np.int64).max:
+        return [scatter(*one, rows) for one in zip(indices, vectors, strict=True)]
     flat = vectors.reshape(-1, vectors.shape[-1])
-    present, where = np.unique(indices.ravel(), return_inverse=True)
-    # Summed in float64: many positions may share a row, and the result should not depend on their order.
-    totals = np.zeros((len(present), flat.shape[1]))
-    np.add.at(totals, where.ravel(), flat)
-    return RowSparse(present.astype(np.int64), totals.astype(vectors.dtype), (int(rows), flat.shape[1]))
+    keys = (indices.astype(np.int64) + np.arange(count)[:, None] * int(rows)).ravel()
+    order, starts = _sorted(keys)
+    owners, present = np.divmod(keys[order[starts]], int(rows))
+    sums = _sums(flat, order, starts)
+    bounds = np.searchsorted(owners, np.arange(count + 1))
+    shape = (int(rows), flat.shape[1])
+    # Copies: who keeps one example's table should not keep those of all.
+    return [RowSparse(present[start:end].copy(), sums[start:end].copy(), shape) for start, end in pairwise(bounds)]
 
 
 def added(first: RowSparse, second: RowSparse) -> RowSparse:
     """The sum of two gradients of one table."""
     rows = np.concatenate([first.rows, second.rows])
     return scatter(rows, np.concatenate([first.values, second.values]), first.shape[0])
+
+
+def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order that sorts the keys, equal ones as they came, and where in it each key begins."""
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    new = np.ones(len(keys), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    return order, np.flatnonzero(new)
+
+
+def _sums(flat: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The sum of the vectors of each key, see `_sorted`. Only those of keys that come again are widened, some at a time."""
+    counts = np.diff(starts, append=len(order))
+    sums: np.ndarray = flat[order[starts]]
+    for key in np.flatnonzero(counts > LONG):
+        total = np.zeros(flat.shape[1])
+        for block in np.array_split(order[starts[key] : starts[key] + counts[key]], -(-counts[key] // BLOCK)):
+            total += np.add.reduce(flat[block], axis=0, dtype=np.float64)
+        sums[key] = total
+    few = np.flatnonzero((counts > 1) & (counts <= LONG))
+    few = few[np.argsort(-counts[few], kind="stable")]  # so that those with a further vector are always the first ones
+    for keys in np.array_split(few, -(-len(few) // BLOCK)) if len(few) else ():
+        most = counts[keys]
+        totals = flat[order[starts[keys]]].astype(np.float64)
+        for further in range(1, int(most[0])):
+            having = int(np.searchsorted(-most, -further))
+            totals[:having] += flat[order[starts[keys[:having]] + further]]
+        sums[keys] = totals
+    sums += 0  # a sum that begins at zero is no negative zero
+    return sums
+
+
+def _blocks(mine: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, len(mine), BLOCK):
+        yield mine[start : start + BLOCK], theirs[start : start + BLOCK]

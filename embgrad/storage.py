@@ -47,7 +47,9 @@ class _UnexpectedError(ValueError):
     """What is read is not as embgrad writes it; says how."""
 
 
-def save(results: EmbeddingGradients | Mapping[str, EmbeddingGradients], path: str | Path) -> None:
+def save(
+    results: EmbeddingGradients | Mapping[str, EmbeddingGradients], path: str | Path, *, durable: bool = False
+) -> None:
     """Write a result, or several by name, to a safetensors file, which `embgrad.load` reads back bit for bit.
 
     The file appears whole or not at all.
@@ -55,6 +57,7 @@ def save(results: EmbeddingGradients | Mapping[str, EmbeddingGradients], path: s
     Args:
         results: a result of `embgrad.gradients`, or a mapping of names to results; any string is a name.
         path: where to; the folder must be there.
+        durable: come back only when the file would outlast a power failure.
 
     Raises:
         EmbgradError: `results` is something else, or a result holds what no file can, such as float16 values.
@@ -74,7 +77,7 @@ def save(results: EmbeddingGradients | Mapping[str, EmbeddingGradients], path: s
         arrays.update(own if single else {f"{number}.{key}": array for key, array in own.items()})
         entries.append(entry if single else f'{{"name": {json.dumps(name)}, {entry[1:]}')
     text = f'{{"format": 1, {entries[0][1:]}' if single else f'{{"format": 2, "results": [{", ".join(entries)}]}}'
-    write_tensors(path, arrays, {"embgrad": text})
+    write_tensors(path, arrays, {"embgrad": text}, durable=durable)
 
 
 def load(path: str | Path) -> EmbeddingGradients | dict[str, EmbeddingGradients]:

@@ -1,0 +1,271 @@
+"""The gradients of as many texts as there are: an iterator of results, read ahead, in bounded memory, resumable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend import Call
+from embgrad.errors import BatchError, EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
+from embgrad.gradient import asked
+from embgrad.objective import Scalar, Sum
+from embgrad.points import WORD
+from embgrad.progress import Progress, reporter
+from embgrad.streaming.folder import StreamFolder, open_stream, table_of
+from embgrad.streaming.manifest import KEEP
+from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
+from embgrad.streaming.running import Plan, State, results_of
+from embgrad.streaming.source import Source
+from embgrad.streaming.totals import Total
+from embgrad.streaming.writing import Writer
+from embgrad.task import Task
+from embgrad.validation import count_or_none
+
+__all__ = ["Labelled", "PerBatch", "Stream", "StreamFolder", "open_stream", "stream"]
+
+#: How many texts a result is of where nothing else is said.
+BATCH_SIZE = 32
+
+
+def stream(
+    model: Any,
+    source: Iterable[Any],
+    objective: Any,
+    *,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    window: int | None = None,
+    at: str | Sequence[str] = WORD,
+    call: Call | None = None,
+    training: bool = False,
+    pads: str = "keep",
+    split: bool = False,
+    override: Mapping[str, Any] | None = None,
+    add: Mapping[str, Any] | None = None,
+    edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None = None,
+    check: bool = False,
+    compile: bool = False,
+    ahead: int = 2,
+    progress: Progress | bool | None = None,
+    to: str | Path | None = None,
+    keep: str = "all",
+) -> Stream:
+    """The gradients of a source of any length, as an iterator of results in its order; each is as `gradients` gives it.
+
+    The source is read, and texts are made into ids, in a thread of its own, a few batches ahead. That thread ends when the
+    stream does: at its end, when something raises, when it is closed (`with` closes it) or no longer referred to. What the
+    source or the tokenizer raises comes out as itself, after the results before it.
+
+    Args:
+        model: as in `gradients`; so are `at`, `call`, `training`, `pads`, `split`, `edit`, `check` and `compile`.
+        source: with `tokenizer` an iterable of texts and pairs of texts: a list, a generator, a data set's column, an open file,
+            whose lines are read without their ends. Else an iterable of batches, each in any form that `gradients` takes.
+        objective: as in `gradients`. Arguments with one entry an example are for the whole source, in its order:
+            `CrossEntropy(all_labels)`. Where labels come with the texts, `embgrad.Labelled(embgrad.CrossEntropy)`; the source
+            then gives (text, label), or (batch, labels). `embgrad.PerBatch(function)` makes one for each batch.
+        tokenizer: see `embgrad.encode`; so is `max_length`.
+        batch_size: of texts how many a result is of, 32 unless given; the last one may be of fewer. Of batches the most examples
+            that are run at once.
+        window: put texts of like length together, over so many in a row (1,024, say), and run those; results are the same
+            batches in the same order all the same, each example's numbers the same to rounding. At masked positions that were
+            not run values and activations are zeros. Holds the results of a window in memory. Not with `split`, `training`
+            or a Scalar objective, where it counts who is in a batch.
+        override: as in `gradients`; arrays broadcast to each batch, and have no example axis of their own. So does `add`.
+        ahead: how many batches (windows) may be ready before they are asked for; 0 for none, and no thread.
+        progress: a function that is told (examples done, of how many, or None where that is not known); or True for a line on
+            stderr, where that is a terminal.
+        to: a folder, in which the results are written as safetensors files with a manifest. A run that was interrupted, in
+            any way, goes on where it stopped when the same call is made again with the same source from its beginning: what is
+            finished is read back, not run. What is in the folder then is the same to the last byte. `open_stream` reads it.
+        keep: what is kept, and given, of each result: "all"; "saliency", an `embgrad.Saliencies`, one number a position;
+            "table", nothing but the sum of all table gradients, see `Stream.table`.
+
+    Raises:
+        BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`, here or while iterating.
+        FileFormatError: the folder holds another run (other weights, objective, options, or source), or is broken.
+        EmbgradError: another stream writes to the folder.
+    """
+    objectives = Objectives(objective)
+    window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
+    size = count_or_none(batch_size, "batch_size")
+    changes = {"override": override, "add": add, "edit": edit}
+    task = asked(
+        model,
+        Sum() if objectives.fixed is None else objectives.fixed,
+        at,
+        call=call,
+        training=training,
+        pads=pads,
+        split=split,
+        changes=changes,
+        compile=compile,
+    )
+    _expect_keep(keep)
+    _expect_no_example_axis(task.changes)
+    read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, to is not None)
+    if window is not None:
+        _expect_sortable(task, read, objective)
+    options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split, **changes}
+    options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
+    plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, ahead, keep)
+    return Stream(plan, None if to is None else Path(to), progress)
+
+
+class Stream(Iterator[Any]):
+    """What `embgrad.stream` gives: an iterator of results, to be closed, used with `with`, or simply let go."""
+
+    def __init__(self, plan: Plan, to: Path | None, progress: Any) -> None:
+        self._plan = plan
+        self._to = to
+        self._state = State(quiet=plan.keep == "table")
+        self._stack = contextlib.ExitStack()
+        self._results: Generator[Any, None, None] | None = None
+        self._ended = False
+        try:
+            if to is not None:
+                self._state.writer = Writer(to, plan.manifest())
+                self._stack.callback(self._state.writer.close)
+            self._state.report = self._stack.enter_context(reporter(progress))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def examples(self) -> int:
+        """How many examples are done."""
+        return self._state.examples
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        """The next result: a result of `gradients`, a dict of them with `at=[...]`, or `Saliencies` with keep="saliency"."""
+        if self._plan.keep == "table":
+            raise EmbgradError("keep='table' keeps no result of a batch: expected .table(), or keep='all'")
+        return self._next()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ended"):
+            self.close()
+
+    def close(self) -> None:
+        """End the thread, write what is finished, and let the folder go. A closed stream gives nothing more."""
+        if self._ended:
+            return
+        self._ended = True
+        with self._stack:
+            if self._results is not None:
+                self._results.close()
+            elif isinstance(self._plan.source.items, Generator):
+                self._plan.source.items.close()
+            if self._state.writer is not None:
+                self._state.writer.flush()
+
+    def finish(self) -> StreamFolder:
+        """Run to the end for what is written, without reading back what was finished before.
+
+        Raises:
+            EmbgradError: nothing is written: `to` was not given.
+        """
+        if self._to is None:
+            raise EmbgradError(
+                "the stream writes nothing, as it was not told where: expected to=folder; else iterate over it"
+            )
+        self._exhaust()
+        return open_stream(self._to)
+
+    def table(self) -> Any:
+        """Run to the end, and sum up all table gradients: a RowSparse; with several points a dict of them.
+
+        Added up in float64. With `to` and keep="table" an interrupted sum goes on where it stopped.
+
+        Raises:
+            EmbgradError: only saliencies are kept, or results were taken from a stream that does not write them.
+            PointError: a point is no lookup.
+        """
+        if self._plan.keep == "saliency":
+            raise EmbgradError("keep='saliency' keeps no table gradients: expected keep='table' or keep='all'")
+        if self._to is not None:
+            return self.finish().table()
+        if self._results is not None or self._ended:
+            raise EmbgradError(
+                "results were taken from the stream already, and are not in the sum: expected a new stream"
+            )
+        self._state.totals = {name: Total() for name in self._plan.task.names}
+        self._exhaust()
+        return table_of(self._state.totals, self._plan.single)
+
+    def _exhaust(self) -> None:
+        self._state.quiet = True
+        while True:
+            try:
+                self._next()
+            except StopIteration:
+                return
+
+    def _next(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if self._results is None:
+            self._results = results_of(self._plan, self._state)
+        try:
+            return next(self._results)
+        except BaseException:
+            self.close()
+            raise
+
+
+# What is refused
+
+
+def _expect_keep(keep: Any) -> None:
+    if not isinstance(keep, str) or keep not in KEEP:
+        expected = " or ".join(map(repr, KEEP))
+        raise EmbgradError(f"keep is {brief(keep)}: expected {expected}.{did_you_mean(str(keep), KEEP)}")
+
+
+def _expect_ahead(ahead: Any) -> int:
+    if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or ahead < 0:
+        raise BatchError(f"ahead is {brief(ahead)}: expected a whole number, 0 for no thread")
+    return int(ahead)
+
+
+def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse arrays that look as if they had an entry for each example: of which batch would it be?"""
+    for option, given in changes.items():
+        for name, change in given.items():
+            if isinstance(change, np.ndarray) and change.ndim > 2 and len(change) > 1:
+                raise UnsupportedError(
+                    f"{option}[{name!r}] has the shape {change.shape}, an entry an example as it seems, and a stream has many "
+                    "batches: expected an array for all examples alike, or a function of the value"
+                )
+
+
+def _expect_sortable(task: Task, source: Source, objective: Any) -> None:
+    """Refuse to put batches together anew where it counts who is in a batch."""
+    if source.tokenizer is None:
+        raise UnsupportedError(
+            "window puts texts together by length, and the source gives whole batches: expected texts, with tokenizer=...; or "
+            "leave window out"
+        )
+    for name, asked_for in {"split=True": task.split, "training=True": task.training}.items():
+        if asked_for:
+            raise UnsupportedError(
+                f"window puts batches together anew, and with {name} it counts which examples meet: leave one of them out"
+            )
+    if isinstance(objective, Scalar):
+        raise ObjectiveError(
+            "window puts batches together anew, and a Scalar objective reduces over a batch: leave window out, or give a "
+            "function of shape (example,)"
+        )

@@ -1,0 +1,122 @@
+"""Makes the items of an iterator ahead of time, in a thread that ends when nobody wants them any more."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Ahead"]
+
+Item = TypeVar("Item")
+
+#: How long `close` waits for the thread, in seconds: it may be in the middle of the user's own code.
+PATIENCE = 10.0
+
+
+class _Shared(Generic[Item]):
+    """What the thread and its owner share: the items that are ready, and how it went."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.condition = threading.Condition()
+        self.ready: deque[Item] = deque()
+        self.ended = False
+        self.error: BaseException | None = None
+        self.unwanted = False
+
+    def put(self, item: Item) -> bool:
+        """Wait for room; whether the item was wanted."""
+        with self.condition:
+            self.condition.wait_for(lambda: self.unwanted or len(self.ready) < self.size)
+            if not self.unwanted:
+                self.ready.append(item)
+            self.condition.notify_all()
+            return not self.unwanted
+
+    def end(self, error: BaseException | None) -> None:
+        """Nothing more comes."""
+        with self.condition:
+            self.ended, self.error = True, error
+            self.condition.notify_all()
+
+    def take(self) -> Item:
+        """The next item; what went wrong is raised where it would have come.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        with self.condition:
+            # With a timeout, or Ctrl-C would not come through on every system.
+            while not self.condition.wait_for(lambda: self.ready or self.ended, timeout=1.0):
+                pass
+            if self.ready:
+                item = self.ready.popleft()
+                self.condition.notify_all()
+                return item
+            error, self.error = self.error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def leave(self) -> None:
+        """Nothing more is wanted."""
+        with self.condition:
+            self.unwanted = True
+            self.ready.clear()
+            self.condition.notify_all()
+
+
+class Ahead(Iterator[Item]):
+    """The items of a generator, in order, made in a thread and at most `size` ahead of who takes them.
+
+    What the generator raises comes out as itself, after the items before it. The thread knows nothing of this object, so that
+    it ends when the object is closed or gone.
+
+    Args:
+        items: the generator. It is closed, in the thread, when the thread ends.
+        size: how many items may be ready; 0 to make each when it is asked for, without a thread.
+    """
+
+    def __init__(self, items: Generator[Item, None, None], size: int) -> None:
+        self._items = items
+        self._shared: _Shared[Item] | None = None
+        self._thread: threading.Thread | None = None
+        if size:
+            self._shared = _Shared(size)
+            # A daemon, since it may wait in the user's source for ever.
+            arguments = (self._shared, items)
+            self._thread = threading.Thread(target=_work, args=arguments, name="embgrad.stream", daemon=True)
+            self._thread.start()
+
+    def __next__(self) -> Item:
+        return next(self._items) if self._shared is None else self._shared.take()
+
+    def close(self) -> None:
+        """End the thread, and the generator."""
+        if self._shared is None or self._thread is None:
+            self._items.close()
+            return
+        self._shared.leave()
+        if self._thread is not threading.current_thread():
+            self._thread.join(PATIENCE)
+
+    def __del__(self) -> None:
+        shared = getattr(self, "_shared", None)
+        if shared is not None:
+            shared.leave()
+
+
+def _work(shared: _Shared[Any], items: Generator[Any, None, None]) -> None:
+    error: BaseException | None = None
+    try:
+        with contextlib.closing(items):
+            for item in items:
+                if not shared.put(item):
+                    break
+                del item
+    except BaseException as raised:  # whatever it is, it belongs to who takes the items
+        error = raised
+    shared.end(error)

@@ -1,0 +1,141 @@
+"""Digests that tell whether two runs are of the same model, options and source."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any, Protocol
+
+import numpy as np
+
+from embgrad.arrays import to_numpy
+from embgrad.batch import TokenBatch
+
+__all__ = ["digest_of", "function_digest", "tokenizer_digest", "update"]
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def digest_of(value: Any) -> str:
+    """Sixteen hexadecimal digits that tell one value from another, the same in every process."""
+    made = hashlib.sha256()
+    update(made, value)
+    return made.hexdigest()[:16]
+
+
+def update(made: _Hash, value: Any) -> None:
+    """Take a value into a digest: text, numbers, arrays, functions, batches, and lists and dicts of them.
+
+    Of any other object only the class counts, and what it holds in its own `__dict__`.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        _put(made, type(value).__name__, repr(value).encode())
+    elif isinstance(value, str):
+        _put(made, "str", value.encode("utf-8", "surrogatepass"))
+    elif isinstance(value, bytes):
+        _put(made, "bytes", value)
+    elif isinstance(value, TokenBatch):
+        update(made, {name: getattr(value, name) for name in TokenBatch.__slots__})
+    elif isinstance(value, Mapping):
+        _put(made, "dict", str(len(value)).encode())
+        for key in sorted(value, key=repr):
+            update(made, key)
+            update(made, value[key])
+    elif isinstance(value, (list, tuple)):
+        _put(made, "list", str(len(value)).encode())
+        for one in value:
+            update(made, one)
+    elif callable(value) and not hasattr(value, "shape"):
+        _put(made, "function", function_digest(value).encode())
+    else:
+        _update_with_object(made, value)
+
+
+def function_digest(function: Any) -> str:
+    """A function's name with a digest of its code and of the plain values that it has closed over.
+
+    Two objects with a `__call__` are told apart by their class alone.
+    """
+    if isinstance(function, functools.partial):
+        return f"partial {function_digest(function.func)} {digest_of([list(function.args), dict(function.keywords)])}"
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return name
+    closed = [_cell(cell) for cell in getattr(function, "__closure__", None) or ()]
+    return f"{name} {digest_of([_code(code), closed, list(getattr(function, '__defaults__', None) or ())])}"
+
+
+def tokenizer_digest(tokenizer: Any) -> str | None:
+    """What tells a tokenizer: its own description where it has one, else its vocabulary, else its class."""
+    if tokenizer is None:
+        return None
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    own = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if hasattr(own, "to_str"):
+        return f"{kind} {digest_of(_without_settings(own.to_str()))}"
+    vocabulary = getattr(tokenizer, "get_vocab", None)
+    if callable(vocabulary):
+        return f"{kind} {digest_of(dict(vocabulary()))}"
+    return function_digest(tokenizer) if hasattr(tokenizer, "__code__") else kind
+
+
+def _without_settings(description: str) -> Any:
+    """A tokenizer's description without truncation, which Hugging Face's tokenizers set at each call."""
+    try:
+        read = json.loads(description)
+    except ValueError:
+        return description
+    return {key: value for key, value in read.items() if key != "truncation"} if isinstance(read, dict) else read
+
+
+def _update_with_object(made: _Hash, value: Any) -> None:
+    try:
+        array = to_numpy(value)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype != object:
+        _put(made, f"array {array.dtype.str} {array.shape}", np.ascontiguousarray(array).tobytes())
+    elif isinstance(value, np.ndarray):
+        update(made, value.tolist())
+    else:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        _put(made, "object", kind.encode())
+        update(made, {key: one for key, one in getattr(value, "__dict__", {}).items() if _is_plain(one)})
+
+
+def _put(made: _Hash, kind: str, data: bytes) -> None:
+    """With its kind and length, so that no two sequences of values read alike."""
+    made.update(f"{kind}:{len(data)}:".encode())
+    made.update(data)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, bytes, np.ndarray, np.generic))
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # it is empty as yet
+        return None
+    return value if _is_plain(value) else type(value).__qualname__
+
+
+def _code(code: CodeType) -> list[Any]:
+    constants = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts if _is_stable(one)]
+    return [code.co_code, list(code.co_names), constants]
+
+
+def _is_stable(constant: Any) -> bool:
+    """Whether its text is the same in every process; a set's is not."""
+    return not isinstance(constant, frozenset)

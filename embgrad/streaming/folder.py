@@ -1,0 +1,174 @@
+"""Folders of results: read lazily and in order, every shard checked against the manifest before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from embgrad.errors import EmbgradError, FileFormatError
+from embgrad.result import EmbeddingGradients
+from embgrad.rowsparse import RowSparse
+from embgrad.storage import load
+from embgrad.streaming.manifest import Manifest, Shard, file_digest, read_manifest
+from embgrad.streaming.saliencies import Saliencies, load_saliencies
+from embgrad.streaming.totals import Total, load_tables
+
+__all__ = ["Kept", "StreamFolder", "open_stream", "read_shard", "table_of", "tables_of"]
+
+#: What is kept of one batch: by the points' names.
+Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Saliencies]
+
+
+def open_stream(folder: str | Path) -> StreamFolder:
+    """The results that `embgrad.stream(..., to=folder)` has written, also while it still writes, or where it was interrupted.
+
+    While it writes, what is finished later is seen when the folder is opened again; so is a last shard that grew meanwhile.
+
+    Args:
+        folder: where to.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no manifest in it.
+        FileFormatError: the manifest is not as embgrad writes it, or of a later version.
+    """
+    return StreamFolder(Path(folder), read_manifest(Path(folder)))
+
+
+class StreamFolder:
+    """The results in a folder, in the source's order, read shard by shard.
+
+    Iterating gives what `embgrad.stream` gave, bit for bit; a shard that is missing or has been changed raises FileFormatError.
+
+    Attributes:
+        folder: where they are.
+        keep: what is kept of each result: "all", "saliency" or "table".
+        complete: whether the source was read to its end.
+        examples: how many examples the finished results are of.
+        run: what tells the run from others: digests of the model's weights and of the options.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.keep = manifest.keep
+        self.complete = manifest.complete
+        self.examples = manifest.examples
+        self.run = manifest.run
+        self._manifest = manifest
+        self._last: tuple[Shard, list[Kept]] | None = None
+
+    def __len__(self) -> int:
+        """The number of finished results, one for each batch."""
+        return self._manifest.results
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "not complete"
+        return f"StreamFolder({str(self.folder)!r}, {len(self)} results of {self.examples} examples, keep={self.keep!r}, {state})"
+
+    def __iter__(self) -> Iterator[Any]:
+        self._expect_results()
+        for shard in self._manifest.shards:
+            for kept in read_shard(self.folder, self._manifest, shard):
+                yield self._seen(kept)
+
+    def __getitem__(self, number: int) -> Any:
+        """One result; the shard that it is in stays in memory until another one is asked for."""
+        self._expect_results()
+        place = range(len(self))[number]
+        shard = next(one for one in self._manifest.shards if one.first <= place < one.first + one.results)
+        if self._last is None or self._last[0] != shard:
+            self._last = shard, read_shard(self.folder, self._manifest, shard)
+        return self._seen(self._last[1][place - shard.first])
+
+    def table(self) -> Any:
+        """The sum of all examples' table gradients, a RowSparse; with several points a dict of them.
+
+        Added up in float64, shard by shard.
+
+        Raises:
+            EmbgradError: only saliencies were kept, or nothing is finished.
+            PointError: a point is no lookup.
+        """
+        if self.keep == "saliency":
+            raise EmbgradError(
+                "the folder keeps saliencies alone: expected keep='table' or keep='all' for table gradients"
+            )
+        if self.keep == "table":
+            totals = tables_of(self.folder, self._manifest)
+        else:
+            totals = {name: Total() for name in self._manifest.names}
+            for shard in self._manifest.shards:
+                for kept in read_shard(self.folder, self._manifest, shard):
+                    for name, result in kept.items():
+                        totals[name].add(result.table())
+        return table_of(totals, self._manifest.single)
+
+    def _seen(self, kept: Kept) -> Any:
+        return kept[self._manifest.names[0]] if self._manifest.single else dict(kept)
+
+    def _expect_results(self) -> None:
+        if self.keep == "table":
+            raise EmbgradError("the folder keeps the sum of the tables alone, with keep='table': expected .table()")
+
+
+def table_of(totals: Mapping[str, Total], single: bool) -> Any:
+    """The sums as the user sees them.
+
+    Raises:
+        EmbgradError: nothing was added.
+    """
+    tables: dict[str, RowSparse] = {}
+    for name, total in totals.items():
+        table = total.table()
+        if table is None:
+            raise EmbgradError("no batch is finished: expected one at least, to sum up")
+        tables[name] = table
+    return next(iter(tables.values())) if single else tables
+
+
+def tables_of(folder: Path, manifest: Manifest) -> dict[str, Total]:
+    """The sums so far, of a folder that keeps them; empty ones where nothing is finished.
+
+    Raises:
+        FileFormatError: the file is not what the manifest says.
+    """
+    if not manifest.shards:
+        return {name: Total() for name in manifest.names}
+    path = _expected(folder, manifest.shards[-1])
+    found = load_tables(path)
+    if tuple(found) != manifest.names:
+        raise FileFormatError(
+            f"{path} holds the sums {list(found)}: expected {list(manifest.names)}, as the manifest says"
+        )
+    return {name: Total(table, dtype) for name, (table, dtype) in found.items()}
+
+
+def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
+    """The results of a shard, each by the points' names.
+
+    Raises:
+        FileFormatError: the shard is missing, not the one that the manifest tells of, or broken.
+    """
+    path = _expected(folder, shard)
+    found: Any = load(path) if manifest.keep == "all" else load_saliencies(path)
+    expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]
+    if not isinstance(found, dict) or list(found) != expected:
+        raise FileFormatError(
+            f"{path} holds other results than the manifest says: expected {len(expected)}; fetch it again"
+        )
+    many = len(manifest.names)
+    values = list(found.values())
+    return [dict(zip(manifest.names, values[at : at + many], strict=True)) for at in range(0, len(values), many)]
+
+
+def _expected(folder: Path, shard: Shard) -> Path:
+    """The path of the file that the manifest tells of, after a look at all of it."""
+    path = folder / shard.file
+    if not path.is_file():
+        raise FileFormatError(f"{path} is missing, which the manifest names: fetch the folder again, or write it anew")
+    if file_digest(path) != shard.sha256:
+        raise FileFormatError(
+            f"{path} is not the file that was written: its SHA-256 is not the manifest's; fetch it again, or write the folder "
+            "anew"
+        )
+    return path

@@ -1,0 +1,84 @@
+"""What tells a run of a stream from others: digests of its model's weights, its objective and its options."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from embgrad.calling import as_parts
+from embgrad.native import as_objective, described
+from embgrad.objective import Objective
+from embgrad.streaming.digests import digest_of, function_digest, tokenizer_digest, update
+from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
+from embgrad.streaming.source import Source
+from embgrad.task import Task
+from embgrad.weights import weights_of
+
+__all__ = ["identity", "weights_digest"]
+
+#: The longest description of an objective that stands in a manifest as it is; of a longer one its digest does.
+LONGEST = 200
+
+
+def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
+    """By the options' names what JSON can hold, the same for the same run in any process.
+
+    Functions go by their names, their code and the plain values that they have closed over.
+
+    Args:
+        task: what is asked of each batch.
+        source: what is read; its items are told by the shards' own digests.
+        objectives: of the batches.
+        options: others, plain values.
+    """
+    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(task.model)]
+    changes = {option: digest_of(dict(given)) if given else None for option, given in task.changes.items()}
+    return {
+        "model": " + ".join(parts),
+        "weights": weights_digest(task),
+        "objective": _of_objective(objectives),
+        "source": "batches" if source.tokenizer is None else "texts",
+        "tokenizer": tokenizer_digest(source.tokenizer),
+        "max_length": source.max_length,
+        "call": None if task.call is None else function_digest(task.call),
+        "training": bool(task.training),
+        "pads": task.pads,
+        "split": bool(task.split),
+        "compile": bool(task.compiled),
+        **changes,
+        **options,
+    }
+
+
+def weights_digest(task: Task, known: str | None = None) -> str | None:
+    """How many weights have values, and a digest of these; None where the backend cannot tell.
+
+    Args:
+        task: with the model.
+        known: the same from before, which is taken for right where there are as many weights still.
+    """
+    if "weights" not in task.backend.supports:
+        return None
+    weights = weights_of(task.model)
+    count = f"{len(weights)}: "
+    if known is not None and known.startswith(count):
+        return known
+    made = hashlib.sha256()
+    for weight in weights:
+        update(made, [weight.name, weight.dtype, weight.get()])
+    return count + made.hexdigest()[:16]
+
+
+def _of_objective(objectives: Objectives) -> str:
+    given = objectives.given
+    if isinstance(given, (Labelled, PerBatch)):
+        batch = ", with the batch" if isinstance(given, Labelled) and given.with_batch else ""
+        return f"{type(given).__name__} {function_digest(given.make)}{batch}"
+    if isinstance(given, Objective):
+        whole = repr(given.describe())
+        told = whole if len(whole) <= LONGEST else f"{given!r}"[:LONGEST]
+        known = type(given).__module__.startswith("embgrad.")
+        return f"{told} {digest_of(given.describe() if known else [type(given).__qualname__, vars(given)])}"
+    native: Any = as_objective(given)
+    return f"{described(native)['class']} {function_digest(native.function)}"

@@ -1,0 +1,174 @@
+"""The manifest of a folder of shards: what run they are of, and which of them are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.errors import FileFormatError, brief
+from embgrad.files import write_whole
+
+__all__ = ["FORMAT", "KEEP", "Manifest", "Shard", "file_digest", "read_manifest", "write_manifest"]
+
+#: The version of the folders' format; a reader refuses a later one.
+FORMAT: Final = 1
+
+#: What a folder may keep of each result.
+KEEP: Final = ("all", "saliency", "table")
+
+NAME: Final = "manifest.json"
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of results.
+
+    Attributes:
+        first: the number of its first result.
+        results: how many it holds; in a file of sums, how many they are of.
+        examples: how many examples these are of.
+        full: whether it holds as many as one shall; else a resumed run writes it anew, with more.
+        source: the digest of the source from its beginning up to the shard's end.
+        sha256: of the file.
+    """
+
+    first: int
+    results: int
+    examples: int
+    full: bool
+    source: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """The file's name: it follows from what the shard holds, so that no manifest can name another."""
+        return f"shard-{self.first:08}-{self.results:06}.safetensors"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds.
+
+    Attributes:
+        keep: of `KEEP`.
+        names: the points, as `at` names them.
+        single: whether a result stands for itself, and not in a dict by its point's name.
+        run: what tells the run from others.
+        shards: in order.
+        complete: whether the source was read to its end.
+    """
+
+    keep: str
+    names: tuple[str, ...]
+    single: bool
+    run: Mapping[str, Any]
+    shards: tuple[Shard, ...] = ()
+    complete: bool = False
+
+    @property
+    def results(self) -> int:
+        """How many results are finished."""
+        return self.shards[-1].first + self.shards[-1].results if self.shards else 0
+
+    @property
+    def examples(self) -> int:
+        """How many examples these are of."""
+        return sum(shard.examples for shard in self.shards)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write it; a reader sees the one before or this one."""
+    text = json.dumps({"embgrad-stream": FORMAT, **asdict(manifest)}, indent=1)
+    write_whole(folder / NAME, text.encode(), durable=True)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no manifest in it.
+        FileFormatError: it is not as embgrad writes it, or of a later version.
+    """
+    path = folder / NAME
+    if not path.exists():
+        what = "holds no manifest.json" if folder.is_dir() else "is no folder"
+        raise FileNotFoundError(f"{folder} {what}: expected what embgrad.stream(..., to=folder) writes")
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        version = read.pop("embgrad-stream")
+        if type(version) is not int or version < 1:
+            raise ValueError(f"its format is {brief(version)}")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise FileFormatError(f"{path} is no manifest of embgrad's: {error!r}; write the folder again") from error
+    if version > FORMAT:
+        raise FileFormatError(
+            f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
+        )
+    try:
+        return _checked(read)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} is not as embgrad writes it: {error}; write the folder again") from error
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    made = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            made.update(block)
+    return made.hexdigest()
+
+
+def _checked(read: Mapping[str, Any]) -> Manifest:
+    expected = {one.name for one in fields(Manifest)}
+    if set(read) != expected:
+        raise ValueError(f"it holds {brief(sorted(read))}, and not {sorted(expected)}")
+    names = read["names"]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"names is {brief(names)}")
+    plain = isinstance(read["single"], bool) and isinstance(read["complete"], bool) and isinstance(read["run"], dict)
+    if read["keep"] not in KEEP or not plain or not isinstance(read["shards"], list):
+        raise ValueError(f"keep is {brief(read['keep'])}, or another field is not of its type")
+    if (read["single"] and len(names) != 1) or len(set(names)) != len(names):
+        raise ValueError(f"names is {brief(names)}, of which each was expected once")
+    shards = tuple(_checked_shard(one) for one in read["shards"])
+    _expect_row(shards, read["keep"])
+    return Manifest(read["keep"], tuple(names), read["single"], read["run"], shards, read["complete"])
+
+
+def _checked_shard(read: Any) -> Shard:
+    expected = {one.name for one in fields(Shard)}
+    if not isinstance(read, dict) or set(read) != expected:
+        raise ValueError(f"a shard is {brief(read)}, and not an object of {sorted(expected)}")
+    counts = (read["first"], read["results"], read["examples"])
+    if not all(type(count) is int and 0 <= count < 2**53 for count in counts) or not read["results"]:
+        raise ValueError(f"a shard counts {brief(counts)}")
+    digests = (read["source"], read["sha256"])
+    if not all(isinstance(one, str) and len(one) == 64 and _HEX.issuperset(one) for one in digests):
+        raise ValueError(f"a shard has the digests {brief(digests)}")
+    if not isinstance(read["full"], bool):
+        raise ValueError(f"a shard's full is {brief(read['full'])}")
+    return Shard(**read)
+
+
+def _expect_row(shards: Sequence[Shard], keep: str) -> None:
+    """Refuse shards that do not follow one another."""
+    if keep == "table" and len(shards) > 1:
+        raise ValueError(f"there are {len(shards)} shards of sums, of which one was expected")
+    reached = 0
+    for shard in shards:
+        if shard.first != reached or (not shard.full and shard is not shards[-1]):
+            raise ValueError(f"the shard from result {shard.first} on does not follow those before it")
+        reached += shard.results
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found

@@ -1,0 +1,146 @@
+"""The objective of each batch of a stream: cut from one for the whole source, or made of what comes with the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embgrad.batch import TokenBatch
+from embgrad.errors import ObjectiveError, brief
+from embgrad.native import as_objective
+from embgrad.objective import Objective, Scalar
+
+__all__ = ["Labelled", "Objectives", "PerBatch"]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An objective for `embgrad.stream` whose arguments come with the source: each of its items is (text, label).
+
+    Args:
+        make: takes the labels of a batch, a list with one an example, and gives the objective: `CrossEntropy` itself, say, or
+            `lambda labels: Margin([a for a, b in labels], [b for a, b in labels])`. A label may be anything.
+        with_batch: also give it the batch, `make(labels, batch)`, to pad labels of positions by, say.
+    """
+
+    make: Callable[..., Any]
+    with_batch: bool = False
+
+    def __post_init__(self) -> None:
+        _expect_function(self.make, "Labelled", "the labels of a batch")
+
+
+@dataclass(frozen=True)
+class PerBatch:
+    """An objective for `embgrad.stream` that is made for each batch, of the next tokens as labels, say.
+
+    Args:
+        make: takes a TokenBatch and gives the objective.
+    """
+
+    make: Callable[[TokenBatch], Any]
+
+    def __post_init__(self) -> None:
+        _expect_function(self.make, "PerBatch", "a batch")
+
+
+class Objectives:
+    """The objectives of a source's examples.
+
+    Args:
+        given: an objective as `embgrad.gradients` takes it, whose arguments with one entry an example are for the whole
+            source; or `Labelled`, or `PerBatch`.
+
+    Attributes:
+        given: as given.
+        labelled: whether the source gives labels too.
+        count: how many examples the source must have, told by the arguments; None where they do not say.
+
+    Raises:
+        ObjectiveError: it is none, or its arguments are for different numbers of examples.
+    """
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, type) and issubclass(given, (Labelled, PerBatch)):
+            raise ObjectiveError(
+                f"the objective is the class {given.__name__}: expected an instance; write {given.__name__}(CrossEntropy)"
+            )
+        self.given = given
+        self.labelled = isinstance(given, Labelled)
+        self.count = None if isinstance(given, (Labelled, PerBatch)) else _count(as_objective(given))
+
+    @property
+    def fixed(self) -> Any:
+        """What can be checked before anything is read: the objective, or None where it is made later."""
+        return None if isinstance(self.given, (Labelled, PerBatch)) else self.given
+
+    def of(self, examples: np.ndarray, batch: TokenBatch, labels: Sequence[Any] | None) -> Any:
+        """The objective of some examples, as `embgrad.gradients` takes it.
+
+        Args:
+            examples: their numbers in the source.
+            batch: they.
+            labels: theirs, where the source gives labels.
+
+        Raises:
+            ObjectiveError: the arguments are of fewer examples, or what was made is no objective.
+        """
+        if isinstance(self.given, Labelled):
+            return _made(self.given.make(labels, batch) if self.given.with_batch else self.given.make(labels))
+        if isinstance(self.given, PerBatch):
+            return _made(self.given.make(batch))
+        if self.count is None:
+            return self.given
+        if examples.max() >= self.count:
+            raise ObjectiveError(
+                f"the objective's arguments have {self.count} entries, and the source goes on: expected one for each example of "
+                "the source; where labels come with the texts, give embgrad.Labelled(embgrad.CrossEntropy) and (text, label)"
+            )
+        return self.given.take(examples, self.count)
+
+    def expect_all_used(self, examples: int) -> None:
+        """Refuse arguments for more examples than there were.
+
+        Raises:
+            ObjectiveError: there are.
+        """
+        if self.count is not None and examples < self.count:
+            raise ObjectiveError(
+                f"the objective's arguments have {self.count} entries, and the source ended after {examples} examples: expected "
+                "one for each example, in the source's order; are they of another data set?"
+            )
+
+
+def _count(objective: Any) -> int | None:
+    """How many examples the arguments are for."""
+    if not isinstance(objective, Objective):
+        return None
+    counts = {}
+    for name in objective._argument_names():
+        value = getattr(objective, name)
+        if isinstance(value, np.ndarray) and value.ndim and not len(objective._cut(name, slice(0, 0), len(value))):
+            counts[name] = len(value)
+    if len(set(counts.values())) > 1:
+        raise ObjectiveError(
+            f"the objective's arguments are for different numbers of examples, {counts}: expected one entry an example in each"
+        )
+    return next(iter(counts.values()), None)
+
+
+def _made(objective: Any) -> Any:
+    if isinstance(objective, (Labelled, PerBatch)):
+        raise ObjectiveError(f"the function made {brief(objective)}: expected an objective for one batch")
+    if not isinstance(objective, Scalar):
+        as_objective(objective)  # refuses what is none
+    return objective
+
+
+def _expect_function(make: Any, name: str, of: str) -> None:
+    if isinstance(make, (Objective, Scalar)) or not callable(make):
+        raise ObjectiveError(
+            f"{name} was given {brief(make)}: expected a function that takes {of} and gives an objective, such as "
+            + ("embgrad.CrossEntropy itself" if name == "Labelled" else "lambda batch: embgrad.Logit(0)")
+        )

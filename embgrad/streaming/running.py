@@ -1,0 +1,224 @@
+"""Runs a stream: batch by batch, those that are finished read back, every result written before it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embgrad.errors import BatchError, FileFormatError, brief
+from embgrad.gradient import gradients
+from embgrad.native import as_objective, described
+from embgrad.progress import Progress
+from embgrad.result import EmbeddingGradients
+from embgrad.streaming.ahead import Ahead
+from embgrad.streaming.buckets import Group, grouped, per_window, restored
+from embgrad.streaming.folder import read_shard
+from embgrad.streaming.heap import EVERY, trim
+from embgrad.streaming.identity import identity, weights_digest
+from embgrad.streaming.manifest import Manifest
+from embgrad.streaming.objectives import Objectives
+from embgrad.streaming.source import Portion, Source
+from embgrad.streaming.totals import Total
+from embgrad.streaming.writing import Writer, kept_of
+from embgrad.task import Task
+
+__all__ = ["Plan", "State", "results_of"]
+
+
+@dataclass
+class State:
+    """What changes while a stream runs.
+
+    Attributes:
+        quiet: nobody wants the results themselves.
+        writer: writes them, where they are written.
+        totals: where they are summed up, by the points' names.
+        report: is told how far it has come.
+        examples: how many are done.
+    """
+
+    quiet: bool
+    writer: Writer | None = None
+    totals: dict[str, Total] = field(default_factory=dict)
+    report: Progress = lambda done, total: None
+    examples: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stream was asked.
+
+    Attributes:
+        task: what is asked of each batch, but for the objective.
+        options: those of `gradients`.
+        single: whether a result stands for itself.
+        size: the batch_size, as given.
+    """
+
+    task: Task
+    source: Source
+    objectives: Objectives
+    options: Mapping[str, Any]
+    single: bool
+    size: int | None
+    window: int | None
+    ahead: int
+    keep: str
+
+    def manifest(self) -> Manifest:
+        """That of the run, with nothing finished."""
+        return Manifest(self.keep, self.task.names, self.single, self.run())
+
+    def run(self) -> dict[str, Any]:
+        """What tells the run from others."""
+        size = self.size if self.source.tokenizer is None else self.source.size
+        options = {"batch_size": size, "window": self.window, "check": bool(self.options["check"])}
+        return identity(self.task, self.source, self.objectives, options)
+
+    @property
+    def total(self) -> int | None:
+        """How many examples there are, where that is known."""
+        return self.source.examples if self.source.examples is not None else self.objectives.count
+
+
+def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
+    """What the stream gives, in order."""
+    writer, report = state.writer, state.report
+    manifest = None if writer is None else writer.manifest
+    finished = 0 if manifest is None else manifest.results
+    passed = finished if plan.window is None else finished - finished % per_window(plan.window, plan.source.size)
+    portions = plan.source.portions(passed)
+    groups = Ahead(grouped(portions, plan.source.size, plan.window, plan.source.padding, finished), plan.ahead)
+    try:
+        report(0, plan.total)
+        if writer is not None and manifest is not None:
+            if not state.quiet:
+                yield from _read_back(plan, manifest, writer, state)
+            writer.take_back()
+            state.examples = manifest.examples
+            report(state.examples, plan.total)
+        last = None
+        for group in groups:
+            for portion in group.portions:
+                last = portion
+                _expect_source_as_before(portion, manifest)
+            yield from _of_group(plan, state, group, finished)
+        if last is None and not finished:
+            raise BatchError(
+                "the source is empty: expected one text or batch at least; was it a generator, and read before?"
+            )
+        _expect_whole(plan, last, manifest)
+        if writer is not None:
+            writer.flush(complete=True)
+    finally:
+        groups.close()
+
+
+def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generator[Any, None, None]:
+    """The results of a group's portions, those that are finished left out."""
+    if not group.pieces:
+        return
+    ran = [_run(plan, group, number) for number in range(len(group.pieces))]
+    for number, portion in enumerate(group.portions):
+        if portion.number < finished:
+            continue
+        results = ran[0] if plan.window is None else _in_order(plan, group, ran, number)
+        kept = {name: kept_of(plan.keep, result) for name, result in results.items()}
+        for name, total in state.totals.items():
+            total.add(results[name].table())
+        if state.writer is not None:
+            _write(plan, state.writer, portion, results, kept)
+        state.examples += portion.count
+        state.report(state.examples, plan.total)
+        del results
+        if (portion.number + 1) % EVERY == 0:
+            trim()
+        if state.quiet:
+            yield None
+        else:
+            yield kept[plan.task.names[0]] if plan.single else kept
+
+
+def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]:
+    """The results of one of a group's pieces."""
+    piece = group.pieces[number]
+    owners = [group.portions[owner] for owner, _ in piece.places]
+    examples = np.array([owner.start + row for owner, (_, row) in zip(owners, piece.places, strict=True)])
+    labels = [
+        owner.labels[row] for owner, (_, row) in zip(owners, piece.places, strict=True) if owner.labels is not None
+    ]
+    try:
+        objective = plan.objectives.of(examples, piece.batch, labels if plan.objectives.labelled else None)
+        found = gradients(plan.task.model, piece.batch, objective, **plan.options)
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"while streaming the examples {_told(examples)} of the source")
+        raise
+    return {plan.task.names[0]: found} if isinstance(found, EmbeddingGradients) else found
+
+
+def _in_order(
+    plan: Plan, group: Group, ran: Sequence[Mapping[str, EmbeddingGradients]], number: int
+) -> dict[str, EmbeddingGradients]:
+    """The results of one of a window's portions."""
+    portion = group.portions[number]
+    assert plan.window is not None, "pieces are portions but for a window"
+    assert portion.batch is not None, "what was run was encoded"
+    objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
+    return restored(group, ran, number, described(objective), plan.window, plan.source.padding)
+
+
+def _write(plan: Plan, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+    if portion.number == 0:  # before its first batch a model may not have had all its weights
+        run = writer.manifest.run
+        writer.put_run({**run, "weights": weights_digest(plan.task, run["weights"])})
+    writer.add(portion, results, kept)
+
+
+def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> Generator[Any, None, None]:
+    """What was finished before."""
+    for shard in manifest.shards:
+        for kept in read_shard(writer.folder, manifest, shard):
+            yield kept[plan.task.names[0]] if plan.single else kept
+        state.examples += shard.examples
+        state.report(state.examples, plan.total)
+
+
+# What is refused
+
+
+def _expect_source_as_before(portion: Portion, manifest: Manifest | None) -> None:
+    """Refuse to go on where the source is not what the finished results are of."""
+    if manifest is None:
+        return
+    if manifest.complete and portion.number >= manifest.results:
+        raise FileFormatError(
+            f"the folder holds a complete run of {manifest.examples} examples, and the source now goes on: expected the same "
+            "source; name another folder"
+        )
+    for shard in manifest.shards:
+        if portion.number == shard.first + shard.results - 1 and portion.digest != shard.source:
+            raise FileFormatError(
+                f"the source is not what the results in the folder are of: it differs somewhere up to example "
+                f"{portion.start + portion.count - 1}; expected the same items in the same order, from the beginning; name "
+                "another folder for another source"
+            )
+
+
+def _expect_whole(plan: Plan, last: Portion | None, manifest: Manifest | None) -> None:
+    """Refuse a source that ended before what was finished, or before the objective's arguments do."""
+    read = 0 if last is None else last.start + last.count
+    if manifest is not None and (0 if last is None else last.number + 1) < manifest.results:
+        raise FileFormatError(
+            f"the source ended after {read} examples, and the folder holds the results of {manifest.examples}: expected the "
+            "same source from its beginning; was it a generator, and read before?"
+        )
+    plan.objectives.expect_all_used(read)
+
+
+def _told(examples: np.ndarray) -> str:
+    first, last = int(examples.min()), int(examples.max())
+    return f"{first} to {last}" if last - first == len(examples) - 1 else f"{brief(sorted(examples.tolist()))}"

@@ -1,0 +1,145 @@
+"""One number a position in place of a whole gradient: what a long run keeps where the vectors would be too many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.errors import FileFormatError, brief
+from embgrad.files import read_tensors, write_tensors
+from embgrad.result import EmbeddingGradients
+
+__all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
+
+#: By their names in a file the arrays, with the types that they may have; those that end in "?" may be missing.
+_ARRAYS: Final = {
+    "norm": ("float32", "float64"),
+    "dot": ("float32", "float64"),
+    "ids": ("int64",),
+    "objective": ("float64",),
+    "mask?": ("int64",),
+    "words_of?": ("int64",),
+}
+_KEY: Final = "embgrad-saliencies"
+_FIELDS: Final = {"tokens", "provenance"}
+
+
+@dataclass(frozen=True, eq=False)
+class Saliencies:
+    """What is kept of a result with `keep="saliency"`.
+
+    Attributes:
+        norm: `saliency("norm")` of the result: the length of the gradient at each position, (example, position).
+        dot: `saliency("dot")`: its inner product with the activation, likewise.
+        objective: L of each example, float64, (example,); () where the reduction was the user's.
+        ids: as in `EmbeddingGradients`; so are `mask`, `tokens`, `words_of` and `provenance`.
+    """
+
+    norm: np.ndarray
+    dot: np.ndarray
+    objective: np.ndarray
+    ids: np.ndarray
+    mask: np.ndarray | None
+    tokens: tuple[tuple[str, ...], ...] | None
+    words_of: np.ndarray | None
+    provenance: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its arrays take."""
+        present = (getattr(self, name.rstrip("?")) for name in _ARRAYS)
+        return sum(int(array.nbytes) for array in present if array is not None)
+
+    @classmethod
+    def of(cls, result: EmbeddingGradients) -> Saliencies:
+        """Those of a result."""
+        return cls(
+            result.saliency("norm"),
+            result.saliency("dot"),
+            result.objective,
+            result.ids,
+            result.mask,
+            result.tokens,
+            result.words_of,
+            result.provenance,
+        )
+
+
+def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: bool = False) -> None:
+    """Write several by name to one file, which appears whole or not at all."""
+    arrays, entries = {}, []
+    for number, (name, one) in enumerate(named.items()):
+        for key in _ARRAYS:
+            array = getattr(one, key.rstrip("?"))
+            if array is not None:
+                arrays[f"{number}.{key.rstrip('?')}"] = np.asarray(array)
+        entries.append({"name": name, "tokens": one.tokens, "provenance": dict(one.provenance)})
+    text = json.dumps(
+        {"format": 1, "results": entries}, default=lambda value: getattr(value, "tolist", value.__repr__)()
+    )
+    write_tensors(path, arrays, {_KEY: text}, durable=durable)
+
+
+def load_saliencies(path: Path) -> dict[str, Saliencies]:
+    """The reverse of `save_saliencies`.
+
+    Raises:
+        FileFormatError: the file is not as embgrad writes it.
+    """
+    arrays, metadata = read_tensors(path, ("F32", "F64", "I64"))
+    try:
+        described = json.loads(metadata[_KEY])
+        entries = described["results"]
+        if described["format"] != 1 or not isinstance(entries, list):
+            raise ValueError("it is of another format")
+        made = {}
+        for number, entry in enumerate(entries):
+            prefix = f"{number}."
+            own = {key.removeprefix(prefix): arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
+            name = entry.pop("name")
+            made[str(name)] = _read(own, entry)
+        if arrays or len(made) != len(entries):
+            raise ValueError("it holds arrays of no result, or a name twice")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path} holds no saliencies as embgrad writes them: {error}; write it again") from error
+    return made
+
+
+def _read(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
+    needed = {name for name in _ARRAYS if not name.endswith("?")}
+    known = {name.rstrip("?") for name in _ARRAYS}
+    if not needed <= set(arrays) <= known or set(entry) != _FIELDS or not isinstance(entry["provenance"], dict):
+        raise ValueError(f"a result holds {brief(sorted(arrays))} and {brief(sorted(entry))}")
+    for name, kinds in _ARRAYS.items():
+        array = arrays.get(name.rstrip("?"))
+        if array is not None and str(array.dtype) not in kinds:
+            raise ValueError(f"{name.rstrip('?')} is of dtype {array.dtype}")
+    ids = arrays["ids"]
+    if arrays["norm"].shape != arrays["dot"].shape or not ids.size or arrays["objective"].ndim > 1:
+        raise ValueError(f"norm has the shape {arrays['norm'].shape}, and dot {arrays['dot'].shape}")
+    if any(name in arrays and arrays[name].shape != ids.shape for name in ("mask", "words_of")):
+        raise ValueError(f"mask or words_of have not the ids' shape, {ids.shape}")
+    return Saliencies(
+        arrays["norm"],
+        arrays["dot"],
+        arrays["objective"],
+        ids,
+        arrays.get("mask"),
+        _tokens(entry["tokens"], ids.shape),
+        arrays.get("words_of"),
+        entry["provenance"],
+    )
+
+
+def _tokens(tokens: Any, shape: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
+    if tokens is None:
+        return None
+    made = tuple(tuple(example) for example in tokens)
+    if (len(made), *{*map(len, made)}) != tuple(shape) or not all(isinstance(one, str) for row in made for one in row):
+        raise ValueError("its tokens are not one text for each of the ids")
+    return made

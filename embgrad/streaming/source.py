@@ -1,0 +1,195 @@
+"""Reads a stream's source: batches as they come, or texts, so many at a time, encoded."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+
+from embgrad.batch import TokenBatch
+from embgrad.encoding import Encoded, Padding, as_example, encoded, padded, padding_of
+from embgrad.errors import BatchError, brief
+from embgrad.forms import as_batch, batch_of
+from embgrad.streaming.digests import update
+from embgrad.validation import is_text
+
+__all__ = ["Portion", "Source"]
+
+
+@dataclass(frozen=True)
+class Portion:
+    """So many examples in a row, of which one result is made.
+
+    Attributes:
+        number: which result.
+        start: the number of its first example in the source.
+        count: how many examples.
+        batch: they; None where they are only passed by.
+        texts: with a tokenizer each example before padding.
+        labels: with a source of (text, label) the labels.
+        digest: tells the source from its beginning up to here; "" where nobody asks.
+    """
+
+    number: int
+    start: int
+    count: int
+    batch: TokenBatch | None = None
+    texts: Sequence[Encoded] = ()
+    labels: Sequence[Any] | None = None
+    digest: str = ""
+
+    @property
+    def examples(self) -> np.ndarray:
+        """The numbers of its examples in the source."""
+        return np.arange(self.start, self.start + self.count)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source as it was given to `embgrad.stream`.
+
+    Attributes:
+        items: texts and pairs of texts with a tokenizer, else batches; with labels (text, label) or (batch, labels).
+        tokenizer: see `embgrad.encode`; so is `max_length`.
+        size: with a tokenizer how many texts a portion has.
+        labelled: whether each item comes with a label.
+        digested: whether a digest is wanted.
+
+    Raises:
+        BatchError: it is no source.
+    """
+
+    items: Iterable[Any]
+    tokenizer: Any = None
+    max_length: int | None = None
+    size: int = 32
+    labelled: bool = False
+    digested: bool = False
+    padding: Padding = field(init=False)
+
+    def __post_init__(self) -> None:
+        _expect_source(self.items, self.tokenizer)
+        if self.tokenizer is None and self.max_length is not None:
+            raise BatchError(
+                f"max_length is {brief(self.max_length)}, and there is no tokenizer that could keep it: pass tokenizer=..., or "
+                "leave it out"
+            )
+        padding = Padding() if self.tokenizer is None else padding_of(self.tokenizer)
+        object.__setattr__(self, "padding", padding)
+
+    @property
+    def examples(self) -> int | None:
+        """How many examples there are, where that can be told without reading them."""
+        countable = self.tokenizer is not None and hasattr(self.items, "__len__")
+        return len(self.items) if countable else None  # type: ignore[arg-type]
+
+    def portions(self, passed: int = 0) -> Generator[Portion, None, None]:
+        """The source's examples, so many at a time.
+
+        Args:
+            passed: how many portions are only counted and digested, not encoded.
+        """
+        items = iter(self.items)
+        try:
+            yield from self._batches(items, passed) if self.tokenizer is None else self._texts(items, passed)
+        finally:
+            if isinstance(items, GeneratorType):  # a file is its owner's to close
+                items.close()
+
+    def _texts(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:
+        lines = isinstance(self.items, io.TextIOBase)
+        made = hashlib.sha256()
+        number = start = 0
+        texts: list[tuple[str, ...]] = []
+        labels: list[Any] = []
+        for item in items:
+            text, label = self._parted(item, start + len(texts))
+            texts.append(as_example(text.rstrip("\r\n") if lines else text, start + len(texts)))
+            labels.append(label)
+            if len(texts) == self.size:
+                yield self._portion(number, start, texts, labels, made, number < passed)
+                number, start, texts, labels = number + 1, start + len(texts), [], []
+        if texts:
+            yield self._portion(number, start, texts, labels, made, number < passed)
+
+    def _portion(
+        self, number: int, start: int, texts: list[tuple[str, ...]], labels: list[Any], made: Any, passed: bool
+    ) -> Portion:
+        given = labels if self.labelled else None
+        digest = self._digest(made, [texts, given])
+        if passed:
+            return Portion(number, start, len(texts), digest=digest)
+        found = encoded(texts, self.tokenizer, self.max_length)
+        return Portion(number, start, len(texts), padded(found, self.padding), found, given, digest)
+
+    def _batches(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:
+        made = hashlib.sha256()
+        start = 0
+        for number, item in enumerate(items):
+            given, labels = self._parted(item, number)
+            try:
+                batch = as_batch(given)
+            except BatchError as error:
+                raise BatchError(f"batch {number} of the source: {error}") from error
+            if self.labelled:
+                labels = _as_many(labels, len(batch), number)
+            digest = self._digest(made, [batch, labels])
+            yield Portion(number, start, len(batch), None if number < passed else batch, (), labels, digest)
+            start += len(batch)
+
+    def _parted(self, item: Any, number: int) -> tuple[Any, Any]:
+        """The text or batch, and its label or labels."""
+        if not self.labelled:
+            return item, None
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            what, form = ("example", "(text, label)") if self.tokenizer is not None else ("batch", "(batch, labels)")
+            raise BatchError(
+                f"{what} {number} of the source is {brief(item)}: expected {form}, as the objective is Labelled"
+            )
+        return item[0], item[1]
+
+    def _digest(self, made: Any, value: Any) -> str:
+        if not self.digested:
+            return ""
+        update(made, value)
+        return str(made.hexdigest())
+
+
+def _as_many(labels: Any, count: int, number: int) -> Sequence[Any]:
+    try:
+        listed = labels if isinstance(labels, (list, tuple)) else list(labels)
+    except TypeError:
+        listed = []
+    if len(listed) != count:
+        raise BatchError(
+            f"the labels of batch {number} of the source are {brief(labels)}: expected {count}, one an example"
+        )
+    return listed
+
+
+def _expect_source(items: Any, tokenizer: Any) -> None:
+    """Refuse what would be read as something else than is meant."""
+    if isinstance(items, (str, bytes)):
+        raise BatchError(
+            f"the source is the text {brief(items)}: expected an iterable of texts; write [text], or open(path) for the lines "
+            "of a file"
+        )
+    one = isinstance(items, (TokenBatch, Mapping)) or (
+        tokenizer is None and (hasattr(items, "shape") or hasattr(items, "asnumpy"))
+    )
+    if one:
+        raise BatchError(
+            f"the source is one batch, a {type(items).__name__}: expected an iterable of batches, or of texts with "
+            "tokenizer=...; embgrad.gradients takes one batch"
+        )
+    if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
+        raise BatchError(
+            f"the source is of type {type(items).__name__}: expected an iterable of batches, or of texts with tokenizer=..."
+        )
+    if tokenizer is None and isinstance(items, list) and is_text(items):
+        batch_of(items, None)  # which says that texts need a tokenizer

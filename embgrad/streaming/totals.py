@@ -1,0 +1,126 @@
+"""The running sum of table gradients over a whole data set: float64, and never more than the rows that were looked up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.errors import FileFormatError
+from embgrad.files import read_tensors, write_tensors
+from embgrad.rowsparse import RowSparse
+
+__all__ = ["Total", "load_tables", "save_tables"]
+
+_KEY: Final = "embgrad-tables"
+
+
+class Total:
+    """A sum of gradients of one table, added up one after the other in float64.
+
+    Args:
+        begun: a sum that goes on, with float64 values; None for nothing as yet.
+        dtype: of the summands; None where there was none.
+    """
+
+    def __init__(self, begun: RowSparse | None = None, dtype: Any = None) -> None:
+        self.dtype = dtype
+        self._shape: tuple[int, int] | None = None
+        self._slots = np.zeros(0, np.int64)
+        self._rows = np.zeros(0, np.int64)
+        self._sums = np.zeros((0, 0))
+        self._used = 0
+        if begun is not None:
+            self._add(begun)
+
+    def add(self, table: RowSparse) -> None:
+        """Add a gradient of the table.
+
+        Raises:
+            FileFormatError: it is of a table of another shape.
+        """
+        self.dtype = table.values.dtype if self.dtype is None else np.promote_types(self.dtype, table.values.dtype)
+        self._add(table)
+
+    def _add(self, table: RowSparse) -> None:
+        if self._shape is None:
+            self._shape = table.shape
+            self._slots = np.full(table.shape[0], -1, np.int64)
+            self._sums = np.zeros((0, table.shape[1]))
+        if table.shape != self._shape:
+            raise FileFormatError(
+                f"the sum so far is of a table of shape {self._shape}, and the next gradient of one of {table.shape}: expected "
+                "gradients of one table"
+            )
+        new = table.rows[self._slots[table.rows] < 0]
+        self._make_room(self._used + len(new))
+        self._slots[new] = np.arange(self._used, self._used + len(new))
+        self._rows[self._used : self._used + len(new)] = new
+        self._used += len(new)
+        self._sums[self._slots[table.rows]] += table.values
+
+    def _make_room(self, wanted: int) -> None:
+        assert self._shape is not None
+        if wanted > len(self._rows):
+            room = min(max(wanted, 2 * len(self._rows)), self._shape[0])
+            rows, sums = np.zeros(room, np.int64), np.zeros((room, self._shape[1]))
+            rows[: self._used], sums[: self._used] = self._rows[: self._used], self._sums[: self._used]
+            self._rows, self._sums = rows, sums
+
+    def table(self, *, wide: bool = False) -> RowSparse | None:
+        """The sum, in the summands' dtype, or in float64; None where there was no summand."""
+        if self._shape is None:
+            return None
+        order = np.argsort(self._rows[: self._used])
+        values = self._sums[order]
+        return RowSparse(self._rows[order], values if wide else values.astype(self.dtype), self._shape)
+
+
+def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = False) -> None:
+    """Write sums by name to a file, in float64; it appears whole or not at all."""
+    arrays, entries = {}, []
+    for number, (name, total) in enumerate(totals.items()):
+        table = total.table(wide=True)
+        assert table is not None, "something was added"
+        arrays.update({f"{number}.rows": table.rows, f"{number}.values": table.values})
+        entries.append({"name": name, "shape": list(table.shape), "dtype": str(np.dtype(total.dtype))})
+    write_tensors(path, arrays, {_KEY: json.dumps({"format": 1, "tables": entries})}, durable=durable)
+
+
+def load_tables(path: Path) -> dict[str, tuple[RowSparse, np.dtype[Any]]]:
+    """The sums by name, in float64, with the dtype of the summands.
+
+    Raises:
+        FileFormatError: the file is not as embgrad writes it.
+    """
+    arrays, metadata = read_tensors(path, ("F64", "I64"))
+    try:
+        described = json.loads(metadata[_KEY])
+        made = {}
+        if described["format"] != 1:
+            raise ValueError("it is of another format")
+        for number, entry in enumerate(described["tables"]):
+            table = RowSparse(arrays.pop(f"{number}.rows"), arrays.pop(f"{number}.values"), tuple(entry["shape"]))
+            if entry["dtype"] not in ("float32", "float64"):
+                raise ValueError(f"a sum is of dtype {entry['dtype']!r}")
+            _expect_table(table)
+            made[str(entry["name"])] = table, np.dtype(entry["dtype"])
+        if arrays or len(made) != len(described["tables"]):
+            raise ValueError("it holds arrays of no table, or a name twice")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path} holds no tables as embgrad writes them: {error}; write it again") from error
+    return made
+
+
+def _expect_table(table: RowSparse) -> None:
+    whole = len(table.shape) == 2 and all(type(size) is int and 0 < size < 2**48 for size in table.shape)
+    if not whole or table.rows.dtype != np.int64 or table.values.dtype != np.float64 or table.rows.ndim != 1:
+        raise ValueError(f"a table of shape {table.shape} has rows of shape {table.rows.shape}")
+    inside = not table.rows.size or 0 <= table.rows[0] <= table.rows[-1] < table.shape[0]
+    if table.values.shape != (len(table.rows), table.shape[1]) or not inside or (np.diff(table.rows) <= 0).any():
+        raise ValueError(
+            f"a table of shape {table.shape} has values of shape {table.values.shape}, or rows out of order"
+        )

@@ -1,0 +1,67 @@
+"""What the tests of streams share: a masked model of the reference, texts, labels, a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+VOCAB, DIM, CLASSES = 40, 4, 3
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def forward(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    mask = np.ones(input_ids.shape) if attention_mask is None else attention_mask
+    hidden = model.module("block", lambda rows: (rows @ model["U"]).tanh(), lookup(model["E"], input_ids))
+    return (hidden * Tensor(mask[..., None].astype(hidden.value.dtype))).sum(1) @ model["W"]
+
+
+def model(seed: int = 0, dtype: str = "float32") -> ReferenceModel:
+    random = np.random.default_rng(seed)
+    shapes = {"E": (VOCAB, DIM), "U": (DIM, DIM), "W": (DIM, CLASSES)}
+    return ReferenceModel(forward, {name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()})
+
+
+def tokenizer(text: str, pair: str | None = None) -> list[int]:
+    """[1] text [2], or [1] text [2] pair [2]; a letter an id."""
+    parts = [text] if pair is None else [text, pair]
+    return [1] + [one for part in parts for one in [*(3 + LETTERS.index(letter) for letter in part), 2]]
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    random = np.random.default_rng(seed)
+    return ["".join(random.choice(list(LETTERS), random.integers(1, 12))) for _ in range(count)]
+
+
+def labels(count: int) -> list[int]:
+    return np.random.default_rng(7).integers(0, CLASSES, count).tolist()
+
+
+def rows(count: int) -> Iterator[tuple[str, int]]:
+    yield from zip(texts(count), labels(count), strict=True)
+
+
+def by_hand(
+    count: int, size: int, objective: Any = embgrad.CrossEntropy, **options: Any
+) -> list[embgrad.EmbeddingGradients]:
+    """What `gradients` gives, batch by batch."""
+    found = []
+    for start in range(0, count, size):
+        own = texts(count)[start : start + size]
+        made = objective(labels(count)[start : start + size])
+        found.append(embgrad.gradients(model(), own, made, tokenizer=tokenizer, **options))
+    return found
+
+
+def expect_same_bits(one: embgrad.EmbeddingGradients, other: embgrad.EmbeddingGradients) -> None:
+    for name in ("values", "activations", "objective", "ids", "mask", "types", "before"):
+        first, second = getattr(one, name), getattr(other, name)
+        assert (first is None) == (second is None)
+        if first is not None:
+            assert (second.dtype, second.shape, second.tobytes()) == (first.dtype, first.shape, first.tobytes())
+    assert one.tokens == other.tokens
+    assert dict(one.provenance) == dict(other.provenance)

@@ -1,0 +1,531 @@
+"""Streams: the results of `gradients`, batch by batch, whatever is read ahead, put together by length or cut."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import embgrad
+from embgrad.streaming.heap import trim
+from embgrad.testing.reference import ReferenceModel
+from tests.core.streams import (
+    CLASSES,
+    DIM,
+    by_hand,
+    expect_same_bits,
+    forward,
+    labels,
+    model,
+    rows,
+    texts,
+    tokenizer,
+)
+
+LABELLED = embgrad.Labelled(embgrad.CrossEntropy)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    """Whatever a test did, the threads of its streams have ended."""
+    yield
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and _threads():
+        time.sleep(0.01)
+    assert not _threads()
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "embgrad.stream"]
+
+
+# The same as gradients
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_each_result_is_that_of_gradients(ahead: int) -> None:
+    found = list(embgrad.stream(model(), rows(23), LABELLED, tokenizer=tokenizer, batch_size=5, ahead=ahead))
+    assert [len(one.values) for one in found] == [5, 5, 5, 5, 3]
+    for one, other in zip(by_hand(23, 5), found, strict=True):
+        expect_same_bits(one, other)
+
+
+def test_labels_of_the_whole_source() -> None:
+    found = list(
+        embgrad.stream(model(), texts(11), embgrad.CrossEntropy(labels(11)), tokenizer=tokenizer, batch_size=4)
+    )
+    for one, other in zip(by_hand(11, 4), found, strict=True):
+        expect_same_bits(one, other)
+
+
+def test_a_label_may_be_anything() -> None:
+    items = [(text, (label, (label + 1) % CLASSES)) for text, label in rows(6)]
+    made = embgrad.Labelled(lambda given: embgrad.Margin([a for a, _ in given], [b for _, b in given]))
+    found = list(embgrad.stream(model(), items, made, tokenizer=tokenizer, batch_size=4))
+    margin = by_hand(6, 4, lambda own: embgrad.Margin(own, [(one + 1) % CLASSES for one in own]))
+    for one, other in zip(margin, found, strict=True):
+        expect_same_bits(one, other)
+
+
+def test_an_objective_for_each_batch_sees_the_batch() -> None:
+    shapes = []
+
+    def made(batch: embgrad.TokenBatch) -> embgrad.Logit:
+        shapes.append(batch.shape)
+        return embgrad.Logit(batch.ids[:, 1] % CLASSES)
+
+    found = list(embgrad.stream(model(), texts(5), embgrad.PerBatch(made), tokenizer=tokenizer, batch_size=3))
+    assert shapes == [one.ids.shape for one in found]
+    assert found[1].provenance["objective"]["index"] == (found[1].ids[:, 1] % CLASSES).tolist()
+
+
+def test_labels_with_the_batch() -> None:
+    made = embgrad.Labelled(lambda given, batch: embgrad.Logit((batch.ids[:, 1] + given) % CLASSES), with_batch=True)
+    [found] = embgrad.stream(model(), rows(3), made, tokenizer=tokenizer)
+    assert found.provenance["objective"]["index"] == ((found.ids[:, 1] + labels(3)) % CLASSES).tolist()
+
+
+def test_a_native_function_and_an_objective_without_arguments() -> None:
+    native = list(embgrad.stream(model(), texts(5), lambda output: output.sum(1), tokenizer=tokenizer, batch_size=3))
+    summed = list(embgrad.stream(model(), texts(5), embgrad.Sum(), tokenizer=tokenizer, batch_size=3))
+    for one, other in zip(native, summed, strict=True):
+        np.testing.assert_array_equal(one.values, other.values)
+
+
+def test_batches_of_every_form() -> None:
+    batches = [[[3, 4, 5]], {"input_ids": [[6, 7], [8, 9]]}, embgrad.TokenBatch([[5, 4]], [[1, 0]])]
+    found = list(embgrad.stream(model(), iter(batches), embgrad.Logit([0, 1, 2, 0])))
+    expected = [
+        embgrad.gradients(model(), batch, embgrad.Logit(index))
+        for batch, index in zip(batches, ([0], [1, 2], [0]), strict=True)
+    ]
+    for one, other in zip(expected, found, strict=True):
+        expect_same_bits(one, other)
+
+
+def test_labelled_batches() -> None:
+    [found] = embgrad.stream(model(), [([[3, 4], [5, 6]], np.array([1, 2]))], LABELLED)
+    expect_same_bits(embgrad.gradients(model(), [[3, 4], [5, 6]], embgrad.CrossEntropy([1, 2])), found)
+
+
+def test_batches_cut_in_micro_batches() -> None:
+    sizes = []
+
+    def counting(self: Any, input_ids: np.ndarray) -> Any:
+        sizes.append(len(input_ids))
+        return forward(self, input_ids)
+
+    counted = ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()})
+    ids = np.random.default_rng(0).permutation(15).reshape(5, 3)
+    [found] = embgrad.stream(counted, [ids], embgrad.Sum(), batch_size=2)
+    assert sizes == [2, 2, 1]
+    assert found.values.shape == (5, 3, DIM)
+
+
+def test_several_points_and_options() -> None:
+    options: dict[str, Any] = {"at": ["word", "block"], "pads": "zero", "check": True, "split": False}
+    options["edit"] = {"block": lambda grad: grad * 2}
+    options["check"] = False
+    found = list(embgrad.stream(model(), rows(6), LABELLED, tokenizer=tokenizer, batch_size=4, **options))
+    for one, other in zip(by_hand(6, 4, **options), found, strict=True):
+        assert list(other) == ["word", "block"]
+        for name in one:
+            expect_same_bits(one[name], other[name])
+
+
+def test_certificates_and_split() -> None:
+    [checked] = embgrad.stream(model(dtype="float64"), rows(4), LABELLED, tokenizer=tokenizer, check=True)
+    assert checked.certificate is not None
+    [split] = embgrad.stream(model(), rows(4), LABELLED, tokenizer=tokenizer, split=True)
+    assert len(split.per_example()) == 4
+    assert split.tables is not None
+
+
+def test_pairs_and_files(tmp_path: Path) -> None:
+    [pairs] = embgrad.stream(model(), [("ab", "c"), "de"], embgrad.Logit(0), tokenizer=tokenizer)
+    assert pairs.ids.tolist() == [[1, 3, 4, 2, 5, 2], [1, 6, 7, 2, 0, 0]]
+    (tmp_path / "texts.txt").write_text("ab\nc\r\n\nde", newline="")
+    with (tmp_path / "texts.txt").open() as file:
+        [lines] = embgrad.stream(model(), file, embgrad.Logit(0), tokenizer=tokenizer)
+        assert not file.closed
+    assert [row[row > 0].tolist() for row in lines.ids] == [[1, 3, 4, 2], [1, 5, 2], [1, 2], [1, 6, 7, 2]]
+
+
+def test_max_length_is_kept() -> None:
+    class Pieces:
+        def tokenize(self, text: str) -> list[str]:
+            return list(text)
+
+        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+            return [tokenizer(token)[1] if len(token) == 1 else 1 for token in tokens]
+
+    [found] = embgrad.stream(model(), ["abcdef", "a"], embgrad.Logit(0), tokenizer=Pieces(), max_length=5)
+    assert found.ids.shape == (2, 5)
+    assert found.provenance["truncated"] == [3, 0]
+
+
+# By length
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 40), st.booleans())
+def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
+    """Whatever the window, the same batches in the same order; each example's numbers as in a batch of its own."""
+    at = ["word", "block"] if several else "word"
+    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": size, "at": at}
+    plain = list(embgrad.stream(model(), rows(count), LABELLED, **options))
+    sorted_ones = list(embgrad.stream(model(), rows(count), LABELLED, window=window, **options))
+    for one, other in zip(plain, sorted_ones, strict=True):
+        for name in one if several else ["word"]:
+            first, second = (one[name], other[name]) if several else (one, other)
+            np.testing.assert_array_equal(first.ids, second.ids)
+            np.testing.assert_array_equal(first.mask, second.mask)
+            real = first.real
+            np.testing.assert_allclose(second.values[real], first.values[real], rtol=1e-5, atol=1e-7)
+            np.testing.assert_array_equal(second.activations[real], first.activations[real])
+            np.testing.assert_allclose(second.objective, first.objective, rtol=1e-6)
+            assert second.provenance["objective"] == first.provenance["objective"]
+            assert second.provenance["output_shape"] == first.provenance["output_shape"]
+            assert embgrad.compare(first, second).agrees
+            assert (second.values.flags.c_contiguous, second.values.flags.owndata) == (True, True)
+
+
+def test_batches_by_length_run_less_padding() -> None:
+    runs: list[tuple[int, ...]] = []
+
+    def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+        runs.append(input_ids.shape)
+        return forward(self, input_ids, attention_mask)
+
+    def positions(window: int | None) -> int:
+        runs.clear()
+        counted = ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()})
+        given = ["a" * length for length in [1, 20] * 8]
+        for _ in embgrad.stream(counted, given, embgrad.Logit(0), tokenizer=tokenizer, batch_size=4, window=window):
+            pass
+        return sum(rows * columns for rows, columns in runs)
+
+    assert positions(None) == 16 * 22
+    assert positions(16) == 8 * 22 + 8 * 3
+
+
+def test_padding_on_the_left_by_length() -> None:
+    class Left:
+        padding: ClassVar[dict[str, Any]] = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "direction": "left"}
+
+        @classmethod
+        def from_str(cls, _: str) -> Left:
+            return cls()
+
+        def to_str(self) -> str:
+            return "{}"
+
+        def no_padding(self) -> None: ...
+
+        def no_truncation(self) -> None: ...
+
+        def encode_batch(self, given: list[str]) -> list[Any]:
+            return [
+                type("E", (), {"ids": ids, "tokens": list(map(str, ids)), "type_ids": [0] * len(ids)} | _words(ids))
+                for ids in map(tokenizer, given)
+            ]
+
+    def _words(ids: list[int]) -> dict[str, Any]:
+        return {"word_ids": list(range(len(ids))), "sequence_ids": [0] * len(ids)}
+
+    plain = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3))
+    by_length = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3, window=9))
+    assert plain[0].mask is not None
+    assert plain[0].mask[:, -1].all()
+    assert not plain[0].mask.all()
+    for one, other in zip(plain, by_length, strict=True):
+        np.testing.assert_array_equal(one.ids, other.ids)
+        np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-5, atol=1e-7)
+        assert (one.tokens, one.provenance["truncated"]) == (other.tokens, other.provenance["truncated"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": True}, "with split=True it counts which examples meet: leave one of them out"),
+        ({"training": True}, "with training=True it counts"),
+        ({"tokenizer": None}, "the source gives whole batches: expected texts, with tokenizer"),
+    ],
+)
+def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.stream(model(), [[[3]]], embgrad.Sum(), **{"tokenizer": tokenizer, "window": 8, **options})
+    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: leave window out"):
+        embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
+
+
+# Ahead
+
+
+def test_nothing_is_read_before_the_first_result_and_only_so_much_ahead() -> None:
+    read = []
+
+    def source() -> Iterator[str]:
+        for number in itertools.count():
+            read.append(number)
+            yield "abc"
+
+    found = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, ahead=3)
+    assert read == []
+    next(found)
+    time.sleep(0.2)
+    assert 2 <= len(read) <= 2 * (1 + 3 + 1)  # the one taken, those ready, the one being made
+    found.close()
+
+
+def test_the_user_s_generator_is_closed_where_it_runs() -> None:
+    closed = []
+
+    def source() -> Iterator[str]:
+        try:
+            while True:
+                yield "abc"
+        finally:
+            closed.append(threading.current_thread().name)
+
+    for _ in embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=2):
+        break
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not closed:
+        time.sleep(0.01)
+    assert closed == ["embgrad.stream"]
+
+
+class _OwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("raised", [_OwnError("mine"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.parametrize("where", ["source", "tokenizer"])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_exceptions_come_out_as_themselves_after_the_results_before_them(
+    raised: BaseException, where: str, ahead: int
+) -> None:
+    def source() -> Iterator[str]:
+        for number in range(9):
+            if number == 7 and where == "source":
+                raise raised
+            yield "z" if number == 7 else "abc"
+
+    def failing(text: str) -> list[int]:
+        if text == "z":
+            raise raised
+        return tokenizer(text)
+
+    found = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=failing, batch_size=3, ahead=ahead)
+    assert [len(next(found).values), len(next(found).values)] == [3, 3]
+    with pytest.raises(type(raised)) as caught:
+        next(found)
+    assert caught.value is raised
+    with pytest.raises(StopIteration):
+        next(found)
+
+
+def test_an_error_of_a_batch_says_which_examples() -> None:
+    found = embgrad.stream(model(), ["a", "b", "c"], embgrad.Logit(9), tokenizer=tokenizer, batch_size=2)
+    with pytest.raises(embgrad.ObjectiveError) as caught:
+        next(found)
+    assert getattr(caught.value, "__notes__", ["while streaming the examples 0 to 1 of the source"]) == [
+        "while streaming the examples 0 to 1 of the source"
+    ]
+
+
+def test_a_consumer_that_raises_leaves_no_thread() -> None:
+    def consume() -> None:
+        for _ in embgrad.stream(model(), itertools.repeat("abc"), embgrad.Sum(), tokenizer=tokenizer, batch_size=2):
+            raise _OwnError
+
+    with pytest.raises(_OwnError):
+        consume()
+    assert not [thread for thread in _threads() if thread.is_alive() and not _ends(thread)]
+
+
+def _ends(thread: threading.Thread) -> bool:
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_with_closes_and_a_closed_stream_gives_nothing() -> None:
+    with embgrad.stream(model(), itertools.repeat("abc"), embgrad.Sum(), tokenizer=tokenizer, batch_size=2) as found:
+        next(found)
+        assert _threads()
+    assert not _threads()
+    assert list(found) == []
+    found.close()
+
+
+def test_progress_of_known_and_unknown_length() -> None:
+    for source, total in ((texts(5), 5), (iter(texts(5)), None)):
+        told: list[Any] = []
+
+        def say(done: int, of: int | None, told: list[Any] = told) -> None:
+            told.append((done, of))
+
+        for _ in embgrad.stream(model(), source, embgrad.Sum(), tokenizer=tokenizer, batch_size=2, progress=say):
+            pass
+        assert told == [(0, total), (2, total), (4, total), (5, total)]
+
+
+# The sum of all tables
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_the_sum_over_a_run(window: int | None) -> None:
+    whole = embgrad.gradients(model(), texts(23), embgrad.CrossEntropy(labels(23)), tokenizer=tokenizer).table()
+    run = embgrad.stream(model(), rows(23), LABELLED, tokenizer=tokenizer, batch_size=4, window=window)
+    found = run.table()
+    assert found.values.dtype == np.float32
+    np.testing.assert_allclose(found.to_dense(), whole.to_dense(), rtol=1e-5, atol=1e-6)
+    both = embgrad.stream(model(), rows(5), LABELLED, tokenizer=tokenizer, at=["word"]).table()
+    assert list(both) == ["word"]
+
+
+def test_a_sum_of_what_was_taken_already_is_refused() -> None:
+    run = embgrad.stream(model(), texts(9), embgrad.Sum(), tokenizer=tokenizer, batch_size=2)
+    next(run)
+    with pytest.raises(embgrad.EmbgradError, match="were taken from the stream already, and are not in the sum"):
+        run.table()
+    run.close()
+
+
+def test_saliencies_in_place_of_results() -> None:
+    kept = list(embgrad.stream(model(), rows(5), LABELLED, tokenizer=tokenizer, batch_size=3, keep="saliency"))
+    for one, full in zip(kept, by_hand(5, 3), strict=True):
+        assert isinstance(one, embgrad.Saliencies)
+        np.testing.assert_array_equal(one.norm, full.saliency("norm"))
+        np.testing.assert_array_equal(one.dot, full.saliency("dot"))
+        np.testing.assert_array_equal(one.objective, full.objective)
+        np.testing.assert_array_equal(one.ids, full.ids)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a text", r"the source is the text 'a text': expected an iterable of texts; write \[text\], or open"),
+        (embgrad.TokenBatch([[3]]), "the source is one batch, a TokenBatch: expected an iterable of batches"),
+        ({"input_ids": [[3]]}, "the source is one batch, a dict"),
+        (7, "the source is of type int: expected an iterable"),
+    ],
+)
+def test_sources_that_are_none(source: Any, message: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.stream(model(), source, embgrad.Sum(), tokenizer=tokenizer)
+
+
+def test_batches_that_are_none() -> None:
+    with pytest.raises(embgrad.BatchError, match="pass tokenizer="):
+        embgrad.stream(model(), ["a", "b"], embgrad.Sum())
+    with pytest.raises(embgrad.BatchError, match=r"batch 1 of the source: ids have shape \(1,\)"):
+        list(embgrad.stream(model(), [[[3]], [3]], embgrad.Sum()))
+    with pytest.raises(embgrad.BatchError, match="example 3 is 5: expected a text or a pair of texts"):
+        list(embgrad.stream(model(), ["a", "b", "c", 5], embgrad.Sum(), tokenizer=tokenizer, batch_size=2))
+    with pytest.raises(embgrad.BatchError, match=r"the source is empty.*was it a generator, and read before"):
+        list(embgrad.stream(model(), iter([]), embgrad.Sum(), tokenizer=tokenizer))
+    with pytest.raises(embgrad.BatchError, match=r"example 1 of the source is 'ab'.* expected \(text, label\)"):
+        list(embgrad.stream(model(), [("a", 0), "ab"], LABELLED, tokenizer=tokenizer))
+    with pytest.raises(embgrad.BatchError, match=r"the labels of batch 0 .* expected 2, one an example"):
+        list(embgrad.stream(model(), [([[3], [4]], [1])], LABELLED))
+    with pytest.raises(embgrad.BatchError, match="max_length is 5, and there is no tokenizer"):
+        embgrad.stream(model(), [[[3]]], embgrad.Sum(), max_length=5)
+
+
+def test_labels_that_do_not_go_with_the_source() -> None:
+    few = embgrad.stream(model(), texts(5), embgrad.CrossEntropy(labels(3)), tokenizer=tokenizer, batch_size=2)
+    next(few)
+    with pytest.raises(embgrad.ObjectiveError, match=r"have 3 entries, and the source goes on.*embgrad\.Labelled"):
+        next(few)
+    many = embgrad.stream(model(), texts(5), embgrad.CrossEntropy(labels(6)), tokenizer=tokenizer, batch_size=2)
+    with pytest.raises(embgrad.ObjectiveError, match="have 6 entries, and the source ended after 5 examples"):
+        list(many)
+    with pytest.raises(embgrad.ObjectiveError, match=r"different numbers of examples, \{'index': 2, 'against': 3\}"):
+        embgrad.stream(model(), texts(5), embgrad.Margin([0, 1], [1, 2, 0]), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("made", [embgrad.Sum(), 3])
+def test_makers_that_are_none(made: Any) -> None:
+    with pytest.raises(
+        embgrad.ObjectiveError, match=r"Labelled was given .* expected a function that takes the labels"
+    ):
+        embgrad.Labelled(made)
+    with pytest.raises(embgrad.ObjectiveError, match=r"PerBatch was given .* expected a function that takes a batch"):
+        embgrad.PerBatch(made)
+    with pytest.raises(embgrad.ObjectiveError, match=r"the class Labelled: expected an instance"):
+        embgrad.stream(model(), texts(2), embgrad.Labelled, tokenizer=tokenizer)
+    if made == 3:
+        with pytest.raises(embgrad.ObjectiveError, match="the objective is 3"):
+            list(embgrad.stream(model(), texts(2), embgrad.PerBatch(lambda _: made), tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"keep": "al"}, embgrad.EmbgradError, "keep is 'al': expected 'all' or 'saliency' or 'table'.*mean 'all'"),
+        ({"ahead": -1}, embgrad.BatchError, "ahead is -1: expected a whole number, 0 for no thread"),
+        ({"window": 0}, embgrad.BatchError, "window is 0"),
+        ({"batch_size": 1.5}, embgrad.BatchError, "batch_size is 1.5"),
+        ({"pads": "zeros"}, embgrad.BatchError, "Did you mean 'zero'"),
+        ({"at": ""}, embgrad.PointError, "at is ''"),
+        ({"add": {"word": np.ones((2, 3, DIM))}}, embgrad.UnsupportedError, r"add\['word'\] has the shape \(2, 3, 4\)"),
+        ({"progress": 3}, embgrad.EmbgradError, "progress is 3"),
+        ({"compile": True}, embgrad.UnsupportedError, "compile"),
+        ({"tokenizer": 3}, embgrad.BatchError, "the tokenizer is of type int"),
+    ],
+)
+def test_options_are_checked_at_once(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        embgrad.stream(model(), texts(2), embgrad.Sum(), **{"tokenizer": tokenizer, **options})
+
+
+def test_what_keeps_nothing_gives_nothing() -> None:
+    run = embgrad.stream(model(), texts(2), embgrad.Sum(), tokenizer=tokenizer, keep="table")
+    with pytest.raises(embgrad.EmbgradError, match=r"keeps no result of a batch: expected \.table\(\)"):
+        next(run)
+    run = embgrad.stream(model(), texts(2), embgrad.Sum(), tokenizer=tokenizer, keep="saliency")
+    with pytest.raises(embgrad.EmbgradError, match="keep='saliency' keeps no table gradients"):
+        run.table()
+    with pytest.raises(embgrad.EmbgradError, match="was not told where: expected to=folder"):
+        run.finish()
+
+
+def test_free_memory_is_handed_back_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed = []
+    monkeypatch.setattr("embgrad.streaming.running.trim", lambda: trimmed.append(True))
+    for _ in embgrad.stream(model(), texts(52), embgrad.Sum(), tokenizer=tokenizer, batch_size=1):
+        pass
+    assert len(trimmed) == 2
+
+
+def test_a_long_stream_keeps_nothing() -> None:
+    """What a result was made of is gone when the next ones are made."""
+    held = []
+    stream = embgrad.stream(model(), itertools.repeat("abcdef"), embgrad.Sum(), tokenizer=tokenizer, batch_size=2)
+    for g in itertools.islice(stream, 300):
+        held.append(weakref.ref(g))
+    del g
+    gc.collect()
+    assert sum(one() is not None for one in held) <= 1  # the stream knows the last one
+    stream.close()
+
+
+def test_handing_memory_back_never_fails() -> None:
+    trim()

@@ -1,0 +1,532 @@
+"""Folders of results: interrupted and gone on with to the same bytes, read back bit for bit, never half a shard."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.streaming import writing
+from embgrad.testing.reference import ReferenceModel
+from tests.core.streams import by_hand, expect_same_bits, forward, labels, model, rows, texts, tokenizer
+
+LABELLED = embgrad.Labelled(embgrad.CrossEntropy)
+COUNT = 23
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MOST_RESULTS", 3)
+
+
+def run(to: Path, given: Any = None, source: Any = None, **options: Any) -> embgrad.Stream:
+    asked = {"tokenizer": tokenizer, "batch_size": 2, "to": to, **options}
+    return embgrad.stream(
+        model() if given is None else given, rows(COUNT) if source is None else source, LABELLED, **asked
+    )
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".lock"}
+
+
+def counted() -> tuple[ReferenceModel, list[int]]:
+    runs: list[int] = []
+
+    def counting(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        runs.append(len(input_ids))
+        return forward(self, input_ids, attention_mask)
+
+    return ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()}), runs
+
+
+def expect_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            expect_same(one[name], other[name])
+    elif isinstance(one, embgrad.Saliencies):
+        for name in ("norm", "dot", "objective", "ids", "mask"):
+            first, second = getattr(one, name), getattr(other, name)
+            assert (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+        assert (one.tokens, dict(one.provenance)) == (other.tokens, dict(other.provenance))
+    else:
+        expect_same_bits(one, other)
+
+
+# Written and read
+
+
+def test_what_is_written_is_what_was_given(tmp_path: Path) -> None:
+    given = list(run(tmp_path / "run"))
+    found = embgrad.open_stream(tmp_path / "run")
+    assert (len(found), found.examples, found.complete, found.keep) == (12, COUNT, True, "all")
+    assert repr(found).endswith("12 results of 23 examples, keep='all', complete)")
+    for one, other, third in zip(given, found, by_hand(COUNT, 2), strict=True):
+        expect_same_bits(one, other)
+        expect_same_bits(one, third)
+    expect_same_bits(found[7], given[7])
+    expect_same_bits(found[-1], given[-1])
+    with pytest.raises(IndexError):
+        found[12]
+
+
+@pytest.mark.parametrize("options", [{"at": ["word", "block"]}, {"split": True}, {"keep": "saliency"}, {"window": 8}])
+def test_options_that_change_what_is_written(tmp_path: Path, options: dict[str, Any]) -> None:
+    given = list(run(tmp_path, **options))
+    for one, other in zip(given, embgrad.open_stream(tmp_path), strict=True):
+        expect_same(one, other)
+
+
+def test_the_sum_of_a_folder(tmp_path: Path) -> None:
+    plain = run(tmp_path / "all").table()
+    kept = run(tmp_path / "table", keep="table").table()
+    both = run(tmp_path / "both", keep="table", at=["word"]).table()
+    in_memory = embgrad.stream(model(), rows(COUNT), LABELLED, tokenizer=tokenizer, batch_size=2).table()
+    for other in (kept, both["word"], in_memory, embgrad.open_stream(tmp_path / "all").table()):
+        np.testing.assert_array_equal(other.rows, plain.rows)
+        np.testing.assert_array_equal(other.values, plain.values)
+    assert [name for name in files(tmp_path / "table") if name.startswith("shard")] == [
+        "shard-00000000-000012.safetensors"
+    ]
+    with pytest.raises(embgrad.EmbgradError, match=r"expected \.table\(\)"):
+        list(embgrad.open_stream(tmp_path / "table"))
+    run(tmp_path / "saliency", keep="saliency").finish()
+    with pytest.raises(embgrad.EmbgradError, match="keeps saliencies alone"):
+        embgrad.open_stream(tmp_path / "saliency").table()
+
+
+# Interrupted
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": "saliency"}, {"keep": "table"}, {"window": 7}, {"at": ["word", "block"]}]
+)
+@pytest.mark.parametrize("stops", [[1], [3], [5, 1, 4], [12]])
+def test_a_run_that_is_interrupted_ends_in_the_same_bytes(
+    tmp_path: Path, options: dict[str, Any], stops: list[int]
+) -> None:
+    whole = run(tmp_path / "whole", **options)
+    whole.finish()
+    for stop in stops:
+        with run(tmp_path / "parts", **options) as parts:
+            for _ in range(stop):
+                parts._next()
+    given, runs = counted()
+    last = run(tmp_path / "parts", given, **options)
+    if options.get("keep") == "table":
+        last.finish()
+    else:
+        expected = list(run(tmp_path / "another", **options))
+        for one, other in zip(expected, last, strict=True):
+            expect_same(one, other)
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+    if options == {} and stops == [3]:
+        assert sum(runs) == COUNT - 6  # what was finished is not run again
+
+
+def test_finish_reads_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with run(tmp_path) as parts:
+        for _ in range(6):
+            next(parts)
+    shard = tmp_path / "shard-00000000-000003.safetensors"
+    kept = shard.read_bytes()
+    shard.write_bytes(b"")
+    found = run(tmp_path).finish()
+    shard.write_bytes(kept)
+    assert len(list(found)) == 12
+
+
+def test_a_complete_run_runs_nothing(tmp_path: Path) -> None:
+    run(tmp_path).finish()
+    before = files(tmp_path)
+    given, runs = counted()
+    assert len(list(run(tmp_path, given))) == 12
+    assert runs == []
+    assert files(tmp_path) == before
+
+
+class _Stop(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError, _Stop])
+def test_whatever_stops_the_model_what_was_finished_stays(tmp_path: Path, stop: type[BaseException]) -> None:
+    calls = itertools.count()
+
+    def stopping(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+        if next(calls) == 7:
+            raise stop
+        return forward(self, input_ids, attention_mask)
+
+    broken = ReferenceModel(stopping, {name: one.value for name, one in model().parameters.items()})
+    with pytest.raises(stop):
+        run(tmp_path / "parts", broken).finish()
+    assert len(embgrad.open_stream(tmp_path / "parts")) == 7
+    assert not embgrad.open_stream(tmp_path / "parts").complete
+    run(tmp_path / "parts").finish()
+    run(tmp_path / "whole").finish()
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("moment", ["before the shard", "before the manifest", "after the manifest"])
+def test_a_process_that_dies_at_any_moment_of_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """As if by a kill: nothing is tidied up. What the manifest does not name is not read."""
+    parts = run(tmp_path / "parts")
+    write, name = writing.write_manifest, "shard-00000003-000003.safetensors"
+
+    def dying(folder: Path, manifest: Any) -> None:
+        if len(manifest.shards) == 2:
+            if moment == "after the manifest":
+                write(folder, manifest)
+            raise _Stop
+        write(folder, manifest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "write_manifest", dying)
+        if moment == "before the shard":
+            save = writing.save
+            patched.setattr(
+                writing, "save", lambda named, path, **how: _die() if path.name == name else save(named, path)
+            )
+        parts._state.writer.flush = lambda **_: None  # type: ignore[method-assign, union-attr]
+        with pytest.raises(_Stop):
+            parts.finish()
+    (tmp_path / "parts" / ".shard-00000003-000003.safetensors.abc.part").write_bytes(b"half")
+    assert len(embgrad.open_stream(tmp_path / "parts")) == (6 if moment == "after the manifest" else 3)
+    assert len(list(embgrad.open_stream(tmp_path / "parts"))) in (3, 6)
+    run(tmp_path / "parts").finish()
+    run(tmp_path / "whole").finish()
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+def _die() -> None:
+    raise _Stop
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import embgrad
+from embgrad.streaming import writing
+from tests.core.streams import model, rows, tokenizer
+writing.MOST_RESULTS = 3
+def slowly():
+    for number, row in enumerate(rows(400)):
+        time.sleep(0.002)
+        yield row
+labelled = embgrad.Labelled(embgrad.CrossEntropy)
+embgrad.stream(model(), slowly(), labelled, tokenizer=tokenizer, batch_size=2, to=sys.argv[1]).finish()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_a_killed_process_goes_on(tmp_path: Path) -> None:
+    for results in (6, 30):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "parts")]
+        child = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and _finished(tmp_path / "parts") < results:
+            assert child.poll() is None
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert results <= _finished(tmp_path / "parts") < 200
+    assert not embgrad.open_stream(tmp_path / "parts").complete
+    given, runs = counted()
+    run(tmp_path / "parts", given, rows(400)).finish()
+    assert sum(runs) <= 400 - 60
+    run(tmp_path / "whole", source=rows(400)).finish()
+    assert files(tmp_path / "parts") == files(tmp_path / "whole")
+
+
+def _finished(folder: Path) -> int:
+    return len(embgrad.open_stream(folder)) if (folder / "manifest.json").exists() else 0
+
+
+# Another run
+
+
+def other_forward(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+    return forward(self, input_ids, attention_mask)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"given": model(1)},
+            r"holds the results of another run: weights was '3: [0-9a-f]+' and is '3: [0-9a-f]+'; expected",
+        ),
+        ({"pads": "zero"}, "another run: pads was 'keep' and is 'zero'; expected"),
+        ({"batch_size": 3}, "another run: batch_size was 2 and is 3"),
+        ({"window": 8, "split": True}, None),
+        ({"window": 8}, "another run: window was None and is 8"),
+        ({"keep": "saliency"}, "another run: keep was 'all' and is 'saliency'"),
+        ({"at": ["word"]}, "another run: at was"),
+        ({"at": "block"}, r"another run: at was \['word'\] and is \['block'\]"),
+        ({"tokenizer": lambda text: [1, 2]}, "another run: tokenizer was"),
+        ({"add": {"word": np.ones(4)}}, "another run: add was None and is '[0-9a-f]+'"),
+        ({"edit": {"word": lambda grad: grad}}, "another run: edit was None"),
+        ({"call": lambda model, inputs: model(**inputs)}, "another run: call was None"),
+    ],
+)
+def test_another_run_is_refused(tmp_path: Path, options: dict[str, Any], message: str | None) -> None:
+    with run(tmp_path) as parts:
+        next(parts)
+    before = files(tmp_path)
+    with pytest.raises(embgrad.FileFormatError if message else embgrad.UnsupportedError, match=message or "split"):
+        run(tmp_path, **options)
+    assert files(tmp_path) == before
+    run(tmp_path).finish()
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        embgrad.Labelled(lambda given: embgrad.CrossEntropy(given)),
+        embgrad.CrossEntropy(labels(COUNT)),
+        embgrad.Sum(),
+        lambda output: output.sum(1),
+    ],
+)
+def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
+    with run(tmp_path) as parts:
+        next(parts)
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"
+    ):
+        embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+
+
+def test_other_labels_are_another_objective(tmp_path: Path) -> None:
+    def with_labels(given: list[int]) -> embgrad.Stream:
+        objective = embgrad.CrossEntropy(given)
+        return embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+
+    with with_labels(labels(COUNT)) as parts:
+        next(parts)
+    changed = [*labels(COUNT)[:-1], (labels(COUNT)[-1] + 1) % 3]
+    with pytest.raises(embgrad.FileFormatError, match="objective was"):
+        with_labels(changed)
+    assert len(list(with_labels(labels(COUNT)))) == 12
+
+
+def closing_over(number: int) -> Callable[..., Any]:
+    return lambda grad: grad * number
+
+
+def test_functions_are_told_by_what_they_have_closed_over(tmp_path: Path) -> None:
+    with run(tmp_path, edit={"word": closing_over(2)}) as parts:
+        next(parts)
+    with pytest.raises(embgrad.FileFormatError, match="edit was"):
+        run(tmp_path, edit={"word": closing_over(3)})
+    run(tmp_path, edit={"word": closing_over(2)}).finish()
+
+
+@pytest.mark.parametrize("changed", [0, 3, 5])
+def test_another_source_is_refused_before_anything_is_written(tmp_path: Path, changed: int) -> None:
+    with run(tmp_path) as parts:
+        for _ in range(4):
+            next(parts)
+    before = files(tmp_path)
+    for new in (("zz", 0), (texts(COUNT)[changed], (labels(COUNT)[changed] + 1) % 3)):
+        items = list(rows(COUNT))
+        items[changed] = new
+        with pytest.raises(
+            embgrad.FileFormatError, match=r"the source is not what the results in the folder are of.*example"
+        ):
+            run(tmp_path, source=items).finish()
+        assert files(tmp_path) == before
+    with pytest.raises(
+        embgrad.FileFormatError, match="the source ended after 3 examples, and the folder holds the results of 8"
+    ):
+        run(tmp_path, source=list(rows(COUNT))[:3]).finish()
+    assert files(tmp_path) == before
+    run(tmp_path).finish()
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"not what the results in the folder are of|complete run of 23 examples"
+    ):
+        run(tmp_path, source=[*rows(COUNT), ("a", 0)]).finish()
+
+
+def test_a_longer_source_after_whole_batches_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, source=list(rows(COUNT))[:6]).finish()
+    with pytest.raises(embgrad.FileFormatError, match="complete run of 6 examples, and the source now goes on"):
+        run(tmp_path).finish()
+
+
+def test_a_model_whose_weights_come_with_the_first_batch(tmp_path: Path) -> None:
+    def late() -> ReferenceModel:
+        def building(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Any:
+            self.parameters.update(model().parameters)
+            return forward(self, input_ids, attention_mask)
+
+        return ReferenceModel(building, {})
+
+    run(tmp_path, late()).finish()
+    assert run(tmp_path).finish().complete  # of the same weights, all there from the beginning
+
+
+# Two writers, foreign folders
+
+
+def test_two_writers_are_refused(tmp_path: Path) -> None:
+    with run(tmp_path) as parts:
+        next(parts)
+        with pytest.raises(embgrad.EmbgradError, match=r"is being written to by another stream .* expected one writer"):
+            run(tmp_path)
+        assert len(embgrad.open_stream(tmp_path)) == 0 if (tmp_path / "manifest.json").exists() else True
+    run(tmp_path).finish()
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"holds 'thesis\.txt' and no manifest\.json: expected an empty folder"
+    ):
+        run(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "all of it"
+    with pytest.raises(OSError, match="thesis"):
+        run(tmp_path / "thesis.txt")
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"is no folder: expected what embgrad.stream"):
+        embgrad.open_stream(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"holds no manifest\.json"):
+        embgrad.open_stream(tmp_path)
+
+
+# Broken and hostile
+
+
+def _edited(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        read = json.loads(path.read_text())
+        change(read)
+        path.write_text(json.dumps(read))
+
+    return edit
+
+
+BROKEN: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "a list": lambda path: path.write_text("[]"),
+    "twice": lambda path: path.write_text(path.read_text().replace('"complete"', '"keep": "all", "complete"', 1)),
+    "later": _edited(lambda read: read.update({"embgrad-stream": 2})),
+    "no version": _edited(lambda read: read.pop("embgrad-stream")),
+    "a word as version": _edited(lambda read: read.update({"embgrad-stream": "1"})),
+    "another field": _edited(lambda read: read.update(more=1)),
+    "no field": _edited(lambda read: read.pop("run")),
+    "keep": _edited(lambda read: read.update(keep="some")),
+    "names": _edited(lambda read: read.update(names=[1])),
+    "no names": _edited(lambda read: read.update(names=[])),
+    "a name twice": _edited(lambda read: read.update(names=["a", "a"], single=False)),
+    "single": _edited(lambda read: read.update(names=["a", "b"])),
+    "run": _edited(lambda read: read.update(run=[])),
+    "complete": _edited(lambda read: read.update(complete=1)),
+    "shards": _edited(lambda read: read.update(shards={})),
+    "a shard": _edited(lambda read: read["shards"].append(3)),
+    "a shard with a path": _edited(lambda read: read["shards"][0].update(file="../../etc/passwd")),
+    "a count": _edited(lambda read: read["shards"][0].update(results=-1)),
+    "a count of nothing": _edited(lambda read: read["shards"][0].update(results=0)),
+    "a count that is no number": _edited(lambda read: read["shards"][0].update(examples=True)),
+    "a great count": _edited(lambda read: read["shards"][0].update(examples=10**400)),
+    "a digest": _edited(lambda read: read["shards"][0].update(sha256="../")),
+    "full": _edited(lambda read: read["shards"][0].update(full=None)),
+    "a gap": _edited(lambda read: read["shards"][1].update(first=4)),
+    "order": _edited(lambda read: read["shards"].reverse()),
+    "not full in the middle": _edited(lambda read: read["shards"][0].update(full=False)),
+    "many sums": _edited(lambda read: read.update(keep="table")),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
+    run(tmp_path).finish()
+    BROKEN[name](tmp_path / "manifest.json")
+    with pytest.raises(embgrad.FileFormatError, match="manifest"):
+        embgrad.open_stream(tmp_path)
+    with pytest.raises(embgrad.FileFormatError, match="manifest"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency", "table"])
+def test_broken_shards_are_refused(tmp_path: Path, keep: str) -> None:
+    def read() -> None:
+        found = embgrad.open_stream(tmp_path)
+        found.table() if keep == "table" else list(found)
+
+    run(tmp_path, keep=keep).finish()
+    shard = sorted(tmp_path.glob("shard-*"))[0]
+    whole = shard.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 7)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        shard.write_bytes(changed)
+        with pytest.raises(embgrad.FileFormatError, match="SHA-256"):
+            read()
+    shard.write_bytes(whole[:-1])
+    with pytest.raises(embgrad.FileFormatError):
+        read()
+    shard.unlink()
+    with pytest.raises(embgrad.FileFormatError, match="is missing, which the manifest names"):
+        read()
+
+
+def _rewritten(folder: Path, data: bytes) -> None:
+    """Other contents in the first shard, with its digest in the manifest, as who means harm would."""
+    import hashlib
+
+    shard = sorted(folder.glob("shard-*"))[0]
+    shard.write_bytes(data)
+    _edited(lambda read: read["shards"][0].update(sha256=hashlib.sha256(data).hexdigest()))(folder / "manifest.json")
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency", "table"])
+def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None:
+    import safetensors.numpy
+
+    def read() -> Iterator[Any]:
+        found = embgrad.open_stream(tmp_path)
+        return iter([found.table()] if keep == "table" else list(found))
+
+    run(tmp_path / "other", keep="saliency" if keep == "all" else "all").finish()
+    other = sorted((tmp_path / "other").glob("shard-*"))[0].read_bytes()
+    tmp_path = tmp_path / "run"
+    run(tmp_path, keep=keep).finish()
+    whole = sorted(tmp_path.glob("shard-*"))[0].read_bytes()
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    key, text = next(iter(header["__metadata__"].items()))
+    arrays = safetensors.numpy.load(whole)
+    broken = [b"", other, safetensors.numpy.save(arrays, {key: "{}"}), safetensors.numpy.save(arrays, {key: "[1]"})]
+    broken.append(safetensors.numpy.save(arrays, {key: text.replace('"format": ', '"format": 9')}))
+    broken.append(safetensors.numpy.save(arrays, {key: text.replace("word", "wood")}))
+    for name in [name for name in arrays if "objective" not in name][:6]:
+        less = {other: array for other, array in arrays.items() if other != name}
+        broken.append(safetensors.numpy.save(less, {key: text}) if "mask" not in name and "types" not in name else b"")
+        broken.append(safetensors.numpy.save({**arrays, name: arrays[name][..., :1].repeat(9, -1)}, {key: text}))
+        broken.append(safetensors.numpy.save({**arrays, name: arrays[name].astype(np.float16)}, {key: text}))
+    for data in broken:
+        _rewritten(tmp_path, data)
+        with pytest.raises(embgrad.FileFormatError):
+            list(read())
+    _rewritten(tmp_path, whole)
+    assert list(read())
