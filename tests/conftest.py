@@ -18,6 +18,8 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet"}
+#: What is no backend and can be named as under test, too.
+BESIDE = {"ray": "ray"}
 HERE = Path(__file__).parent
 SEED = 11
 #: Every source of random numbers that a test may draw weights from, by the module that holds it.
@@ -53,17 +55,26 @@ def backends_under_test() -> list[str]:
     if named is None:
         return ["reference", *(name for name, package in PACKAGES.items() if installed(package))]
     wanted = [name.strip() for name in named.split(",") if name.strip() and name.strip() != "reference"]
+    known = {**PACKAGES, **BESIDE}
     for name in wanted:
-        if name not in PACKAGES:
-            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}: expected some of {sorted(PACKAGES)}")
-        if not installed(PACKAGES[name]):
-            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}, and {PACKAGES[name]!r} is not installed")
-    return ["reference", *wanted]
+        if name not in known:
+            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}: expected some of {sorted(known)}")
+        if not installed(known[name]):
+            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}, and {known[name]!r} is not installed")
+    return ["reference", *(name for name in wanted if name in PACKAGES)]
+
+
+def beside_under_test() -> list[str]:
+    """Of what is no backend what is under test: as named, or else what is installed."""
+    named = os.environ.get("EMBGRAD_TEST_BACKENDS")
+    if named is None:
+        return [name for name, package in BESIDE.items() if installed(package)]
+    return [name for name in BESIDE if name in (one.strip() for one in named.split(","))]
 
 
 def pytest_report_header() -> str:
     """Say what is under test, so that nothing is left out unseen."""
-    return f"backends under test: {', '.join(backends_under_test())}"
+    return f"backends under test: {', '.join([*backends_under_test(), *beside_under_test()])}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -75,6 +86,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return True
     if collection_path.parent == HERE and collection_path.name in PACKAGES and collection_path.name not in under_test:
         return True
+    if collection_path.parent == HERE and collection_path.name in BESIDE:
+        return True if collection_path.name not in beside_under_test() else None
     if collection_path == HERE / "page" and not _asked_for(collection_path, config):
         return True
     return None

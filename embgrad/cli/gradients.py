@@ -14,6 +14,7 @@ from embgrad.cli.describing import described, named, summarised
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_place
 from embgrad.cli.models import load_model
+from embgrad.cli.raying import OnRay, write_on_ray
 from embgrad.cli.running import OK, execute
 from embgrad.cli.terminal import Terminal
 
@@ -44,10 +45,17 @@ def gradients(
     ] = False,
     ignore: o.Ignore = None,
     call: o.Call = None,
+    ray: o.Ray = False,
+    workers: o.Workers = None,
+    column: o.Column = None,
+    give: o.Give = None,
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="A safetensors file, which embgrad.load reads; '-' is stdout."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A safetensors file, which embgrad.load reads; '-' is stdout. With --ray a new folder of Parquet files.",
         ),
     ] = None,
     as_json: o.AsJson = False,
@@ -59,15 +67,22 @@ def gradients(
     embgrad gradients -m FOLDER --framework torch -t "A gripping film." -o g.safetensors
     embgrad gradients -m FOLDER -f texts.txt --labels 0,1,1 --at word --at layer.-1 -o g.safetensors
     embgrad gradients -m my.py:build --ids ids.json --objective "Logit(1)" --json
+    embgrad gradients -m FOLDER --ray -f reviews.parquet --labels label -o FOLDER_OF_PARQUET
     cut -f2 reviews.tsv | embgrad gradients -m FOLDER -o - | embgrad show -
     """
 
     def work(terminal: Terminal) -> int:
-        _expect(model, output, terminal)
+        _expect(model, output, terminal, ray)
+        inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
+        if ray:
+            on = OnRay(objective, labels, at or (), batch_size, pads, check, call, workers, column, give)
+            _expect_on_ray(split, training, output)
+            terminal.give(write_on_ray(str(model), framework, ignore or (), inputs, on, str(output), terminal))
+            return OK
+        _expect_no_ray(workers, column, give)
         question = Question(objective, labels, at or (), batch_size, training, pads, check, split, call)
         with terminal.busy(f"loading {model} …"):
             loaded = load_model(str(model), framework, ignore or ())
-        inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         used, results = ask(loaded, batch_from(inputs, [loaded], terminal), question, terminal)
         tell_default(question, used, terminal)
         if output is not None:
@@ -81,14 +96,28 @@ def gradients(
     execute(work, as_json=as_json, debug=debug)
 
 
-def _expect(model: str | None, output: str | None, terminal: Terminal) -> None:
+def _expect_on_ray(split: bool, training: bool, output: str | None) -> None:
+    for name, given in {"--split": split, "--training": training}.items():
+        if given:
+            raise UsageError(f"{name} does not go with --ray: which rows share a batch is Ray's affair")
+    if output is None or output == "-":
+        raise UsageError("--ray needs --output: expected the name of a new folder, for the Parquet files")
+
+
+def _expect_no_ray(workers: int | None, column: str | None, give: str | None) -> None:
+    for name, given in {"--workers": workers, "--column": column, "--give": give}.items():
+        if given is not None:
+            raise UsageError(f"{name} goes with --ray: add --ray, or leave it out")
+
+
+def _expect(model: str | None, output: str | None, terminal: Terminal, ray: bool = False) -> None:
     if model is None:
         raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
     if output == "-" and terminal.as_json:
         raise UsageError("-o - writes the file to stdout, and so does --json the figures: leave one out")
     if output == "-" and terminal.stream.isatty():
         raise UsageError("-o - writes a binary file, and stdout is a terminal: pipe it on, or name a file")
-    if output is not None:
+    if output is not None and not ray:
         expect_place(output)
 
 

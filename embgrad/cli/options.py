@@ -18,11 +18,13 @@ __all__ = [
     "At",
     "BatchSize",
     "Call",
+    "Column",
     "Command",
     "Debug",
     "File",
     "Framework",
     "Frameworks",
+    "Give",
     "Ids",
     "Ignore",
     "Labels",
@@ -32,10 +34,12 @@ __all__ = [
     "Pads",
     "Pair",
     "Pairs",
+    "Ray",
     "TextOption",
     "Tokenizer",
     "Tolerance",
     "Training",
+    "Workers",
     "pairs_from",
 ]
 
@@ -158,6 +162,29 @@ Tolerance = Annotated[
         "--tolerance",
         metavar="X",
         help="The relative L2 up to which two gradients agree. By default what rounding explains, by dtype and depth.",
+    ),
+]
+Ray = Annotated[
+    bool,
+    typer.Option(
+        "--ray",
+        help="Run on Ray, at RAY_ADDRESS or else on this machine: --file is of Parquet, JSON lines or texts, --labels and --ids "
+        "name columns.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", help="With --ray, how many processes hold the model; by default 2."),
+]
+Column = Annotated[
+    str | None, typer.Option("--column", metavar="NAME", help="With --ray, the column of the texts; by default text.")
+]
+Give = Annotated[
+    str | None,
+    typer.Option(
+        "--give",
+        metavar="saliency|tables",
+        help="With --ray, the saliency of each position, or each row's table gradient.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]

@@ -26,6 +26,8 @@ FRAMEWORKS = (
     "tokenizers",
     "rich",
     "jinja2",
+    "ray",
+    "pyarrow",
 )
 
 CORE = Path(embgrad.__file__).parent
@@ -41,6 +43,8 @@ ALLOWED = {
     CORE / "cli" / "huggingface.py": {"transformers"},
     CORE / "cli" / "tokenizing.py": {"tokenizers", "transformers"},
     CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
+    CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
+    CORE / "cli" / "raying.py": {"ray"},
     CORE / "report": {"jinja2"},  # in one function
     CORE / "parity.py": {"tokenizers", "rich"},  # it is a command
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},

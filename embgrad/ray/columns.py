@@ -1,0 +1,160 @@
+"""Rows as Arrow holds them, as NumPy and as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from embgrad.batch import TokenBatch
+from embgrad.encoding import encode
+from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.ray.settings import Inputs
+from embgrad.validation import as_array, checked_integers
+
+__all__ = ["NO_COLUMN", "Columns", "Examples", "examples_of", "named_row", "python_values"]
+
+#: How the message begins that says that a column is missing.
+NO_COLUMN: Final = "the dataset has no column"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a block as a batch.
+
+    Attributes:
+        batch: all of them, padded to the longest.
+        own: True at the positions that are a row's own, and False at what fills it up, (example, position).
+    """
+
+    batch: TokenBatch
+    own: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Examples:
+        """Those rows, padded to the longest of them."""
+        columns = np.flatnonzero(self.own[rows].any(0))
+        span = slice(columns[0], columns[-1] + 1)
+        batch = self.batch
+
+        def cut(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else array[rows, span]
+
+        tokens = None if batch.tokens is None else [batch.tokens[row][span] for row in rows]
+        taken = batch.replace(
+            ids=cut(batch.ids),
+            mask=cut(batch.mask),
+            types=cut(batch.types),
+            words=cut(batch.words),
+            tokens=tokens,
+            truncated=batch.truncated[rows],
+        )
+        return Examples(taken, self.own[rows, span])
+
+
+def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
+    """The rows of a block as a batch.
+
+    Raises:
+        BatchError: a column is not there, or a row does not hold what it should.
+    """
+    if inputs.ids is not None:
+        return _of_ids(rows, inputs)
+    columns = [python_values(rows, name) for name in inputs.text]
+    texts = [tuple(one) if len(one) > 1 else one[0] for one in zip(*columns, strict=True)]
+    batch = encode(texts, tokenizer, max_length=inputs.max_length)
+    if inputs.convention is not None:
+        batch = batch.replace(convention=inputs.convention)
+    return Examples(batch, batch.real)
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """The rows' columns by name as arrays, the rows first; rows of different lengths as an array of objects."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name in self._rows.column_names and isinstance(self._rows.schema.field(name).type, pa.FixedShapeTensorType):
+            return np.asarray(self._rows.column(name).combine_chunks().to_numpy_ndarray())
+        return _array(python_values(self._rows, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.column_names)
+
+    def __len__(self) -> int:
+        return len(self._rows.column_names)
+
+
+def python_values(rows: pa.Table, name: str) -> list[Any]:
+    """A column's values as Python holds them, and lists for tensors.
+
+    Raises:
+        BatchError: there is no such column.
+    """
+    if name not in rows.column_names:
+        raise BatchError(
+            f"{NO_COLUMN} {name!r}: expected one of {listed(rows.column_names)}.{did_you_mean(name, rows.column_names)}"
+        )
+    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in rows.column(name).to_pylist()]
+
+
+def named_row(rows: pa.Table, inputs: Inputs) -> str:
+    """How a message calls the only row of a table."""
+    shown = [inputs.key] if inputs.key is not None else inputs.columns
+    held = [
+        f"{name}={brief(python_values(rows, name)[0])}"
+        for name in shown
+        if name is not None and name in rows.column_names
+    ]
+    return f"the row with {', '.join(held)}" if held else "a row"
+
+
+def _of_ids(rows: pa.Table, inputs: Inputs) -> Examples:
+    assert inputs.ids is not None
+    ids = [_whole(one, inputs.ids, row) for row, one in enumerate(python_values(rows, inputs.ids))]
+    own = np.arange(max(map(len, ids))) < np.array([len(one) for one in ids])[:, None]
+
+    def filled(name: str | None, filler: int) -> np.ndarray | None:
+        if name is None:
+            return None
+        values = (
+            ids if name == inputs.ids else [_whole(one, name, row) for row, one in enumerate(python_values(rows, name))]
+        )
+        for row, (one, reference) in enumerate(zip(values, ids, strict=True)):
+            if len(one) != len(reference):
+                raise BatchError(
+                    f"the column {name!r} of example {row} holds {len(one)} numbers, and {inputs.ids!r} {len(reference)}: "
+                    "expected as many"
+                )
+        whole = np.full(own.shape, filler, np.int64)
+        whole[own] = np.concatenate(values)
+        return whole
+
+    mask = own.astype(np.int64) if inputs.mask is None else filled(inputs.mask, 0)
+    convention = inputs.convention or "huggingface"
+    batch = TokenBatch(filled(inputs.ids, inputs.pad_id), mask, filled(inputs.types, 0), convention=convention)
+    return Examples(batch, own)
+
+
+def _whole(given: Any, name: str, row: int) -> np.ndarray:
+    array = as_array(given, name) if given is not None else np.empty(0)
+    if array.ndim != 1 or not array.size:
+        raise BatchError(
+            f"the column {name!r} of example {row} holds {brief(given)}: expected a list of at least one whole number"
+        )
+    return checked_integers(array, name, array.shape)
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except ValueError:  # rows of different lengths
+        array = np.empty(0, object)
+    if array.dtype != object and len(array) == len(values):
+        return array
+    objects = np.empty(len(values), object)
+    objects[:] = [np.asarray(one) if isinstance(one, list) else one for one in values]
+    return objects

@@ -1,0 +1,54 @@
+"""embgrad's own errors, out of what Ray makes of them on their way from an actor."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import embgrad.errors
+from embgrad.errors import EmbgradError
+
+__all__ = ["plain_errors"]
+
+#: An error of embgrad's in the text of a traceback: its class and message, which ends with the text or before a blank line.
+IN_TEXT = re.compile(r"^embgrad\.[\w.]*?(\w+): (.*?)(?=\n\s*\n|\nFailed to apply|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """While it is open, an error that embgrad raised in an actor comes out as itself, and not within one of Ray's.
+
+    For whoever consumes the dataset of `embgrad.ray.gradients`; `write` and `table` do it themselves.
+    """
+    try:
+        yield
+    except EmbgradError as error:
+        if type(error).__module__.startswith("embgrad"):
+            raise
+        raise _own(error) or error from None
+    except Exception as error:
+        own = _own(error)
+        if own is None:
+            raise
+        raise own from None
+
+
+def _own(error: BaseException) -> EmbgradError | None:
+    """The error of embgrad's that Ray's was made of; None where it was another's.
+
+    Ray Data hands on the text of what was raised in an actor, and not the exception.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        cause = getattr(seen, "cause", None)
+        if isinstance(cause, EmbgradError):
+            return cause
+        found = IN_TEXT.findall(str(seen))
+        if found:
+            name, message = found[-1]  # what it was raised from stands before it
+            kind = getattr(embgrad.errors, name, EmbgradError)
+            usable = isinstance(kind, type) and issubclass(kind, EmbgradError)
+            return (kind if usable else EmbgradError)(message.strip())
+        seen = seen.__cause__ or seen.__context__
+    return None

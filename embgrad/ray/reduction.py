@@ -1,0 +1,56 @@
+"""The sum of partial sums by a tree of Ray tasks: the driver holds references, and the last sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import ray
+
+from embgrad.ray.partial import Partial
+from embgrad.ray.settings import RESTARTS
+
+__all__ = ["sum_of"]
+
+#: How many sums become one, and how many such tasks may wait at once.
+FAN_IN: Final = 8
+MOST_WAITING: Final = 16
+
+
+def sum_of(blocks: Iterable[Any]) -> Partial:
+    """The sum of all blocks.
+
+    Each reference goes into one task, and a task that is run again, since its machine was lost, gives the same object anew:
+    nothing is counted twice.
+
+    Args:
+        blocks: references to Arrow blocks of partial sums, as they come.
+    """
+    # No CPU of its own: where the actors hold all of them, it would wait for those who wait for it.
+    merge = ray.remote(num_cpus=0, max_retries=RESTARTS)(_merged)
+    levels: list[list[Any]] = [[]]
+    waiting: list[Any] = []
+    for block in blocks:
+        _put(block, 0, levels, merge, waiting)
+        while len(waiting) > MOST_WAITING:
+            _, waiting[:] = ray.wait(waiting, num_returns=1, fetch_local=False)
+    rest = [reference for level in levels for reference in level]
+    while len(rest) > 1:
+        rest = [merge.remote(*rest[start : start + FAN_IN]) for start in range(0, len(rest), FAN_IN)]
+    return Partial.of_blocks(*ray.get(rest))
+
+
+def _merged(*blocks: Any) -> Partial:
+    return Partial.of_blocks(*blocks)
+
+
+def _put(reference: Any, level: int, levels: list[list[Any]], merge: Any, waiting: list[Any]) -> None:
+    """Hand a reference to its level of the tree, and the level's sum to the next, where it is full."""
+    if level == len(levels):
+        levels.append([])
+    levels[level].append(reference)
+    if len(levels[level]) == FAN_IN:
+        merged = merge.remote(*levels[level])
+        levels[level] = []
+        waiting.append(merged)
+        _put(merged, level + 1, levels, merge, waiting)

@@ -1,0 +1,238 @@
+"""What may be asked of a run over a dataset, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import numpy as np
+
+from embgrad.batch import CONVENTIONS
+from embgrad.errors import (
+    BackendError,
+    BatchError,
+    EmbgradError,
+    ObjectiveError,
+    PointError,
+    UnsupportedError,
+    brief,
+    did_you_mean,
+    listed,
+)
+from embgrad.native import as_objective
+from embgrad.objective import Objective, Scalar
+from embgrad.points import WORD
+from embgrad.validation import count_or_none
+
+if TYPE_CHECKING:
+    from embgrad.backend import Call
+
+__all__ = ["OUTPUTS", "Asked", "Inputs", "Options", "Shape", "settings"]
+
+#: What may be had of each row.
+OUTPUTS: Final = ("saliency", "tables", "values")
+
+#: How often an actor is started anew, and its work done again, unless `actor_options` say otherwise: a machine that is taken
+#: away costs nothing, and a row at which the process dies each time does not keep the run going for ever.
+RESTARTS: Final = 8
+
+
+class Options(TypedDict, total=False):
+    """The options that `gradients`, `write` and `table` have in common.
+
+    Attributes:
+        text: the column of the texts, "text" by default; two columns, ("premise", "hypothesis"), for pairs.
+        ids: the column of the token ids, a list a row, in place of texts; shorter rows are padded under a mask.
+        mask: with `ids`, the column of the masks.
+        types: with `ids`, the column of the segment numbers.
+        key: the column that names a row in errors and in the count of what went in and came out.
+        max_length: the most tokens of a text, see `embgrad.encode`.
+        pad_id: with `ids`, the id that pads; 0 by default.
+        convention: how the model is given its inputs, see `embgrad.TokenBatch`; by default as the tokenizer says, or
+            "huggingface". With "ids", bare ids that no mask goes with, only rows of one length share a batch.
+        batch_size: run at most so many rows at once, 32 by default; rows of like length go together.
+        workers: how many actors hold the model, 2 by default.
+        num_cpus: of each actor; by default 1, or less where that would leave no CPU to read the dataset with.
+        num_gpus: of each actor; none by default.
+        actor_options: further options of Ray for the actors, such as `max_restarts`, `memory` or `runtime_env`.
+        at: the point, as in `embgrad.gradients`, one of them; so are `call`, `pads`, `compile`, `check`, `override`, `add` and
+            `edit`, but that arrays with an example axis have no place here.
+        verify: take down the rows that go in and compare them with those that come out, by `write` and `table`. It reads the
+            dataset once more; True by default.
+    """
+
+    text: str | Sequence[str]
+    ids: str
+    mask: str
+    types: str
+    key: str
+    max_length: int
+    pad_id: int
+    convention: str
+    batch_size: int
+    workers: int
+    num_cpus: float
+    num_gpus: float
+    actor_options: Mapping[str, Any]
+    at: str
+    call: Call
+    pads: str
+    compile: bool
+    check: bool
+    override: Mapping[str, Any]
+    add: Mapping[str, Any]
+    edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]]
+    verify: bool
+
+
+#: The options that go to `embgrad.gradients` as they are.
+PASSED: Final = ("at", "call", "pads", "compile", "check", "override", "add", "edit")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Which columns the model is given, and how; see `Options`."""
+
+    text: tuple[str, ...] = ("text",)
+    ids: str | None = None
+    mask: str | None = None
+    types: str | None = None
+    key: str | None = None
+    max_length: int | None = None
+    pad_id: int = 0
+    convention: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that tell one row from another."""
+        named = (self.ids, self.mask, self.types) if self.ids is not None else self.text
+        return list(dict.fromkeys(name for name in (self.key, *named) if name is not None))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What each actor is told: how the model is built, and what is asked of it."""
+
+    build: Callable[[], Any]
+    objective: Any
+    inputs: Inputs
+    batch_size: int = 32
+    passed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def point(self) -> str:
+        """The point's name."""
+        return str(self.passed.get("at", WORD))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the actors are started."""
+
+    workers: int = 2
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    actor_options: Mapping[str, Any] = field(default_factory=dict)
+    verify: bool = True
+
+
+def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Asked, Shape]:
+    """What the actors are told and how they are started.
+
+    Raises:
+        EmbgradError: an option is unknown, or not what it should be.
+    """
+    known = Options.__annotations__
+    for name in options:
+        if name not in known:
+            raise EmbgradError(_unknown(name, known))
+    if not callable(build):
+        raise BackendError(
+            f"build is {brief(build)}: expected a function without arguments that gives the model, or (model, tokenizer); each "
+            "actor calls it once"
+        )
+    given = {name: value for name, value in options.items() if value is not None}
+    _expect_objective(objective)
+    _expect_passed(given)
+    asked = Asked(
+        build,
+        objective,
+        _inputs(given),
+        count_or_none(given.get("batch_size", 32), "batch_size") or 32,
+        {name: given[name] for name in PASSED if name in given},
+    )
+    shape = Shape(**{one.name: given[one.name] for one in fields(Shape) if one.name in given})
+    count_or_none(shape.workers, "workers")
+    return asked, shape
+
+
+def _unknown(name: str, known: Mapping[str, Any]) -> str:
+    if name in ("split", "training"):
+        return (
+            f"{name!r} has no meaning over a dataset: which rows share a batch is Ray's affair, and so would the result be; "
+            "expected rows that do not meet, in evaluation mode"
+        )
+    if name == "tokenizer":
+        return "the tokenizer comes with the model: expected build to give (model, tokenizer)"
+    return f"there is no option {name!r}: expected some of {listed(known, 30)}.{did_you_mean(name, known)}"
+
+
+def _inputs(given: Mapping[str, Any]) -> Inputs:
+    chosen: dict[str, Any] = {one.name: given[one.name] for one in fields(Inputs) if one.name in given}
+    if "text" in chosen and "ids" in chosen:
+        raise BatchError("text and ids name columns both: expected one of them; leave one out")
+    alone = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
+    if alone:
+        raise BatchError(f"{alone[0]} goes with ids, and rows are texts: name the column of the ids with ids=...")
+    if "max_length" in chosen and "ids" in chosen:
+        raise BatchError("max_length cuts texts, and the rows hold ids: cut them in the dataset")
+    count_or_none(chosen.get("max_length"), "max_length")
+    if "text" in chosen:
+        named = [chosen["text"]] if isinstance(chosen["text"], str) else chosen["text"]
+        chosen["text"] = tuple(named) if isinstance(named, (list, tuple)) else ()
+        if len(chosen["text"]) not in (1, 2) or not all(isinstance(name, str) for name in chosen["text"]):
+            raise BatchError(f"text is {given['text']!r}: expected the name of a column, or of two for pairs")
+    for name in ("ids", "mask", "types", "key"):
+        if not isinstance(chosen.get(name, ""), str):
+            raise BatchError(f"{name} is {chosen[name]!r}: expected the name of a column")
+    conventions = [*CONVENTIONS, "gluonnlp", "ids"]
+    if chosen.get("convention", "ids") not in conventions:
+        raise BatchError(
+            f"convention is {chosen['convention']!r}: expected one of {listed(conventions)}."
+            f"{did_you_mean(str(chosen['convention']), conventions)}"
+        )
+    return Inputs(**chosen)
+
+
+def _expect_objective(objective: Any) -> None:
+    """Refuse what would mean something else in each batch."""
+    if isinstance(objective, Scalar):
+        raise UnsupportedError(
+            "a Scalar objective reduces over the batch, and which rows share one is Ray's affair: expected an objective of one "
+            "number a row"
+        )
+    as_objective(objective)
+    if not isinstance(objective, Objective):
+        return
+    try:
+        objective.take(slice(0, 0), 0)
+    except ObjectiveError:
+        raise ObjectiveError(
+            f"the objective {objective!r} has arguments of one entry an example, and which rows share a batch is Ray's affair: "
+            'expected a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
+        ) from None
+
+
+def _expect_passed(given: Mapping[str, Any]) -> None:
+    if not isinstance(given.get("at", WORD), str):
+        raise PointError(f"at is {given['at']!r}: expected the name of one point; run once for each")
+    for option in ("override", "add"):
+        changes = given.get(option) or {}
+        for name, value in changes.items() if isinstance(changes, Mapping) else ():
+            shape: tuple[int, ...] = getattr(value, "shape", ())
+            if len(shape) > 2 and shape[0] != 1:
+                raise PointError(
+                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, and which rows share a batch is "
+                    "Ray's affair: expected an array that is the same for all rows, or a function"
+                )

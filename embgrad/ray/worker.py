@@ -1,0 +1,216 @@
+"""The actor: it holds the model, and makes blocks of results of blocks of rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from embgrad.errors import (
+    BackendError,
+    BatchError,
+    EmbgradError,
+    ObjectiveError,
+    OutputError,
+    PointError,
+    UnsupportedError,
+    brief,
+    listed,
+)
+from embgrad.gradient import gradients
+from embgrad.objective import Objective, Scalar
+from embgrad.ray.answers import Wanted, with_answers
+from embgrad.ray.columns import NO_COLUMN, Columns, Examples, examples_of, named_row
+from embgrad.ray.partial import Partial
+from embgrad.ray.settings import Asked
+from embgrad.ray.tally import tally_of
+from embgrad.registry import backend_for
+from embgrad.result import EmbeddingGradients
+
+__all__ = ["Answer", "GradientWorker", "TableWorker"]
+
+#: Errors that are of the model or of what is asked, whichever the row.
+OF_ALL_ROWS: Final = (BackendError, OutputError, PointError, UnsupportedError)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The gradients of some rows of a block.
+
+    Attributes:
+        rows: their numbers in the block.
+        found: the gradients.
+        own: True at the rows' own positions, (row, position).
+    """
+
+    rows: np.ndarray
+    found: EmbeddingGradients
+    own: np.ndarray
+
+
+class Worker:
+    """Holds the model; its subclasses say what becomes of the gradients.
+
+    The model is built at the first block and not with the actor: what Ray says of a constructor that fails, it says after
+    several more actors have failed in it.
+    """
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._built: tuple[Any, Any] | None = None
+        self._by_length = asked.inputs.convention == "ids"
+
+    def answers(self, rows: pa.Table) -> Iterator[Answer]:
+        """The gradients of a block's rows, in groups of like length.
+
+        Raises:
+            EmbgradError: as `embgrad.gradients`; the message names the row.
+        """
+        if self._built is None:
+            self._built = _built(self._asked)
+        try:
+            examples = examples_of(rows, self._asked.inputs, self._built[1])
+            lengths = examples.own.sum(1)
+            order = np.argsort(lengths, kind="stable")
+            groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if self._by_length else [order]
+            size = self._asked.batch_size
+            for group in groups:
+                for start in range(0, len(group), size):
+                    yield from self._answers(rows, examples, group[start : start + size])
+        except EmbgradError as error:
+            raise self._naming_the_row(rows, error) from error
+
+    def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
+        part = examples.take(chosen)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = self._gradients(rows.take(pa.array(chosen)), part)
+        if not part.own.all() and "mask" in found.provenance["unused"]:
+            # The model would read our padding as text: rows of one length alone share a batch from here on.
+            self._by_length = True
+            lengths = part.own.sum(1)
+            for length in np.unique(lengths):
+                yield from self._answers(rows, examples, chosen[lengths == length])
+            return
+        for one in said:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        if found.values.ndim != 3 or found.values.shape[:2] != part.batch.shape:
+            raise PointError(
+                f"the point {self._asked.point!r} has the shape {found.values.shape}: expected (example, position, dim), with "
+                f"{part.batch.shape} examples and positions"
+            )
+        yield Answer(chosen, found, part.own)
+
+    def _gradients(self, rows: pa.Table, examples: Examples) -> EmbeddingGradients:
+        assert self._built is not None
+        found = gradients(self._built[0], examples.batch, _objective(self._asked.objective, rows), **self._asked.passed)
+        assert isinstance(found, EmbeddingGradients)  # `at` is one name
+        return found
+
+    def _naming_the_row(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
+        """The error of the first row that fails by itself, and its name."""
+        assert self._built is not None
+        if isinstance(error, OF_ALL_ROWS) or str(error).startswith(NO_COLUMN):
+            return _again(error, str(error))
+        for number in range(rows.num_rows):
+            row = rows.slice(number, 1)
+            try:
+                self._gradients(row, examples_of(row, self._asked.inputs, self._built[1]))
+            except EmbgradError as alone:
+                return _again(alone, f"{named_row(row, self._asked.inputs)}: {alone}")
+        together = (
+            f"{rows.num_rows} rows together, of which {named_row(rows.slice(0, 1), self._asked.inputs)} is the first"
+        )
+        return _again(error, f"{together}: {error}")
+
+
+class GradientWorker(Worker):
+    """Adds what was asked for to the rows."""
+
+    def __init__(self, asked: Asked, wanted: Wanted) -> None:
+        super().__init__(asked)
+        self._wanted = wanted
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """The rows, in their order, with the columns of the answers."""
+        return with_answers(rows, self.answers(rows), self._wanted, self._asked.inputs)
+
+
+class TableWorker(Worker):
+    """Adds up the table's gradient over a block of rows."""
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        """One row: the sum, and the tally of the rows that it is of."""
+        total = Partial(tally=tally_of(rows, self._asked.inputs.columns))
+        for answer in self.answers(rows):
+            total += Partial.of_gradients(answer.found, answer.own)
+        return total.to_arrow()
+
+
+def _built(asked: Asked) -> tuple[Any, Any]:
+    """The model and the tokenizer."""
+    try:
+        given = asked.build()
+    except EmbgradError:
+        raise
+    except Exception as error:  # the user's own code; Ray would say it in a hundred lines
+        raise BackendError(f"build() raised {type(error).__name__}: {error}") from error
+    if isinstance(given, tuple) and (len(given) != 2 or _are_parts(given)):
+        raise BackendError(
+            f"build() gave a tuple of {len(given)}: expected (model, tokenizer), or the model alone; the parts of one model as a "
+            "list"
+        )
+    model, tokenizer = given if isinstance(given, tuple) else (given, None)
+    backend_for(model)
+    if tokenizer is None and asked.inputs.ids is None:
+        raise BatchError(
+            f"the rows hold texts, in the column {asked.inputs.text[0]!r}, and build() gave no tokenizer: expected "
+            "(model, tokenizer); or name a column of ids with ids=..."
+        )
+    return model, tokenizer
+
+
+def _are_parts(given: tuple[Any, ...]) -> bool:
+    """Whether all of a tuple belongs to one backend, but for a tokenizer that is a model, too."""
+    try:
+        backend_for(list(given))
+    except BackendError:
+        return False
+    from embgrad.preprocessing import is_preprocessor
+
+    return not is_preprocessor(given[-1])
+
+
+def _objective(given: Any, rows: pa.Table) -> Any:
+    """What these rows are asked for."""
+    if isinstance(given, Objective):
+        return given
+    columns = Columns(rows)
+    takes = (
+        f"it is given the rows' columns ({listed(columns)}); for a function of the model's outputs write "
+        "objective=lambda rows: function"
+    )
+    try:
+        made = given(columns)
+    except EmbgradError:
+        raise
+    except Exception as error:  # the user's own code
+        raise ObjectiveError(f"the objective's function raised {type(error).__name__}: {error}; {takes}") from error
+    if isinstance(made, Scalar):
+        raise UnsupportedError(
+            "the objective's function gave a Scalar, which reduces over the batch, and which rows share one is Ray's affair: "
+            "expected an objective of one number a row"
+        )
+    if isinstance(made, Objective) or (callable(made) and not isinstance(made, type)):
+        return made
+    raise ObjectiveError(f"the objective's function gave {brief(made)}: expected an objective; {takes}")
+
+
+def _again(error: EmbgradError, message: str) -> EmbgradError:
+    """An error of the same class with another message, which can be sent from process to process."""
+    kind = type(error) if type(error).__module__ == "embgrad.errors" else EmbgradError
+    return kind(message)

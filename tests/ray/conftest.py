@@ -1,0 +1,80 @@
+"""One local Ray with two CPUs for all tests here, which is gone when they are done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
+import ray
+
+from tests.ray.models import VOCAB, WORDS, Observed, kill_one
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster() -> Iterator[None]:
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *([path] if path else [])]
+    )  # the actors import tests.ray.models
+    ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=200_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"USE_TF": "0"}},  # or transformers imports TensorFlow, too, in each actor
+        logging_level="ERROR",
+    )
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
+
+
+@pytest.fixture
+def items() -> Callable[..., list[dict[str, Any]]]:
+    """Rows of ids of different lengths, their text, a label and a key."""
+
+    def make(count: int, shortest: int = 2, longest: int = 9) -> list[dict[str, Any]]:
+        random = np.random.default_rng(5)
+        rows = []
+        for number in range(count):
+            words = random.integers(4, VOCAB, random.integers(shortest, longest + 1) - 2)
+            ids = [2, *(int(one) for one in words), 3]
+            text = " ".join(WORDS[one] for one in ids[1:-1])
+            rows.append(
+                {"key": number, "ids_": ids, "text": text, "label": int(random.integers(3)), "kept": f"k{number}"}
+            )
+        return rows
+
+    return make
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Callable[..., Observed]:
+    def make(**options: Any) -> Observed:
+        folder = tmp_path / "observed"
+        folder.mkdir()
+        return Observed(folder, **options)
+
+    return make
+
+
+@pytest.fixture
+def killing() -> Callable[[Observed], list[int]]:
+    return kill_one

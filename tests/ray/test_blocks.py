@@ -1,0 +1,361 @@
+"""What the actors make of blocks of rows, in this process: columns, names of rows, sums, tallies, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import embgrad
+import embgrad.ray
+from embgrad.errors import EmbgradError
+from embgrad.ray.answers import Wanted
+from embgrad.ray.failures import plain_errors
+from embgrad.ray.partial import Partial
+from embgrad.ray.reading import dataset_of
+from embgrad.ray.settings import settings
+from embgrad.ray.tally import Tally, expect_same_rows, tally_of
+from embgrad.ray.worker import GradientWorker, TableWorker
+from tests.ray import models
+from tests.ray.models import labelled
+
+Items = Callable[..., list[dict[str, Any]]]
+
+
+def worked(
+    rows: list[dict[str, Any]],
+    build: Callable[[], Any] = models.reference,
+    objective: Any = labelled,
+    output: str = "saliency",
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The rows with the answers of one actor."""
+    length = options.pop("length", None)
+    wanted = Wanted(output, options.pop("kind", "norm"), length, options.pop("prefix", ""))
+    asked, _ = settings(build, objective, {"batch_size": 4, **options})
+    return GradientWorker(asked, wanted)(pa.Table.from_pylist(rows)).to_pylist()
+
+
+def alone(
+    row: dict[str, Any], build: Callable[[], Any] = models.reference, **options: Any
+) -> embgrad.EmbeddingGradients:
+    """The gradients of one row by itself."""
+    found = embgrad.gradients(
+        build(), embgrad.TokenBatch([row["ids_"]]), embgrad.CrossEntropy([row["label"]]), **options
+    )
+    assert isinstance(found, embgrad.EmbeddingGradients)
+    return found
+
+
+def test_rows_keep_their_order_and_columns(items: Items) -> None:
+    rows = items(11)
+    found = worked(rows, ids="ids_")
+    assert [{name: row[name] for name in rows[0]} for row in found] == rows
+    for row in found:
+        expected = alone(row)
+        assert row["ids"] == row["ids_"]
+        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+        np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
+
+
+def test_tables_and_values_are_those_of_each_row_alone(items: Items) -> None:
+    rows = items(9)
+    for row in worked(rows, ids="ids_", output="tables"):
+        expected = alone(row).table()
+        assert row["rows"] == expected.rows.tolist()
+        assert row["vocab"] == models.VOCAB
+        np.testing.assert_allclose(row["values"], expected.values, rtol=1e-12)
+    for row in worked(rows, ids="ids_", output="values", length=10):
+        tensor = np.array(row["values"]).reshape(10, models.DIM)
+        own = len(row["ids_"])
+        np.testing.assert_allclose(tensor[:own], alone(row).values[0], rtol=1e-12)
+        assert (tensor[own:] == 0).all()
+
+
+def test_dtypes_are_the_models(items: Items) -> None:
+    rows = pa.Table.from_pylist(items(3))
+    for build, dtype in ((models.reference, "double"), (models.reference_float32, "float")):
+        asked, _ = settings(build, labelled, {"ids": "ids_"})
+        made = GradientWorker(asked, Wanted("saliency", "norm", None, ""))(rows)
+        assert str(made.schema.field("saliency").type.value_type) == dtype
+
+
+def test_texts_come_with_their_tokens(items: Items) -> None:
+    rows = items(6)
+    for row in worked(rows, lambda: (models.reference(), models.tokenizer())):
+        assert row["ids"] == row["ids_"]
+        assert row["tokens"] == ["[CLS]", *row["text"].split(), "[SEP]"]
+        np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
+
+
+def test_pairs_are_two_columns() -> None:
+    rows = [{"a": "w1 w2", "b": "w3", "label": 0}, {"a": "w4", "b": "w5 w6", "label": 1}]
+    found = worked(rows, lambda: (models.reference(), models.tokenizer()), text=("a", "b"))
+    assert [row["ids"] for row in found] == [[2, 5, 6, 3, 7, 3], [2, 8, 3, 9, 10, 3]]
+
+
+@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")  # none of a mask that in the end nobody needed
+def test_a_model_that_takes_no_mask_reads_no_padding(items: Items) -> None:
+    rows = items(11)
+    found = worked(rows, models.maskless, ids="ids_")
+    bare = worked(rows, models.maskless, ids="ids_", convention="ids")
+    for row, other in zip(found, bare, strict=True):
+        expected = alone(row, models.maskless).saliency()[0]
+        np.testing.assert_allclose(row["saliency"], expected, rtol=1e-12)
+        np.testing.assert_allclose(other["saliency"], expected, rtol=1e-12)
+
+
+def test_masks_and_types_are_columns(items: Items) -> None:
+    rows = [{**row, "m": [1] * (len(row["ids_"]) - 1) + [0]} for row in items(5)]
+    for row in worked(rows, ids="ids_", mask="m"):
+        expected = embgrad.gradients(
+            models.reference(), embgrad.TokenBatch([row["ids_"]], [row["m"]]), embgrad.CrossEntropy([row["label"]])
+        )
+        assert len(row["saliency"]) == len(row["ids_"])
+        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+
+
+def test_options_go_on_to_the_call(items: Items) -> None:
+    rows = items(4)
+    doubled = {"edit": {"word": lambda gradient: gradient * 2}}
+    plain, edited = worked(rows, ids="ids_"), worked(rows, ids="ids_", **doubled)
+    for one, other in zip(plain, edited, strict=True):
+        np.testing.assert_allclose(np.array(one["saliency"]) * 2, other["saliency"], rtol=1e-12)
+    dots = worked(rows, ids="ids_", kind="dot")
+    np.testing.assert_allclose(dots[0]["saliency"], alone(rows[0]).saliency("dot")[0], rtol=1e-12)
+
+
+def test_an_objective_may_be_the_models_own_business(items: Items) -> None:
+    rows = items(4)
+    ours = worked(rows, objective=embgrad.Logit(1), ids="ids_")
+    native = worked(rows, objective=lambda rows: lambda outputs: outputs.column(1), ids="ids_")
+    for one, other in zip(ours, native, strict=True):
+        np.testing.assert_allclose(one["saliency"], other["saliency"], rtol=1e-12)
+
+
+def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
+    rows = pa.Table.from_pylist([{**row, "maybe": None if row["key"] == 1 else 2**60} for row in items(5)])
+    images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(20.0).reshape(5, 2, 2))
+    rows = rows.append_column("image", images)
+    seen = []
+
+    def objective(columns: Any) -> embgrad.Objective:
+        seen.append((columns["image"].shape[1:], sorted(columns)))
+        return labelled(columns)
+
+    asked, _ = settings(models.reference, objective, {"ids": "ids_", "batch_size": 2})
+    made = GradientWorker(asked, Wanted("saliency", "norm", None, "g_"))(rows)
+    assert made.select(rows.column_names).equals(rows)
+    assert made.column_names[-3:] == ["g_ids", "g_objective", "g_saliency"]
+    assert seen[0] == ((2, 2), sorted(rows.column_names))
+
+
+def test_the_row_is_named_that_fails_alone(items: Items) -> None:
+    rows = items(11)
+    rows[7]["ids_"] = [3, 99]
+    with pytest.raises(
+        embgrad.BatchError, match=r"^the row with key=7: id 99 at example 0, position 1 is outside the table"
+    ):
+        worked(rows, ids="ids_", key="key")
+    with pytest.raises(embgrad.BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
+        worked(rows, ids="ids_")
+    rows = items(11)
+    rows[4]["label"] = 5
+    with pytest.raises(embgrad.ObjectiveError, match=r"^the row with key=4: label 5 at example 0 is out of range"):
+        worked(rows, ids="ids_", key="key")
+    rows = items(11)
+    rows[3]["text"] = None
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=3: example 0 is None: expected a text"):
+        worked(rows, models.reading, key="key")
+    rows = items(3)
+    rows[2]["ids_"] = []
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=2: the column 'ids_' of example 0 holds \[\]"):
+        worked(rows, ids="ids_", key="key")
+    with pytest.raises(
+        embgrad.BatchError, match=r"the row with key=.* positions, and length is 2: expected room for all"
+    ):
+        worked(items(3, shortest=4), ids="ids_", key="key", output="values", length=2)
+
+
+def test_what_fails_in_company_alone_says_so(items: Items) -> None:
+    def objective(rows: Any) -> embgrad.Objective:
+        return embgrad.CrossEntropy(rows["label"] + 9 * (len(rows["label"]) > 1))
+
+    with pytest.raises(
+        embgrad.ObjectiveError, match=r"^3 rows together, of which the row with key=0 is the first: label"
+    ):
+        worked(items(3), objective=objective, ids="ids_", key="key")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"text": "txt"}, embgrad.BatchError, "has no column 'txt': expected one of .*Did you mean 'text'"),
+        ({"ids": "ids_", "at": "nowhere"}, embgrad.PointError, "^there is no point|nowhere"),
+        (
+            {"build": models.reference},
+            embgrad.BatchError,
+            "hold texts, in the column 'text', and build.. gave no tokenizer",
+        ),
+        ({"build": lambda: 3}, embgrad.BackendError, "no installed backend takes a model of type builtins.int"),
+        ({"build": lambda: Path("/no/such").read_text()}, embgrad.BackendError, "^build.. raised FileNotFoundError"),
+        (
+            {"build": lambda: (models.reference(),) * 2},
+            embgrad.BackendError,
+            "a tuple of 2: expected .model, tokenizer.",
+        ),
+        ({"objective": lambda rows: rows["lable"]}, embgrad.BatchError, "has no column 'lable'.*Did you mean 'label'"),
+        (
+            {"objective": lambda out: out.logits},
+            embgrad.ObjectiveError,
+            "raised AttributeError.*given the rows' columns",
+        ),
+        (
+            {"objective": lambda rows: 3},
+            embgrad.ObjectiveError,
+            "the objective's function gave 3: expected an objective",
+        ),
+        ({"objective": lambda rows: embgrad.Scalar(len)}, embgrad.UnsupportedError, "gave a Scalar"),
+    ],
+)
+def test_errors_of_all_rows(items: Items, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    given: dict[str, Any] = {"build": models.reading, "objective": labelled, **changes}
+    with pytest.raises(error, match=message) as caught:
+        worked(items(3), given.pop("build"), given.pop("objective"), **given)
+    assert "the row with" not in str(caught.value) or "objective" in changes
+
+
+def test_tables_need_a_lookup(items: Items) -> None:
+    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "override": {"word": lambda value: value * 2}})
+    rows = pa.Table.from_pylist(items(3))
+    with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
+        TableWorker(asked)(rows)
+    with pytest.raises(embgrad.PointError, match=r"^the point 'word' was overridden, so that there is no table"):
+        GradientWorker(asked, Wanted("tables", "norm", None, ""))(rows)
+
+
+def test_a_name_that_is_taken_is_refused(items: Items) -> None:
+    rows = [{**row, "saliency": 1} for row in items(3)]
+    with pytest.raises(EmbgradError, match=r"has a column 'saliency' already.*pass prefix='g_'"):
+        worked(rows, ids="ids_")
+    assert "g_saliency" in worked(rows, ids="ids_", prefix="g_")[0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "error", "message"),
+    [
+        (
+            embgrad.CrossEntropy([0, 1]),
+            {},
+            embgrad.ObjectiveError,
+            "one entry an example.*expected a function of the rows",
+        ),
+        (embgrad.Scalar(len), {}, embgrad.UnsupportedError, "reduces over the batch"),
+        (embgrad.Sum, {}, embgrad.ObjectiveError, "the class Sum"),
+        (embgrad.Sum(), {"at": ["word", "position"]}, embgrad.PointError, "expected the name of one point"),
+        (embgrad.Sum(), {"batchsize": 3}, EmbgradError, "no option 'batchsize'.*Did you mean 'batch_size'"),
+        (embgrad.Sum(), {"split": True}, EmbgradError, "'split' has no meaning over a dataset"),
+        (embgrad.Sum(), {"tokenizer": 3}, EmbgradError, "expected build to give .model, tokenizer."),
+        (embgrad.Sum(), {"batch_size": 0}, embgrad.BatchError, "batch_size is 0"),
+        (embgrad.Sum(), {"workers": 1.5}, embgrad.BatchError, "workers is 1.5"),
+        (embgrad.Sum(), {"text": "t", "ids": "i"}, embgrad.BatchError, "text and ids name columns both"),
+        (embgrad.Sum(), {"mask": "m"}, embgrad.BatchError, "mask goes with ids"),
+        (embgrad.Sum(), {"ids": 3}, embgrad.BatchError, "ids is 3: expected the name of a column"),
+        (embgrad.Sum(), {"text": 3}, embgrad.BatchError, "text is 3: expected the name of a column"),
+        (embgrad.Sum(), {"convention": "hugging"}, embgrad.BatchError, "Did you mean 'huggingface'"),
+        (embgrad.Sum(), {"ids": "i", "max_length": 3}, embgrad.BatchError, "max_length cuts texts"),
+        (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, embgrad.PointError, "with an example axis"),
+        (embgrad.Sum(), {"build": 3}, embgrad.BackendError, "build is 3: expected a function without arguments"),
+    ],
+)
+def test_what_is_asked_is_checked_before_anything_starts(
+    objective: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        settings(options.pop("build", models.reference), objective, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "table"}, "Did you mean 'tables'"),
+        ({"kind": "norms"}, "Did you mean 'norm'"),
+        ({"output": "values"}, "length is None and output is 'values'"),
+        ({"length": 3}, "length is 3 and output is 'saliency'"),
+    ],
+)
+def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EmbgradError, match=message):
+        embgrad.ray.gradients("nowhere.parquet", models.reference, embgrad.Sum(), **options)
+
+
+def test_files_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(embgrad.FileFormatError, match=r"does not exist"):
+        dataset_of(tmp_path / "no.parquet")
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.jsonl.gz").touch()
+    with pytest.raises(embgrad.FileFormatError, match=r"ends in '.csv': expected one of"):
+        dataset_of(tmp_path / "a.csv")
+    with pytest.raises(embgrad.FileFormatError, match=r"of different kinds"):
+        dataset_of([tmp_path / "a.txt", tmp_path / "a.jsonl.gz"])
+    for given in (3, [], [{"text": "a"}]):
+        with pytest.raises(embgrad.BatchError, match=r"expected a ray.data.Dataset, or the paths"):
+            dataset_of(given)
+    with pytest.raises(embgrad.FileFormatError, match=r"holds 3 files"):
+        embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
+
+
+def test_sums_are_those_of_all_rows(items: Items) -> None:
+    rows = items(13)
+    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 4})
+    worker = TableWorker(asked)
+    blocks = [worker(pa.Table.from_pylist(rows[start : start + 5])) for start in range(0, 13, 5)]
+    whole = Partial.of_blocks(Partial.of_blocks(blocks[0], blocks[1]), blocks[2])
+    expected = sum(alone(row).table().to_dense() for row in rows)
+    assert whole.table is not None
+    assert whole.table.shape == (models.VOCAB, models.DIM)
+    np.testing.assert_allclose(whole.table.to_dense(), expected, rtol=1e-12, atol=1e-14)
+    assert whole.tally == tally_of(pa.Table.from_pylist(rows), ["ids_"])
+    twice = Partial.of_blocks(*blocks, blocks[0])
+    with pytest.raises(EmbgradError, match=r"13 rows went in and 18 came out"):
+        expect_same_rows(whole.tally, twice.tally, "the sum")
+    with pytest.raises(EmbgradError, match=r"differ in shape, \(40, 5\) and \(3, 5\)"):
+        whole + Partial(embgrad.RowSparse(np.arange(3), np.ones((3, 5)), (3, 5)))
+
+
+def test_no_row_can_stand_in_for_another(items: Items) -> None:
+    rows = items(6)
+    given = tally_of(pa.Table.from_pylist(rows), ["key", "ids_"])
+    shuffled = tally_of(pa.Table.from_pylist(rows[::-1]), ["key", "ids_"])
+    assert given == shuffled
+    expect_same_rows(given, shuffled, "the sum")
+    exchanged = tally_of(pa.Table.from_pylist([*rows[:5], rows[0]]), ["key", "ids_"])
+    with pytest.raises(EmbgradError, match=r"as many came out, but they are not the same"):
+        expect_same_rows(given, exchanged, "the sum")
+    assert tally_of(pa.Table.from_pylist(rows[:0] or [{"a": 1}]).slice(0, 0), ["a"]) == Tally()
+
+
+def test_our_errors_come_out_of_rays() -> None:
+    text = (
+        "ray::MapWorker()\n  File 'x.py', line 3\nembgrad.errors.ObjectiveError: inner\n\nThe above exception was the direct "
+        "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n\nThe above exception was"
+    )
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong$"), plain_errors():
+        raise RuntimeError(text)
+    with pytest.raises(EmbgradError, match=r"^of ours$"), plain_errors():
+        raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
+    for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), embgrad.BatchError("plain")):
+        with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():
+            raise error
+        assert caught.value is error
+
+
+def test_what_goes_to_the_actors_can_be_sent() -> None:
+    asked, _ = settings(models.reference, embgrad.Sum(), {"text": "a", "batch_size": 3})
+    assert pickle.loads(pickle.dumps(asked)).inputs == asked.inputs

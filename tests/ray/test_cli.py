@@ -1,0 +1,92 @@
+"""`embgrad gradients --ray`, on the cluster of these tests by its address, and what it refuses before it starts any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import ray
+
+from tests.ray import models
+from tests.ray.test_runs import of_one_process
+
+Items = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    def run(*arguments: str, code: str = "") -> SimpleNamespace:
+        address = ray.get_runtime_context().gcs_address
+        script = f"import sys; {code}\nimport embgrad.cli; sys.exit(embgrad.cli.main({list(arguments)!r}))"
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "RAY_ADDRESS": address},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    return run
+
+
+def test_a_file_becomes_a_folder(command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path) -> None:
+    rows = items(30)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("gradients", "--ray", "-m", "tests.ray.models:reference", "-f", "rows.jsonl", "--ids", "ids_")
+    done = command(*asked, "--labels", "label", "--batch-size", "4", "-o", "out", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == {"rows_in": 30, "rows_out": 30, "folder": "out"}
+    expected = of_one_process(models.reference(), rows)
+    for row in pyarrow.parquet.read_table(tmp_path / "out").to_pylist():
+        own = len(row["ids_"])
+        np.testing.assert_allclose(row["saliency"], expected.saliency()[row["key"], :own], rtol=1e-10)
+    again = command(*asked, "--labels", "label", "-o", "out")
+    assert again.code == 2
+    assert "error: out holds" in again.err
+    assert ray.is_initialized()
+    assert ray.cluster_resources()["CPU"] == 2  # it goes on
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-f", "a.jsonl", "--labels", "label"], "--ray needs --output"),
+        (["-o", "out", "--labels", "label"], "--ray needs --file"),
+        (["-f", "a.jsonl", "-o", "out"], "--ray needs --objective"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "-t", "text"], "--text does not go with --ray"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--split"], "--split does not go with --ray"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--give", "table"], "Did you mean 'tables'"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--at", "word", "--at", "type"], "expected one --at"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--ids", "i", "--column", "c"], "leave one out"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--objective", "Sum()"], "--labels goes with"),
+    ],
+)
+def test_what_does_not_go_with_ray(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embgrad.cli import main
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["gradients", "--ray", "-m", "tests.ray.models:reference", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace]) -> None:
+    asked = ("gradients", "-m", "tests.ray.models:reference", "-f", "a.jsonl", "-o", "out", "--labels", "label")
+    done = command(*asked, "--ray", code="sys.modules['ray'] = None")
+    assert done.code == 2
+    assert done.err.startswith("error: embgrad.ray needs Ray Data")
+    assert "pip install 'embgrad[ray]'" in done.err
+    assert command(*asked, "--workers", "3").err.startswith("error: --workers goes with --ray")
