@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .demo
 TOX := .tox/runner/bin/tox
 
-.PHONY: help demo test browser benchmarks lint clean
+.PHONY: help demo test browser bench lint clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ browser: ## Chromium, in which the tests open the page: found, or installed wher
 	  echo "chromium), or name a browser of that kind, as EMBGRAD_TEST_BROWSER=/path/to/chrome make test" >&2; exit 1; \
 	fi
 
-benchmarks: $(TOX) ## Times as ratios to the forward pass and to code by hand
+bench: $(TOX) ## Time and memory beside code by hand and other tools, into docs/performance.md
 	$(TOX) run -e benchmarks
 
 lint: $(TOX) ## Style and types

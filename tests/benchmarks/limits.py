@@ -1,0 +1,80 @@
+"""The limits that the project has set itself, each with the figure of this run and whether it is met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tests.benchmarks.cases import MODES
+from tests.benchmarks.ratios import size_of, times
+
+__all__ = ["Limit", "limits"]
+
+OF_BY_HAND: Final = 1.02
+OVER_BACKWARD: Final = 1.3
+OVER_RIVALS: Final = 1.0
+OF_CAPTUMS_PEAK: Final = 0.72
+OVERHEAD: Final = {"PyTorch": 0.15}
+
+Found = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One limit.
+
+    Attributes:
+        what: is limited, in words.
+        bound: the limit; so is `measured` the figure.
+        verdict: whether it is met.
+    """
+
+    what: str
+    bound: str
+    measured: str
+    verdict: str
+
+
+def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
+    """Each limit that something was measured for."""
+    for row in found.get("sizes", ()):
+        if size_of(row) == size and MODES[row["mode"]] != "reference":
+            ours, hand, _, backward = times(row)
+            if ours is None:
+                yield Limit(f"{row['mode']}: `gradients` / by hand", f"≤ {OF_BY_HAND}", "not measured", "no")
+                continue
+            yield _most(f"{row['mode']}: `gradients` / by hand", ours / hand, OF_BY_HAND)
+            yield _least(f"{row['mode']}: full backward / `gradients`", backward / ours, OVER_BACKWARD)
+    for row in found.get("overhead", ()):
+        ours, hand, _, _ = times(row)
+        if row["mode"] in OVERHEAD and ours is not None:
+            over, most = (ours - hand) * 1e3, OVERHEAD[row["mode"]]
+            what = f"{row['mode']}, 1 × 8 tokens, 2 layers: milliseconds over by hand"
+            yield Limit(what, f"≤ {most}", f"{over:+.2f}", _verdict(over <= most))
+    yield from _of_rivals(found)
+
+
+def _of_rivals(found: Found) -> Iterator[Limit]:
+    for row in found.get("rivals", ()):
+        what = f"{row['tool']} {row['call']} ({row['note']}): their time / ours"
+        if "failed" in row:
+            yield Limit(what, f"≥ {OVER_RIVALS}", f"could not be run: {row['failed']}", "no")
+        else:
+            yield _least(what, row["times"]["theirs"] / row["times"]["ours"], OVER_RIVALS)
+    for row in found.get("rivals_peaks", ()):
+        if row["tool"] == "captum" and row.get("peaks"):
+            what = f"captum {row['call']} ({row['note']}): our peak memory / theirs"
+            yield _most(what, row["peaks"]["ours"] / row["peaks"]["theirs"], OF_CAPTUMS_PEAK)
+
+
+def _most(what: str, figure: float, most: float) -> Limit:
+    return Limit(what, f"≤ {most}", f"{figure:.3f}", _verdict(figure <= most))
+
+
+def _least(what: str, figure: float, least: float) -> Limit:
+    return Limit(what, f"≥ {least}", f"{figure:.3f}", _verdict(figure >= least))
+
+
+def _verdict(met: bool) -> str:
+    return "yes" if met else "**no**"

@@ -1,0 +1,183 @@
+"""MXNet Gluon, imperative, hybridised and exported: the forward pass, the gradient by hand, and all weights' gradients."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from embgrad_gluon import import_mxnet
+
+import embgrad
+from tests.benchmarks.cases import POSITION, Case
+from tests.benchmarks.measuring import Mode
+
+__all__ = ["MODES"]
+
+mx = import_mxnet()
+
+Total = Callable[[Sequence[Any]], Any]
+
+
+def imperative(case: Case) -> Mode:
+    """The net as it is: its Python runs at every call."""
+    net = _net(case.checkpoint, "")
+    inputs, total = _inputs(case), _total(case)
+    return _mode(
+        case,
+        net,
+        {"the lookup's output marked, autograd.grad": lambda: _by_mark(net, inputs, total)},
+        lambda: embgrad.gradients(net, case.batch(), case.asked()),
+    )
+
+
+def hybridised(case: Case) -> Mode:
+    """The net after `hybridize()`."""
+    net = _net(case.checkpoint, "hybridised")
+    net(*_inputs(case))
+    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, case.batch(), case.asked()))
+
+
+def compiled(case: Case) -> Mode:
+    """The net as it is, where a trace may be kept; the forward pass is the hybridised net's."""
+    net, hybrid = _net(case.checkpoint, ""), _net(case.checkpoint, "hybridised")
+    hybrid(*_inputs(case))
+    return _mode(
+        case,
+        hybrid,
+        _cut_ways(case, hybrid),
+        lambda: embgrad.gradients(net, case.batch(), case.asked(), compile=True),
+    )
+
+
+def exported(case: Case) -> Mode:
+    """A SymbolBlock of the exported net."""
+    block = _exported(case.checkpoint)
+    names = block._cached_graph[1].list_outputs()
+    asked = case.asked(pooled=names[1], sequence=names[0])
+    return _mode(
+        case,
+        block,
+        _cut_ways(case, block),
+        lambda: embgrad.gradients(block, case.batch("gluonnlp"), asked),
+    )
+
+
+MODES = {
+    "Gluon, imperative": imperative,
+    "Gluon, hybridised": hybridised,
+    "Gluon, compile=True": compiled,
+    "Gluon, SymbolBlock": exported,
+}
+
+
+def _mode(case: Case, net: Any, by_hand: dict[str, Callable[[], np.ndarray]], gradients: Callable[[], Any]) -> Mode:
+    inputs, total = _inputs(case), _total(case)
+    return Mode(lambda: _forward(net, inputs), by_hand, lambda: _backward(net, inputs, total), gradients, mx.nd.waitall)
+
+
+@functools.cache
+def _net(checkpoint: str, kind: str) -> Any:
+    net = embgrad.load_bert(checkpoint, "gluon")
+    if kind == "hybridised":
+        net.hybridize()
+    return net
+
+
+@functools.cache
+def _exported(checkpoint: str) -> Any:
+    net = _net(checkpoint, "hybridised")
+    net(mx.nd.ones((1, 2)), mx.nd.zeros((1, 2)), mx.nd.array([2]))
+    with tempfile.TemporaryDirectory() as folder:
+        net.export(f"{folder}/bert")
+        names = ["data0", "data1", "data2"]
+        return mx.gluon.SymbolBlock.imports(f"{folder}/bert-symbol.json", names, f"{folder}/bert-0000.params")
+
+
+def _inputs(case: Case) -> list[Any]:
+    return [mx.nd.array(value, dtype=value.dtype) for value in case.batch().to_gluonnlp()]
+
+
+def _total(case: Case) -> Total:
+    if case.objective == "pooled":
+        return lambda outputs: outputs[1].sum()
+    return lambda outputs: outputs[0].slice_axis(axis=1, begin=POSITION, end=POSITION + 1).sum()
+
+
+def _forward(net: Any, inputs: Sequence[Any]) -> None:
+    for output in net(*inputs):
+        output.wait_to_read()
+
+
+def _backward(net: Any, inputs: Sequence[Any], total: Total) -> None:
+    with mx.autograd.record(train_mode=False):
+        objective = total(net(*inputs))
+    objective.backward(train_mode=False)
+    for parameter in net.collect_params().values():
+        if parameter.grad_req != "null":
+            parameter.grad().wait_to_read()
+
+
+def _by_mark(net: Any, inputs: Sequence[Any], total: Total) -> np.ndarray:
+    kept: list[Any] = []
+
+    def hook(block: Any, arguments: Any, output: Any) -> None:
+        output.attach_grad()
+        kept.append(output)
+
+    handle = net.word_embed[0].register_forward_hook(hook)
+    try:
+        with mx.autograd.record(train_mode=False):
+            objective = total(net(*inputs))
+    finally:
+        handle.detach()
+    found: np.ndarray = mx.autograd.grad(objective, kept, train_mode=False)[0].asnumpy()
+    return found
+
+
+def _cut_ways(case: Case, net: Any) -> dict[str, Callable[[], np.ndarray]]:
+    """The net's graph with the rows as an input, as it is and with its memory planned once."""
+    lookup, body, table = _cut(net)
+    planned = _cut(net)[1]
+    planned.hybridize(static_alloc=True, static_shape=True)
+    total = _total(case)
+
+    def by_cut(part: Any) -> np.ndarray:
+        ids, types, lengths = _inputs(case)
+        rows = lookup(ids, table)
+        rows.attach_grad()
+        with mx.autograd.record(train_mode=False):
+            objective = total(part(ids, types, lengths, rows))
+        found: np.ndarray = mx.autograd.grad(objective, [rows], train_mode=False)[0].asnumpy()
+        return found
+
+    return {
+        "the graph cut at the rows": lambda: by_cut(body),
+        "the same, static_alloc and static_shape": lambda: by_cut(planned),
+    }
+
+
+def _cut(net: Any) -> tuple[Callable[[Any, Any], Any], Any, Any]:
+    """The lookup, the rest of the graph as a block of (ids, types, lengths, rows), and the table."""
+    inputs, symbol = net._cached_graph
+    graph = json.loads(symbol.tojson())
+    number, node = next(
+        (n, one) for n, one in enumerate(graph["nodes"]) if one["op"] == "Embedding" and "word_embed" in one["name"]
+    )
+    weight = graph["nodes"][node["inputs"][1][0]]["name"]
+    graph["nodes"][number] = {"op": "null", "name": "rows", "inputs": []}
+    graph["arg_nodes"] = [n for n, one in enumerate(graph["nodes"]) if one["op"] == "null"]
+    body, parameters = mx.sym.load_json(json.dumps(graph)), net.collect_params()
+    names = [*(one.name for one in inputs if one.name in body.list_inputs()), "rows"]
+    block = mx.gluon.SymbolBlock(body, [mx.sym.var(name) for name in names], params=parameters)
+    sizes = {key: int(node["attrs"][key]) for key in ("input_dim", "output_dim")}
+
+    def call(*given: Any) -> Any:
+        named = dict(zip([*(one.name for one in inputs), "rows"], given, strict=True))
+        return block(*[named[name] for name in names])
+
+    call.hybridize = block.hybridize  # type: ignore[attr-defined]
+    return lambda ids, table: mx.nd.Embedding(ids, table, **sizes), call, parameters[weight].data()

@@ -1,0 +1,145 @@
+"""TensorFlow, eager, compiled and saved: the forward pass, the gradient by hand, and all weights' gradients."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from typing import Any
+
+import tensorflow as tf
+
+import embgrad
+from tests.benchmarks.cases import POSITION, Case
+from tests.benchmarks.measuring import Mode
+
+__all__ = ["MODES"]
+
+KEYS = ("input_word_ids", "input_mask", "input_type_ids")
+
+
+@functools.cache
+def _model(checkpoint: str) -> Any:
+    return embgrad.load_bert(checkpoint, "tensorflow")
+
+
+def _total(objective: str, pooled: Any, sequence: Any) -> Any:
+    return tf.reduce_sum(pooled if objective == "pooled" else sequence[:, POSITION])
+
+
+def eager(case: Case) -> Mode:
+    """The model as it is: its Python runs at every call."""
+    model, inputs = _model(case.checkpoint), _inputs(case)
+    return Mode(
+        forward=lambda: model(inputs, training=False).pooler_output.numpy(),
+        by_hand={"the tape watches the rows alone, inputs_embeds": lambda: _by_rows(case, model, inputs).numpy()},
+        backward=lambda: _backward(case, model, inputs)[-1],
+        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked()),
+    )
+
+
+def compiled(case: Case) -> Mode:
+    """One tf.function, of forward pass and tape together."""
+    model, inputs = _model(case.checkpoint), _inputs(case)
+    forward = tf.function(lambda given: model(given, training=False).pooler_output)
+    by_rows = tf.function(lambda given: _by_rows(case, model, given))
+    with_xla = tf.function(lambda given: _by_rows(case, model, given), jit_compile=True)
+    backward = tf.function(lambda given: _backward(case, model, given))
+    return Mode(
+        forward=lambda: forward(inputs).numpy(),
+        by_hand={
+            "one tf.function of forward pass and tape, inputs_embeds": lambda: by_rows(inputs).numpy(),
+            "the same with jit_compile=True": lambda: with_xla(inputs).numpy(),
+        },
+        backward=lambda: backward(inputs)[-1],
+        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked(), compile=True),
+    )
+
+
+def restored(case: Case) -> Mode:
+    """A SavedModel with TF Hub's names, loaded."""
+    model = _saved(case.checkpoint)
+    batch = case.batch("tfhub")
+    inputs = {name: tf.constant(value) for name, value in batch.to_tfhub().items()}
+    config = case.config()
+    shape = (config["vocab_size"], config["hidden_size"])
+    table = next(one for one in model.weights_ if tuple(one.shape) == shape)
+    in_one = tf.function(lambda given: _by_slices(case, model, table, given))
+    whole = tf.function(lambda given: _backward_saved(case, model, given))
+    return Mode(
+        forward=lambda: model(inputs)["pooled_output"].numpy(),
+        by_hand={
+            "the tape watches the table alone": lambda: _by_slices(case, model, table, inputs).numpy(),
+            "the same inside one tf.function, which prunes what is not needed": lambda: in_one(inputs).numpy(),
+        },
+        backward=lambda: whole(inputs)[-1],
+        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
+    )
+
+
+MODES = {"TensorFlow, eager": eager, "TensorFlow, compile=True": compiled, "TensorFlow, SavedModel": restored}
+
+
+def _inputs(case: Case) -> dict[str, Any]:
+    return {name: tf.constant(value) for name, value in case.batch().to_huggingface().items()}
+
+
+def _by_rows(case: Case, model: Any, inputs: dict[str, Any]) -> Any:
+    rows = tf.gather(model.bert.embeddings.weight, inputs["input_ids"])
+    others = {name: value for name, value in inputs.items() if name != "input_ids"}
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(rows)
+        outputs = model(input_ids=None, inputs_embeds=rows, training=False, **others)
+        objective = _total(case.objective, outputs.pooler_output, outputs.last_hidden_state)
+    return tape.gradient(objective, rows)
+
+
+def _by_slices(case: Case, model: Any, table: Any, inputs: dict[str, Any]) -> Any:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(table)
+        outputs = model(inputs)
+        objective = _total(case.objective, outputs["pooled_output"], outputs["sequence_output"])
+    slices = tape.gradient(objective, table)
+    return tf.reshape(slices.values, (case.examples, case.positions, -1))
+
+
+def _backward(case: Case, model: Any, inputs: dict[str, Any]) -> Any:
+    with tf.GradientTape() as tape:
+        outputs = model(inputs, training=False)
+        objective = _total(case.objective, outputs.pooler_output, outputs.last_hidden_state)
+    return _all_of(tape, objective, model.trainable_variables)
+
+
+def _backward_saved(case: Case, model: Any, inputs: dict[str, Any]) -> Any:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(list(model.weights_))
+        outputs = model(inputs)
+        objective = _total(case.objective, outputs["pooled_output"], outputs["sequence_output"])
+    return _all_of(tape, objective, list(model.weights_))
+
+
+def _all_of(tape: Any, objective: Any, variables: Any) -> Any:
+    """The gradients of those that have one; a table's stays a list of rows."""
+    found = [one for one in tape.gradient(objective, variables) if one is not None]
+    return [one.values if isinstance(one, tf.IndexedSlices) else one for one in found]
+
+
+@functools.cache
+def _saved(checkpoint: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(_encoder(_model(checkpoint)), folder)
+        return tf.saved_model.load(folder)
+
+
+def _encoder(model: Any) -> Any:
+    """The model as a module that is called as TF Hub's are."""
+
+    def call(inputs: dict[str, Any]) -> dict[str, Any]:
+        named = dict(zip(("input_ids", "attention_mask", "token_type_ids"), (inputs[key] for key in KEYS), strict=True))
+        outputs = model(named, training=False)
+        return {"pooled_output": outputs.pooler_output, "sequence_output": outputs.last_hidden_state}
+
+    encoder = tf.Module()
+    encoder.bert, encoder.weights_ = model, model.trainable_variables
+    signature = {key: tf.TensorSpec((None, None), tf.int32, name=key) for key in KEYS}
+    encoder.__call__ = tf.function(call, input_signature=[signature])
+    return encoder

@@ -1,0 +1,140 @@
+"""PyTorch, as it is and compiled: the forward pass, the gradient by hand, and all weights' gradients."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+import embgrad
+from tests.benchmarks.cases import POSITION, Case
+from tests.benchmarks.measuring import Mode
+
+__all__ = ["MODES", "saved_for_backward"]
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+@functools.cache
+def _model(checkpoint: str) -> Any:
+    return embgrad.load_bert(checkpoint, "torch")
+
+
+@functools.cache
+def _frozen(checkpoint: str) -> Any:
+    return copy.deepcopy(_model(checkpoint)).requires_grad_(False)
+
+
+def _total(objective: str, outputs: Any) -> Any:
+    return outputs.pooler_output.sum() if objective == "pooled" else outputs.last_hidden_state[:, POSITION].sum()
+
+
+def plain(case: Case) -> Mode:
+    """The model as it is: its Python runs at every call."""
+    model, frozen, inputs = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case)
+    total = functools.partial(_total, case.objective)
+    return Mode(
+        forward=lambda: _without_gradients(model, inputs),
+        by_hand={
+            "a hook that detaches the rows": lambda: _by_hook(model, inputs, total),
+            "the same, the model frozen for good": lambda: _by_hook(frozen, inputs, total),
+            "inputs_embeds, the model frozen for good": lambda: _by_rows(
+                case, inputs, lambda rows, others: total(frozen(inputs_embeds=rows, **others))
+            ),
+        },
+        backward=lambda: _backward(model, lambda: total(model(**inputs))),
+        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked()),
+        saved=lambda function: saved_for_backward(function, model, frozen),
+    )
+
+
+def compiled(case: Case) -> Mode:
+    """The model under torch.compile."""
+    model, inputs = _model(case.checkpoint), _inputs(case)
+    whole, of_rows = _compiled(case.checkpoint, case.objective), _compiled_of_rows(case.checkpoint, case.objective)
+    return Mode(
+        forward=lambda: _without_gradients(whole, inputs),
+        by_hand={
+            "one compiled function of the rows, the model frozen for good": lambda: _by_rows(case, inputs, of_rows)
+        },
+        backward=lambda: _backward(model, lambda: whole(**inputs)),
+        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked(), compile=True),
+        saved=lambda function: saved_for_backward(function, model, _frozen(case.checkpoint)),
+    )
+
+
+MODES = {"PyTorch": plain, "PyTorch, compile=True": compiled}
+
+
+def saved_for_backward(function: Callable[[], Any], *models: Any) -> int:
+    """The bytes of all tensors that are kept for the backward pass, each memory counted once, the models' own left out."""
+    owned = {one.untyped_storage().data_ptr() for model in models for one in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in owned:
+            kept[memory.data_ptr()] = max(memory.nbytes(), kept.get(memory.data_ptr(), 0))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        function()
+    return sum(kept.values())
+
+
+def _inputs(case: Case) -> Inputs:
+    return {name: torch.tensor(value) for name, value in case.batch().to_huggingface().items()}
+
+
+@functools.cache
+def _compiled(checkpoint: str, objective: str) -> Any:
+    """The objective of the model, compiled with its parameters as they are; lengths are no part of it."""
+    model = _model(checkpoint)
+    return torch.compile(lambda **inputs: _total(objective, model(**inputs)), dynamic=True)
+
+
+@functools.cache
+def _compiled_of_rows(checkpoint: str, objective: str) -> Any:
+    model = _frozen(checkpoint)
+    return torch.compile(
+        lambda rows, others: _total(objective, model(inputs_embeds=rows, **others)),
+        dynamic=True,
+    )
+
+
+def _without_gradients(model: Any, inputs: Inputs) -> Any:
+    with torch.no_grad():
+        return model(**inputs)
+
+
+def _by_hook(model: Any, inputs: Inputs, total: Callable[[Any], Any]) -> np.ndarray:
+    kept: list[torch.Tensor] = []
+
+    def hook(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[0]
+
+    handle = model.embeddings.word_embeddings.register_forward_hook(hook)
+    try:
+        objective = total(model(**inputs))
+    finally:
+        handle.remove()
+    found: np.ndarray = torch.autograd.grad(objective, kept)[0].numpy()
+    return found
+
+
+def _by_rows(case: Case, inputs: Inputs, objective: Callable[[Any, Any], Any]) -> np.ndarray:
+    table = _model(case.checkpoint).embeddings.word_embeddings.weight.detach()
+    rows = torch.nn.functional.embedding(inputs["input_ids"], table).requires_grad_()
+    others = {name: value for name, value in inputs.items() if name != "input_ids"}
+    found: np.ndarray = torch.autograd.grad(objective(rows, others), rows)[0].numpy()
+    return found
+
+
+def _backward(model: Any, objective: Callable[[], Any]) -> None:
+    objective().backward()
+    model.zero_grad(set_to_none=True)

@@ -1,0 +1,269 @@
+"""The page: what was found, as tables of ratios, with each limit beside its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tests.benchmarks.cases import LIMIT_SIZE
+from tests.benchmarks.limits import limits
+from tests.benchmarks.ratios import HAND, by_hand, fastest, milliseconds, size_of, times
+
+__all__ = ["page"]
+
+Row = Mapping[str, Any]
+Found = Mapping[str, Sequence[Row]]
+
+OPENING: Final = """# Performance
+
+Written by `make bench`; every figure is of one run on one machine. Times are ratios between functions that take \
+turns in one process, the least of several rounds each; the milliseconds say only how large the things are that are \
+divided.
+
+- **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
+of ways below). All agree with `gradients` to rounding, or there is no row.
+- **full backward**: forward and backward pass with the gradients of all weights.
+- **forward**: the pass alone, without gradients, as the same mode runs it.
+- `gradients` includes its checks, and the copies that it hands over: values, activations, objective.
+"""
+
+NOTES: Final = """## How it is measured
+
+- Each mode runs in a process of its own, and so do its peaks; `OMP_NUM_THREADS` is the number of cores unless it \
+is set. The rivals run in the environment of `tests/benchmarks/rivals.txt`, all tools and embgrad in one process. \
+The order within a round is shuffled.
+- Peak memory is the kernel's own record of the process's highest resident size (`VmHWM`, begun anew before each \
+call) less what was resident before the call, the least of three calls; the C library is told to give memory back \
+at once (`MALLOC_MMAP_THRESHOLD_`), so that a peak is what is held and not what was left over. Kept for backward, \
+in PyTorch, is the sum of what `saved_tensors_hooks` is handed, each memory once, weights left out.
+- The model is all-MiniLM-L6-v2 (6 layers, 384, 30,522 rows) with real weights, random ids, nothing masked; the \
+objective is the sum of the pooled output. Growth and overhead are measured on a BERT with random weights of 2 \
+layers × 128.
+- A SavedModel and a SymbolBlock are exported from the same models and loaded again. Gluon's `compile=True` is \
+compared with the hybridised net, its graph being that.
+- PyTorch's `compile=True` is left out for one example, for two layers and for one position: torch.compile takes \
+minutes for each, in code by hand as in ours.
+- The language model is a GPT-2 of 6 layers × 384 with 50,257 rows and random weights; gluonnlp's package has none.
+- The page asserts nothing, and no test does of times.
+"""
+
+
+def page(found: Found, machine: str, *, quick: bool) -> str:
+    """The whole page, Markdown."""
+    size = LIMIT_SIZE if not quick else (4, 64)
+    parts = [OPENING, f"Measured on: {machine}.\n"]
+    if quick:
+        parts.append("**A quick run: small sizes and few rounds, to see that it runs. Its figures are no result.**\n")
+    parts += [
+        _section("What is asked for", "", _limits(found, size)),
+        _section(f"At {_by(size)}", "", _modes(found, size)),
+        _section("From small to large", "`gradients` / by hand (/ forward).", _sizes(found)),
+        _section("The ways by hand", "Each / forward pass.", _ways(found, size)),
+        _section("One position", "", _positions(found)),
+        _section("Our own overhead", "1 × 8 tokens, 2 layers × 128: where overhead shows most.", _overhead(found)),
+        _section("Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(found)),
+        _section("Cold start", "", _cold(found)),
+        _section("Other tools", "The same question, asked in one process.", _rivals(found)),
+        _section("Not measured", "", _missing(found)),
+        NOTES,
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _section(title: str, text: str, table: Iterable[Sequence[str]]) -> str:
+    lines = list(table)
+    if len(lines) < 2:
+        return ""
+    rows = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    body = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"## {title}\n\n{text}\n\n{body}\n" if text else f"## {title}\n\n{body}\n"
+
+
+def _limits(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
+    yield ("what", "limit", "measured", "met")
+    for limit in limits(found, size):
+        yield (limit.what, limit.bound, limit.measured, limit.verdict)
+
+
+def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
+    yield (
+        "mode",
+        "forward, ms",
+        "/ forward",
+        "by hand / forward",
+        "**/ by hand**",
+        "/ full backward",
+        "peak, MiB: ours",
+        "by hand",
+        "full backward",
+        "kept for backward, MiB: ours",
+        "by hand",
+    )
+    peaks = {row["mode"]: row for row in found.get("peaks", ()) if size_of(row) == size}
+    for row in found.get("sizes", ()):
+        if size_of(row) == size:
+            ours, hand, forward, backward = times(row)
+            yield (
+                _mode(row),
+                milliseconds(forward),
+                _ratio(ours, forward),
+                _ratio(hand, forward),
+                f"**{_ratio(ours, hand)}**",
+                _ratio(ours, backward),
+                *_memory(peaks.get(row["mode"], {})),
+            )
+
+
+def _memory(row: Row) -> list[str]:
+    found = []
+    for kind, names in (("peaks", ("gradients", HAND, "backward")), ("saved", ("gradients", HAND))):
+        figures = row.get(kind) or {}
+        for name in names:
+            of_hand = [value for key, value in figures.items() if key.startswith(HAND)]
+            value = (min(of_hand) if of_hand else None) if name == HAND else figures.get(name)
+            found.append("–" if value is None else f"{value:.0f}")
+    return found
+
+
+def _sizes(found: Found) -> Iterator[Sequence[str]]:
+    rows = found.get("sizes", ())
+    sizes = list(dict.fromkeys(sorted(size_of(row) for row in rows)))
+    yield ("mode", *map(_by, sizes))
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        own = {size_of(row): times(row) for row in rows if row["mode"] == mode}
+        yield (mode, *(_both(own.get(size)) for size in sizes))
+
+
+def _both(found: tuple[Any, ...] | None) -> str:
+    return "–" if found is None or found[0] is None else f"{_ratio(found[0], found[1])} ({_ratio(found[0], found[2])})"
+
+
+def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
+    yield ("mode", "way", "/ forward")
+    for row in found.get("sizes", ()):
+        if size_of(row) == size:
+            best = fastest(row)
+            for name, seconds in by_hand(row).items():
+                way = name.removeprefix(HAND)
+                yield (
+                    row["mode"],
+                    f"**{way}**" if name == best else way,
+                    _ratio(seconds, row["times"]["forward"]),
+                )
+
+
+def _positions(found: Found) -> Iterator[Sequence[str]]:
+    yield ("mode", "what is read", "size", "/ by hand", "/ forward")
+    for section, what in (("position", "one position of the last layer"), ("language", "a logit at the last position")):
+        for row in found.get(section, ()):
+            ours, hand, forward, _ = times(row)
+            yield (_mode(row), what, _by(size_of(row)), _ratio(ours, hand), _ratio(ours, forward))
+
+
+def _overhead(found: Found) -> Iterator[Sequence[str]]:
+    yield ("mode", "by hand, ms", "over by hand, ms")
+    for row in found.get("overhead", ()):
+        ours, hand, _, _ = times(row)
+        yield (_mode(row), milliseconds(hand), "–" if ours is None else f"{(ours - hand) * 1e3:+.2f}")
+
+
+def _growth(found: Found) -> Iterator[Sequence[str]]:
+    yield (
+        "mode",
+        "vocabulary",
+        "size",
+        "time / first",
+        "/ by hand",
+        "full backward / first",
+        "peak, MiB",
+        "full backward's",
+    )
+    peaks = {(row["mode"], row["vocab"]): row["peaks"] for row in found.get("vocabulary_peaks", ())}
+    for section in ("vocabulary", "growth"):
+        rows = found.get(section, ())
+        for mode in dict.fromkeys(row["mode"] for row in rows):
+            own = [row for row in rows if row["mode"] == mode]
+            first = times(own[0])
+            for row in own:
+                ours, hand, _, backward = times(row)
+                memory = peaks.get((mode, row["vocab"]), {}) if section == "vocabulary" else {}
+                yield (
+                    mode,
+                    f"{row['vocab']:,}",
+                    _by(size_of(row)),
+                    _ratio(ours, first[0]),
+                    _ratio(ours, hand),
+                    _ratio(backward, first[3]),
+                    *(f"{memory[name]:.1f}" if name in memory else "–" for name in ("gradients", "backward")),
+                )
+
+
+def _cold(found: Found) -> Iterator[Sequence[str]]:
+    yield ("what", "ms")
+    for row in found.get("imports", ()):
+        name = (
+            "`import embgrad`, beyond NumPy" if row["what"] == "embgrad" else f"the import of {row['what']}, beside it"
+        )
+        yield (name, milliseconds(row["seconds"]))
+    for row in found.get("cold", ()):
+        if "first" in row:
+            yield (f"first call, {row['mode']} ({_by(size_of(row))})", milliseconds(row["first"]))
+            yield (f"a later call, {row['mode']}", milliseconds(row["later"]))
+
+
+def _rivals(found: Found) -> Iterator[Sequence[str]]:
+    yield (
+        "tool",
+        "call",
+        "how",
+        "time, ours / theirs",
+        "/ by hand: ours",
+        "theirs",
+        "peak, MiB: ours",
+        "theirs",
+        "distance",
+    )
+    peaks = {(row["tool"], row["call"], row["note"]): row.get("peaks", {}) for row in found.get("rivals_peaks", ())}
+    for row in found.get("rivals", ()):
+        name = f"{row['tool']} {row['version']}"
+        if "failed" in row:
+            yield (name, row["call"], row["note"], f"could not be run: {row['failed']}", *["–"] * 5)
+            continue
+        own, memory = row["times"], peaks.get((row["tool"], row["call"], row["note"]), {})
+        yield (
+            name,
+            row["call"],
+            row["note"],
+            _ratio(own["ours"], own["theirs"]),
+            *(_ratio(own[name], own.get("by hand")) for name in ("ours", "theirs")),
+            *(f"{memory[name]:.0f}" if name in memory else "–" for name in ("ours", "theirs")),
+            f"{row['distance']:.0e}" if "distance" in row else "other figures",
+        )
+
+
+def _missing(found: Found) -> Iterator[Sequence[str]]:
+    yield ("what", "why")
+    for row in found.get("missing", ()):
+        yield (row["what"], _cell(row["why"]))
+    for rows in found.values():
+        for row in rows:
+            if row.get("refused"):
+                yield (f"`gradients`, {row['mode']}, {_by(size_of(row))}", _cell(row["refused"]))
+            if row.get("uncompiled"):
+                yield (f"a kept trace, {row['mode']}, {_by(size_of(row))}", _cell(row["uncompiled"]))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _mode(row: Row) -> str:
+    return f"{row['mode']} (ran without a trace)" if row.get("uncompiled") else str(row["mode"])
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} × {size[1]}"
+
+
+def _ratio(one: float | None, other: float | None) -> str:
+    return "–" if one is None or other is None else f"{one / other:.2f}"

@@ -1,0 +1,65 @@
+"""The tables of a batch's examples: from one backward pass against one for each example, in time and in bytes.
+
+`python -m tests.benchmarks.tables [--examples 32] [--positions 128] [--layers 2]`, in PyTorch: ratios within one process, the
+least of several rounds. The table is MiniLM's, 30,522 × 384.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("USE_TF", "0")
+
+import embgrad
+from embgrad.testing.timing import least_times
+from tests.benchmarks.cases import Case, drawn_bert
+
+VOCAB, DIM = 30_522, 384
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in {"examples": 32, "positions": 128, "layers": 2, "rounds": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = drawn_bert(Path(folder) / "bert", layers=given.layers, dim=DIM, vocab=VOCAB)
+        model = embgrad.load_bert(checkpoint, "torch")
+        batch = Case(checkpoint, given.examples, given.positions).batch()
+    objective = embgrad.Sum(output="pooled")
+    once = embgrad.gradients(model, batch, objective)
+
+    def split() -> None:
+        embgrad.gradients(model, batch, objective, split=True).per_example()
+
+    times = least_times(
+        {
+            "one backward pass, and per_example()": lambda: embgrad.gradients(model, batch, objective).per_example(),
+            "per_example() alone": once.per_example,
+            "split=True, a backward pass an example": split,
+            "table_norms": lambda: embgrad.table_norms(once),
+            "table_products": lambda: embgrad.table_products(once),
+        },
+        given.rounds,
+    )
+    unit = times["one backward pass, and per_example()"]
+    print(
+        f"{given.examples} × {given.positions}, table {VOCAB} × {DIM}, {given.layers} layers, least of {given.rounds}:"
+    )
+    for name, seconds in times.items():
+        print(f"  {name:<40} {seconds / unit:8.3f}")
+    sparse, dense = sum(one.nbytes for one in once.per_example()), given.examples * VOCAB * DIM * 4
+    print(
+        f"  split takes {times['split=True, a backward pass an example'] / unit:.1f} times as long; B/2 is {given.examples / 2:g}"
+    )
+    print(f"  the tables take {sparse / 2**20:.1f} MiB, dense {dense / 2**20:.0f}: {dense / sparse:.0f} times as much")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

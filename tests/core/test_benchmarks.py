@@ -1,0 +1,111 @@
+"""The benchmarks run: the whole command on the reference, small, with its page; nothing is said of times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.benchmarks import limits, measuring, table
+from tests.benchmarks.cases import drawn_bert
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    model = drawn_bert(tmp_path / "model", layers=1, dim=8, vocab=3000)
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--seconds", "0", "--model", model]
+    command += [
+        "--frameworks",
+        "reference",
+        "--parts",
+        "modes,peaks,cold",
+        "--write",
+        str(page),
+        "--json",
+        str(figures),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    assert found["missing"] == []
+    assert {row["mode"] for row in found["sizes"]} == {"NumPy, the reference"}
+    assert all(row["distance"] < 1e-6 and row["rounds"] >= 3 for row in found["sizes"])
+    assert found["peaks"][0]["peaks"].keys() == found["sizes"][0]["times"].keys()
+    written = page.read_text(encoding="utf-8")
+    for heading in ("At 4 × 64", "From small to large", "One position", "Our own overhead", "Cold start"):
+        assert f"## {heading}\n" in written
+
+
+def test_a_process_that_fails_is_told_of(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--model", str(tmp_path)]
+    command += ["--frameworks", "reference", "--parts", "peaks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| peaks: NumPy, the reference | the process ended with 1: FileNotFoundError" in done.stdout
+
+
+def test_code_by_hand_that_gives_something_else_is_no_measure() -> None:
+    def mode(*by_hand: float) -> measuring.Mode:
+        ways = {str(n): lambda one=one: np.full(3, one) for n, one in enumerate(by_hand)}
+        return measuring.Mode(lambda: None, ways, lambda: None, lambda: Result(np.ones(3)))
+
+    assert measuring.checked(mode(1.0, 1.0))[0]["distance"] == 0
+    with pytest.raises(RuntimeError, match=r"gradients is 3\.3e-01 from code by hand"):
+        measuring.checked(mode(1.5))
+    with pytest.raises(RuntimeError, match="ways by hand differ: '1'"):
+        measuring.checked(mode(1.0, 1.1))
+
+
+def test_turns_give_the_least_time_of_each_after_a_round_that_does_not_count() -> None:
+    calls: list[str] = []
+    found = measuring.in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, fewest=4)
+    assert found["rounds"] == 4
+    assert calls.count("a") == calls.count("b") == 5
+    assert all(0 <= seconds < 1 for seconds in found["times"].values())
+
+
+def test_a_peak_is_what_a_call_holds_at_once() -> None:
+    def call() -> Any:
+        first = np.ones(2**22)  # 32 MiB
+        del first
+        second = np.ones(2**21)
+        return second, np.ones(2**21)
+
+    assert measuring.peak_of(call) == pytest.approx(32, abs=4)
+
+
+ROW = {"mode": "PyTorch", "examples": 16, "positions": 128}
+TIMES = {"forward": 1.0, "by hand: a": 2.5, "by hand: b": 2.0, "backward": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdicts"), [(2.04, ["yes", "yes"]), (2.05, ["**no**", "yes"]), (2.4, ["**no**"] * 2)]
+)
+def test_limits_are_of_the_fastest_code_by_hand(ours: float, verdicts: list[str]) -> None:
+    found = {"sizes": [{**ROW, "times": {**TIMES, "gradients": ours}}]}
+    assert [limit.verdict for limit in limits.limits(found, (16, 128))] == verdicts
+    assert f"**{ours / 2:.2f}**" in table.page(found, "a machine", quick=False)
+
+
+def test_what_was_refused_or_failed_stands_on_the_page() -> None:
+    refused = {**ROW, "times": TIMES, "refused": "UnsupportedError: no | compiler"}
+    rival = {"tool": "captum", "version": "1", "call": "", "note": "", "failed": "ImportError: none"}
+    written = table.page({"sizes": [refused], "rivals": [rival], "missing": []}, "a machine", quick=False)
+    assert "| `gradients`, PyTorch, 16 × 128 | UnsupportedError: no \\| compiler |" in written
+    assert "could not be run: ImportError: none" in written
+    assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | not measured | no |" in written
+
+
+class Result:
+    """As much of a result as a check looks at."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.provenance: dict[str, Any] = {}

@@ -1,0 +1,44 @@
+"""Each mode that the benchmarks compare gives, small, what code by hand gives; so compiled and plain agree."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from tests.benchmarks import measuring, worker
+from tests.benchmarks.cases import MODES, PLAIN, Case, drawn_bert
+from tests.benchmarks.jobs import LANGUAGE
+
+#: torch.compile takes minutes to compile the ways by hand; what it computes is tested in tests/torch.
+SLOW = "PyTorch, compile=True"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return drawn_bert(tmp_path_factory.mktemp("models") / "small", layers=2, dim=32, vocab=3000)
+
+
+ASKED = [*((name, "pooled") for name in MODES if name != SLOW), *((name, "position") for name in PLAIN)]
+
+
+@pytest.mark.parametrize(("mode", "objective"), ASKED)
+def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        built = worker._maker(mode)(Case(checkpoint, 2, 7, objective))
+        found, functions = measuring.checked(built)
+        for name in ("forward", "backward"):
+            functions[name]()
+    assert "refused" not in found, found
+    assert found["distance"] < 2e-5
+
+
+@pytest.mark.parametrize("mode", LANGUAGE)
+def test_language_models(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.benchmarks import language
+
+    monkeypatch.setattr(language, "SIZES", {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 3000})
+    found, _ = measuring.checked(language.MODES[mode](Case(checkpoint, 2, 7)))
+    assert "refused" not in found, found
+    assert found["distance"] < 2e-5
