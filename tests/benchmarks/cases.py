@@ -114,7 +114,8 @@ def _weights(config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
         inputs = inner if name.endswith("output.dense.weight") and "attention" not in name else dim
         shape = (table, dim) if table else (outputs, inputs)
         if name.endswith("LayerNorm.weight"):
-            yield name, np.ones(dim, np.float32)
+            # Not all ones: the sum of what a plain norm gives is always the same, so that its gradient is only rounding.
+            yield name, random.uniform(0.5, 1.5, dim).astype(np.float32)
         elif name.endswith("bias"):
             yield name, np.zeros(outputs, np.float32)
         else:
