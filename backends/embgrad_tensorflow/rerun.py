@@ -140,6 +140,8 @@ class _Answering:
         self.sets = len(sets)
         dtypes = [one.as_numpy_dtype for one in self._trace.dtypes]
         if not self._request.several:
+            if not sets:  # values alone are asked for: the graph pulls zeros back, which nobody gets
+                return [np.zeros((1, *value.shape), dtype) for value, dtype in zip(values, dtypes, strict=True)]
             (one,) = sets
             return [_as(one[name], dtype)[None] for name, dtype in zip(names, dtypes, strict=True)]
         return [
@@ -178,6 +180,8 @@ class _Answering:
 
     def _edit(self, key: str, gradient: np.ndarray) -> np.ndarray:
         came = owned(gradient)
+        if not self.sets:
+            return came
         self._before[key].append(came.copy())
         return _as(self._request.edit[key](came), gradient.dtype)
 

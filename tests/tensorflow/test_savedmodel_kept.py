@@ -13,6 +13,7 @@ from embgrad_tensorflow import kept
 from embgrad_tensorflow import run as running
 
 import embgrad
+from embgrad.backend import Request
 from tests.tensorflow.savedmodels import SMALL, TINY, TOTAL, Net, close, weighed
 
 IDS = {
@@ -133,3 +134,18 @@ def test_it_is_not_kept_alive(tmp_path: Any) -> None:
     alive = ask(Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path))
     gc.collect()
     assert alive() is None
+
+
+def test_values_alone(monkeypatch: Any, traces: list[Any]) -> None:
+    """A request without cotangents, as bisection makes it."""
+    model = tf.saved_model.load(str(TINY))
+    batch = embgrad.TokenBatch(IDS["input_word_ids"], IDS["input_mask"], convention="tfhub")
+    seen: list[Any] = []
+    request = Request(("word",), lambda outputs: seen.append(outputs["pooled"]) or [], ("pooled",))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        found = running.run(model, batch, request)
+        assert found.points["word"].gradients == ()
+    assert len(traces) == 2
+    expected = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
+    close(found.points["word"].activation.reshape(expected.shape), expected.activations)
+    close(seen[-1].sum(1), expected.objective)
