@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from embgrad.demo import minilm_folder
-
-PAGE = Path(__file__).parents[2] / "docs" / "streaming.md"
+from tests.parity.pages import printed_by
 
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"folder": minilm_folder()}
-    printed = []
-    for number, snippet in enumerate(
-        re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    ):
-        exec(compile(snippet, f"{PAGE.name}, snippet {number}", "exec"), names)
-        printed.append(capsys.readouterr().out)
+    printed = printed_by("streaming.md", capsys)
     longest, labels, agree, interrupted, total, tables = printed
     assert re.fullmatch(r"the longest gradient: \d+\.\d+\n", longest)
     assert labels == "[0, 1, 0, 1, 0, 1, 0, 1]\n"
