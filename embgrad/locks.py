@@ -6,9 +6,10 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["model_lock", "process_lock"]
+__all__ = ["held", "locks_of", "model_lock", "process_lock"]
 
 #: Held while anything process-wide is changed. Re-entrant.
 process_lock = threading.RLock()
@@ -17,24 +18,29 @@ _guard = threading.Lock()
 _locks: dict[int, tuple[Any, threading.RLock]] = {}
 
 
-@contextlib.contextmanager
-def model_lock(parts: Sequence[object]) -> Iterator[None]:
+def model_lock(parts: Sequence[object]) -> AbstractContextManager[None]:
     """Hold the locks of all parts of a model; in one order everywhere, so that two threads cannot wait for each other."""
-    locks = _locks_of(sorted(parts, key=id))
-    held = []
+    return held(locks_of(parts))
+
+
+def locks_of(parts: Sequence[object]) -> list[threading.RLock]:
+    """The locks of all parts of a model, in the order in which they are to be taken. They stay theirs while the parts live."""
+    with _guard:
+        return [_lock_of(part) for part in sorted(parts, key=id)]
+
+
+@contextlib.contextmanager
+def held(locks: Sequence[threading.RLock]) -> Iterator[None]:
+    """Hold locks, taken in this order."""
+    taken = 0
     try:
         for lock in locks:
             lock.acquire()
-            held.append(lock)
+            taken += 1
         yield
     finally:
-        while held:
-            held.pop().release()
-
-
-def _locks_of(parts: Sequence[object]) -> list[threading.RLock]:
-    with _guard:
-        return [_lock_of(part) for part in parts]
+        for lock in locks[:taken]:
+            lock.release()
 
 
 def _lock_of(part: object) -> threading.RLock:

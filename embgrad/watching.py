@@ -257,8 +257,14 @@ def _reference(tensor: Any) -> Any:
         return lambda: tensor
 
 
+def _are_inside(indices: np.ndarray, rows: int) -> bool:
+    if indices.dtype == np.int64:  # what is negative is large where it is read without a sign
+        return bool(indices.view(np.uint64).max() < rows)
+    return bool(indices.min() >= 0 and indices.max() < rows)
+
+
 def _check_inside(path: str, indices: np.ndarray, rows: int, ids: np.ndarray) -> None:
-    if not indices.size or (indices.min() >= 0 and indices.max() < rows):
+    if not indices.size or _are_inside(indices, rows):
         return
     layout = layout_of(indices, ids)
     arranged = indices if layout is None else layout.indices(indices)

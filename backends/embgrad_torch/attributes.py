@@ -30,7 +30,7 @@ class Attributes:
     def __init__(self, model: Structure) -> None:
         # Of a thousand attributes hardly one is of interest: the loops over all are those of the interpreter's own functions.
         self._own: list[Any] = [vars(module) for module in model.modules]
-        self._values = list(_flat([own.values() for own in self._own]))
+        self._values, self._names = _all_values(self._own), list(_flat(self._own))
         self._kinds = model.kinds(self._values)
         containers = self._kinds.chosen(CONTAINERS, self._values)
         self._empty = list(itertools.filterfalse(None, containers))  # most are, such as those of hooks
@@ -49,20 +49,22 @@ class Attributes:
         """All are what they were."""
         for container in filter(None, self._empty):
             container.clear()
-        if not _hold_the_same(self._own, self._own_before, self._values):
+        # The names of attributes are texts, of which equal ones are as good as the same.
+        if list(_flat(self._own)) != self._names or not _are_same(_all_values(self._own), self._values):
             _put_all_back(self._own, self._own_before)
-        values = list(_flat([one.values() for one in self._filled_before]))
-        if not _hold_the_same(self._filled, self._filled_before, values):
+        if not _hold_the_same(self._filled, self._filled_before):
             _put_all_back(self._filled, self._filled_before)
         for other, copy in self._others:
             _put_back(other, copy)
 
 
-def _hold_the_same(now: Sequence[Any], before: Sequence[Any], values: Sequence[Any]) -> bool:
+def _all_values(mappings: Sequence[Any]) -> list[Any]:
+    return list(_flat([one.values() for one in mappings]))
+
+
+def _hold_the_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
     """Whether mappings hold the same objects under the same names. None of the objects is asked whether it is equal."""
-    return _are_same(list(_flat([one.values() for one in now])), values) and _are_same(
-        list(_flat(now)), list(_flat(before))
-    )
+    return _are_same(_all_values(now), _all_values(before)) and _are_same(list(_flat(now)), list(_flat(before)))
 
 
 def _put_all_back(now: Sequence[Any], before: Sequence[Any]) -> None:

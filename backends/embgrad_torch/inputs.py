@@ -5,17 +5,44 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
 from embgrad.errors import UnsupportedError
 
-__all__ = ["TorchTensors", "device_of", "plan", "to_numpy", "to_tensors"]
+__all__ = ["Plan", "TorchTensors", "device_of", "plan", "planned", "to_numpy", "to_tensors"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is called.
+
+    Attributes:
+        call: makes the call with a nest of arguments.
+        arguments: the nest, with tensors.
+        unused: what of the batch it leaves out.
+    """
+
+    call: Callable[[Any], Any]
+    arguments: Any
+    unused: tuple[str, ...]
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The tensors among the arguments."""
+        return [one for one in pytree.tree_leaves(self.arguments) if isinstance(one, torch.Tensor)]
+
+    def filled(self, leaves: Sequence[Any]) -> Any:
+        """The arguments with others in place of the tensors."""
+        order = iter(leaves)
+        return pytree.tree_map(lambda one: next(order) if isinstance(one, torch.Tensor) else one, self.arguments)
 
 
 def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
@@ -25,19 +52,30 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
         BatchError: the model needs an input that the batch has nothing for.
         UnsupportedError: a sequence of parts without `call`.
     """
+    found = planned(model, batch, call, device)
+    return lambda: found.call(found.arguments), found.unused
+
+
+def planned(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> Plan:
+    """The same with the arguments apart.
+
+    Raises:
+        BatchError: as `plan`.
+        UnsupportedError: as `plan`.
+    """
     if call is not None:
         inputs = to_tensors(batch.inputs(), device, len(batch))
-        return lambda: call(model, inputs), ()
+        return Plan(lambda arguments: call(model, arguments), inputs, ())
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(
             f"the model is a sequence of {len(model)} parts, and only you know how they go together: pass call=lambda parts, "
             "inputs: outputs"
         )
-    planned = plan_call(parameters(model), batch)
-    args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
-    kwargs = to_tensors(dict(planned.kwargs), device, len(batch))
+    found = plan_call(parameters(model), batch)
+    args = [to_tensors(argument, device, len(batch)) for argument in found.args]
+    kwargs = to_tensors(dict(found.kwargs), device, len(batch))
     runner = _unparallel(model)
-    return lambda: runner(*args, **kwargs), planned.unused
+    return Plan(lambda arguments: runner(*arguments[0], **arguments[1]), (args, kwargs), found.unused)
 
 
 def _unparallel(model: Any) -> Any:
@@ -104,13 +142,18 @@ def to_numpy(tensor: Any) -> np.ndarray:
         values = values.to_dense()
     if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
         values = values.float()
-    return np.array(values.cpu().resolve_conj().resolve_neg().numpy(), order="C", copy=True)
+    if values.device.type != "cpu" or values.is_complex() or values.is_neg():
+        values = values.cpu().resolve_conj().resolve_neg()
+    return np.array(values.numpy(), order="C", copy=True)
 
 
 def device_of(modules: Iterable[Any]) -> Any:
-    """Where the inputs go: the device of the first parameter or buffer that holds values."""
-    tensors = (tensor for module in modules for tensor in itertools.chain(module.parameters(), module.buffers()))
-    return next((tensor.device for tensor in tensors if tensor.device.type != "meta"), torch.device("cpu"))
+    """Where the inputs go: the device of the first parameter or buffer of the modules that holds values."""
+    for module in modules:
+        for tensor in itertools.chain(module._parameters.values(), module._buffers.values()):
+            if tensor is not None and tensor.device.type != "meta":
+                return tensor.device
+    return torch.device("cpu")
 
 
 class TorchTensors:

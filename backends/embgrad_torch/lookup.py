@@ -22,11 +22,11 @@ from embgrad_torch.recomputing import Made, made_again
 from embgrad_torch.tap import At
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["LookupMode"]
+__all__ = ["LookupMode", "Read"]
 
 
 @dataclass(frozen=True)
-class _Read:
+class Read:
     """A lookup that a function is about to make.
 
     Attributes:
@@ -59,6 +59,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         pulling: whether this is the backward pass.
         suspended_grad: whether the forward pass switched gradients off somewhere.
         differentiated: whether the model took gradients of weights in its forward pass, where it had the weights' values alone.
+        on_read: called where rows may be looked up.
 
     Args:
         watch: see above.
@@ -75,6 +76,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.pulling = False
         self.suspended_grad = False
         self.differentiated = False
+        self.on_read: Callable[[], None] = _unheard
         self._wanted = wanted
         self._handlers = _HANDLERS if wanted is None else _HANDLERS_WITHOUT_WEIGHTS
         self._paths = paths
@@ -83,7 +85,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             if func in _LOOKING_UP:
                 raise UnsupportedError(
                     "a function that torch.compile compiles looks up rows: compiled code cannot be watched"
@@ -108,7 +110,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
                 table, rows, before = self._scaled.pop()
                 table.index_copy_(0, rows, before)
 
-    def on_lookup(self, func: Any, args: Any, kwargs: Mapping[str, Any], reader: Callable[..., _Read | None]) -> Any:
+    def on_lookup(self, func: Any, args: Any, kwargs: Mapping[str, Any], reader: Callable[..., Read | None]) -> Any:
         """A function that may look up rows."""
         read = reader(*args, **kwargs)
         if read is None:
@@ -123,7 +125,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         indices, table = args
         if indices.is_floating_point():  # the order of the arguments before PyTorch 1.0 is still taken
             indices, table = table, indices
-        read = _Read(
+        read = Read(
             table,
             indices,
             _wrapped(kwargs.get("padding_idx"), table),
@@ -138,6 +140,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def on_closed_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """A bag on a level at which it cannot be taken apart any more."""
+        self.on_read()
         for tensor in [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]:
             if not tensor.is_floating_point() and layout_of(tensor.cpu().numpy(), self.watch.batch.ids) is not None:
                 raise UnsupportedError(
@@ -165,8 +168,9 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             raise Differentiated
         return func(*args, **kwargs)
 
-    def _rows(self, read: _Read, compute: Callable[[], Any]) -> Any:
+    def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
         """The rows that go on; None where it is no lookup in a table after all."""
+        self.on_read()
         if _is_transformed(read.table) or _is_transformed(read.indices):
             if read.indexing:
                 return None
@@ -189,7 +193,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.watch.gave(rows)
         return rows
 
-    def _plain_bag(self, read: _Read, compute: Callable[[], Any]) -> Any:
+    def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:
         path = self._path(read.table)
         if self.watch.see(path, _as_numpy(read), read.table.shape[0], read.table.shape[1], read.padding) is not None:
             raise UnsupportedError(
@@ -202,7 +206,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
     def _path(self, table: Any) -> str:
         return self._paths.of(table) or UNNAMED_TABLE
 
-    def _again(self, read: _Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
+    def _again(self, read: Read, path: str, indices: np.ndarray, compute: Callable[[], Any], *, word: bool) -> Any:
         """A lookup of a checkpointed segment that runs again."""
         before = [(rows, one) for where, rows, one in self._made if where == path]
         made = [one for rows, one in before if np.array_equal(rows, indices)]
@@ -212,19 +216,23 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return self.at.lookup(key, read.table, compute, word=word, again=True)
 
     @staticmethod
-    def _expect_floating(read: _Read, path: str, *, asked: bool) -> None:
+    def _expect_floating(read: Read, path: str, *, asked: bool) -> None:
         if asked and not read.table.is_floating_point():
             raise UnsupportedError(
                 f"the table {path!r} holds {read.table.dtype}: expected floating point, which alone has a gradient; give a "
                 "model that is not quantised"
             )
 
-    def _scale(self, read: _Read) -> None:
+    def _scale(self, read: Read) -> None:
         """What `max_norm` asks for, by a way that can be undone and that the versions in other graphs do not show."""
         if read.max_norm is not None and not self.at.plain:
             table, rows = read.table.data, read.indices.unique()
             self._scaled.append((table, rows, table[rows]))
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
+
+
+def _unheard() -> None:
+    """Nobody is to be told."""
 
 
 def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
@@ -241,12 +249,12 @@ def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
 
 def _embedding(
     input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0, **_: Any
-) -> _Read | None:
-    return _Read(weight, input, _wrapped(padding_idx, weight), max_norm=max_norm, norm_type=norm_type)
+) -> Read | None:
+    return Read(weight, input, _wrapped(padding_idx, weight), max_norm=max_norm, norm_type=norm_type)
 
 
-def _torch_embedding(weight: Any, indices: Any, padding_idx: Any = -1, *_: Any, **__: Any) -> _Read | None:
-    return _Read(weight, indices, int(padding_idx) if padding_idx >= 0 else None)
+def _torch_embedding(weight: Any, indices: Any, padding_idx: Any = -1, *_: Any, **__: Any) -> Read | None:
+    return Read(weight, indices, int(padding_idx) if padding_idx >= 0 else None)
 
 
 def _wrapped(padding: Any, table: Any) -> int | None:
@@ -254,17 +262,17 @@ def _wrapped(padding: Any, table: Any) -> int | None:
     return None if padding is None else int(padding) % table.shape[0]
 
 
-def _getitem(table: Any, index: Any) -> _Read | None:
+def _getitem(table: Any, index: Any) -> Read | None:
     if isinstance(index, tuple) and index and all(_is_whole(entry) for entry in index[1:]):
         index = index[0]
     return _indexing(table, index)
 
 
-def _aten_index(self: Any, indices: Any) -> _Read | None:
+def _aten_index(self: Any, indices: Any) -> Read | None:
     return None if any(index is not None for index in indices[1:]) else _indexing(self, indices[0])
 
 
-def _index_select(input: Any, dim: Any, index: Any) -> _Read | None:
+def _index_select(input: Any, dim: Any, index: Any) -> Read | None:
     return _indexing(input, index) if dim in (0, -2) else None
 
 
@@ -272,25 +280,26 @@ def _is_whole(entry: Any) -> bool:
     return entry is Ellipsis or (isinstance(entry, slice) and entry == slice(None))
 
 
-def _indexing(table: Any, index: Any) -> _Read | None:
+def _indexing(table: Any, index: Any) -> Read | None:
     if not isinstance(index, torch.Tensor) or index.dtype not in (torch.int64, torch.int32, torch.int16):
         return None
     if not isinstance(table, torch.Tensor) or table.dim() != 2 or not table.is_floating_point():
         return None
-    return _Read(table, index, indexing=True)
+    return Read(table, index, indexing=True)
 
 
 def _is_transformed(tensor: Any) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def _as_numpy(read: _Read) -> np.ndarray:
-    indices: np.ndarray = read.indices.detach().cpu().numpy()
+def _as_numpy(read: Read) -> np.ndarray:
+    found = read.indices.detach()
+    indices: np.ndarray = (found if found.device.type == "cpu" else found.cpu()).numpy()
     return np.where(indices < 0, indices + read.table.shape[0], indices) if read.indexing else indices
 
 
 #: How each function that can look up rows is told its table and its indices.
-_READERS: Final[Mapping[Any, Callable[..., _Read | None]]] = {
+_READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
     functional.embedding: _embedding,
     torch.embedding: _torch_embedding,
     torch.ops.aten.embedding: _torch_embedding,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -24,9 +25,10 @@ from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.state import as_found, random_as_found
-from embgrad_torch.structure import structure
+from embgrad_torch.structure import Structure, structure
 from embgrad_torch.tap import Taps, expect_unwritten, is_floating
 from embgrad_torch.walk import TablePaths, further_paths
+from embgrad_torch.ways import Elsewhere, Watched, Ways
 
 __all__ = ["points", "run"]
 
@@ -42,6 +44,7 @@ class _Pass:
 
     Attributes:
         wanted: the identities of the weights whose gradients are asked for, where functions get the others' values alone.
+        watched: makes the pass be watched.
     """
 
     mode: LookupMode
@@ -50,6 +53,7 @@ class _Pass:
     device: Any
     training: bool
     wanted: set[int]
+    watched: AbstractContextManager[Any]
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
@@ -57,7 +61,7 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
 
     def seen(weights: bool) -> list[Point]:
         watch = PointWatch(batch, None)
-        with _prepared(model, watch, _NOTHING, weights=weights) as one:
+        with _prepared(structure(as_parts(model)), watch, _NOTHING, weights=weights) as one:
             _forward(model, batch, call, one)
         return watch.points()
 
@@ -68,7 +72,23 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
     if request.parameters or request.training:  # a second forward pass would draw other random numbers
         return _run(model, batch, request, weights=True)
-    return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
+    known = structure(as_parts(model))
+    ways = _ways(known, batch, request)
+    if ways is None:
+        return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
+    if ways.seen:
+        with contextlib.suppress(Elsewhere):
+            return _run(model, batch, request, known, weights=True, ways=ways, whole=False)
+    return _run(model, batch, request, known, weights=True, ways=ways)
+
+
+def _ways(known: Structure, batch: TokenBatch, request: Request) -> Ways | None:
+    """The ways known of a model through which a pass is made that need not be watched as a whole; None where it must be."""
+    if request.call is not None or request.override or request.add or request.times:
+        return None
+    if known.ways is None or not known.ways.serve(batch.ids.size) or any(":" in name for name in request.reached):
+        return None
+    return known.ways
 
 
 def _with_weights_if_need_be(make: Callable[[bool], Made]) -> Made:
@@ -79,10 +99,19 @@ def _with_weights_if_need_be(make: Callable[[bool], Made]) -> Made:
         return make(True)
 
 
-def _run(model: Any, batch: TokenBatch, request: Request, *, weights: bool) -> Run:
+def _run(
+    model: Any,
+    batch: TokenBatch,
+    request: Request,
+    known: Structure | None = None,
+    *,
+    weights: bool,
+    ways: Ways | None = None,
+    whole: bool = True,
+) -> Run:
     parts = as_parts(model)
     watch = PointWatch(batch, request.reached, request.times)
-    with _prepared(model, watch, request, weights=weights) as one:
+    with _prepared(known or structure(parts), watch, request, weights=weights, ways=ways, whole=whole) as one:
         parameters = trainable(one.modules) if request.parameters else {}
         tables = Tables(parts, one.modules, request)
         one.wanted.update(map(id, tables.parameters))
@@ -109,24 +138,31 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, weights: bool) -> R
 
 
 @contextlib.contextmanager
-def _prepared(model: Any, watch: PointWatch, request: Request, *, weights: bool) -> Iterator[_Pass]:
-    parts = as_parts(model)
-    device, known = inputs.device_of(parts), structure(parts)
-    walked = known.walked
+def _prepared(
+    known: Structure,
+    watch: PointWatch,
+    request: Request,
+    *,
+    weights: bool,
+    ways: Ways | None = None,
+    whole: bool = True,
+) -> Iterator[_Pass]:
+    device, walked = inputs.device_of(known.modules), known.walked
     with running(), as_found(known, device, training=request.training):
         taps = Taps(request)
         wanted: set[int] = set()
         mode = LookupMode(watch, taps, TablePaths(walked), None if weights else wanted)
         modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
-        also = further_paths(parts, walked) if watch.everything else {}
+        also = further_paths(known.parts, walked) if watch.everything else {}
         with mode.tables_as_found(), modules.on(walked, also):
-            yield _Pass(mode, taps, walked, device, request.training, wanted)
+            watched = mode if ways is None else Watched(mode, known.modules, ways, whole=whole).on()
+            yield _Pass(mode, taps, walked, device, request.training, wanted, watched)
 
 
 def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it was not given."""
     make, unused = inputs.plan(model, batch, call, one.device)
-    with random_as_found(one.device, training=one.training), one.mode:
+    with random_as_found(one.device, training=one.training), one.watched:
         try:
             returned = make()
         except Exception:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from embgrad.errors import EmbgradWarning, UnsupportedError
-from embgrad.locks import model_lock, process_lock
+from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.structure import Structure
 
@@ -36,7 +36,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(model_lock(model.modules))
+        stack.enter_context(held(model.locks))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
         stack.enter_context(_uncompiled())

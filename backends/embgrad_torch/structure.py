@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import torch
 
+from embgrad.locks import locks_of
 from embgrad_torch.walk import walk
+from embgrad_torch.ways import Ways
 
 __all__ = ["Kinds", "Structure", "structure"]
 
@@ -49,6 +51,8 @@ class _Skeleton:
         counts: how many children each has.
         children: the children's identities. They are modules that live, so that no other can have these.
         kinds: of the attributes, when they were last looked at.
+        ways: that passes took through the model.
+        locks: the modules'.
     """
 
     references: list[Any]
@@ -58,6 +62,8 @@ class _Skeleton:
     names: list[str]
     counts: list[int]
     children: list[int]
+    ways: Ways
+    locks: Sequence[Any]
     kinds: Kinds = field(default_factory=lambda: Kinds([]))
 
     def modules(self, parts: Sequence[Any]) -> list[Any] | None:
@@ -88,6 +94,16 @@ class Structure:
     modules: list[Any]
     paths: list[str]
     _skeleton: _Skeleton | None = None
+
+    @property
+    def ways(self) -> Ways | None:
+        """The ways that passes took through it; None where nothing is remembered of the model."""
+        return None if self._skeleton is None else self._skeleton.ways
+
+    @property
+    def locks(self) -> Sequence[Any]:
+        """The modules' locks, see `embgrad.locks`."""
+        return locks_of(self.modules) if self._skeleton is None else self._skeleton.locks
 
     @property
     def walked(self) -> list[tuple[str, Any]]:
@@ -142,6 +158,14 @@ def _learned(key: tuple[int, ...], parts: Sequence[Any], modules: Sequence[Any],
         names=list(_flat(inside)),
         counts=list(map(len, inside)),
         children=list(map(id, _flat([one.values() for one in inside]))),
+        locks=locks_of(modules),
+        ways=Ways(
+            sum(
+                one.numel()
+                for one in _unique([one._parameters for one in modules])
+                if not torch.nn.parameter.is_lazy(one)
+            )
+        ),
     )
 
 

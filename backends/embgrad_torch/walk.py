@@ -132,6 +132,7 @@ class TablePaths:
         self._walked = walked
         self._held: list[Any] = []
         self._tensors: list[Any] = []
+        self._ends: list[int] = []
         self._identities: list[int] = []
         self._by_place: dict[Any, str] | None = None
 
@@ -141,6 +142,7 @@ class TablePaths:
             self._held = [held for _, one in self._walked for held in (one._parameters, one._buffers)]
             self._tensors = list(itertools.chain.from_iterable([held.values() for held in self._held]))
             self._identities = list(map(id, self._tensors))
+            self._ends = list(itertools.accumulate(map(len, self._held)))
         places = list(self._places(id(table)))
         if places:
             path, _, name = next((one for one in places if isinstance(one[1], EMBEDDINGS)), places[0])
@@ -151,13 +153,12 @@ class TablePaths:
 
     def _places(self, identity: int) -> Iterator[tuple[str, Any, str]]:
         """Where a tensor is held: the module's path, the module, and the name there."""
-        ends = list(itertools.accumulate(map(len, self._held)))
         place = -1
-        while identity in self._identities[place + 1 :]:
+        for _ in range(self._identities.count(identity)):
             place = self._identities.index(identity, place + 1)
-            holder = bisect.bisect_right(ends, place)
+            holder = bisect.bisect_right(self._ends, place)
             path, module = self._walked[holder // 2]
-            yield path, module, list(self._held[holder])[place - ends[holder]]
+            yield path, module, list(self._held[holder])[place - self._ends[holder]]
 
 
 def _table_path(module: str, name: str) -> str:

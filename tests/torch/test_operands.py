@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embgrad_torch import ways
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -16,6 +17,12 @@ import embgrad
 from tests.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
 
 OBJECTIVE = embgrad.Logit(1)
+
+
+@pytest.fixture(autouse=True)
+def _as_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small passes the memory does not show, and the weights stay what they are."""
+    monkeypatch.setattr(ways, "SMALL", 0)
 
 
 class Net(nn.Module):
