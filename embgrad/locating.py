@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from embgrad.arrangement import Arrangement, of_lookup, of_module
 from embgrad.backend import Backend, Call, Point, PointValues
 from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts
 from embgrad.disambiguation import example_axis, expect_ids_followed, told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, UnsupportedError, listed
 from embgrad.naming import point_of
@@ -44,10 +46,12 @@ class ByFew:
     Attributes:
         named: by the names as given, with the arrangements that they have there.
         times: how often the pass came by each table and module, see `Request.times`.
+        count: how many examples they were.
     """
 
     named: Mapping[str, Located]
     times: Mapping[str, int]
+    count: int
 
     def for_changes(self, changed: Collection[str], batch: TokenBatch) -> dict[str, Located] | None:
         """The points with the arrangements that they should have in the whole batch, for changes to be made ready.
@@ -59,10 +63,17 @@ class ByFew:
         Returns:
             The points; None where the few do not tell that of one that is changed.
         """
-        places = {name: one.place.of_more(FEW, batch) for name, one in self.named.items()}
+        places = {name: one.place.of_more(self.count, batch) for name, one in self.named.items()}
         if any(places[name] is None for name in changed):
             return None
         return {name: replace(one, place=places[name] or one.place) for name, one in self.named.items()}
+
+
+#: By a model, and by the form of a batch, where `word` was.
+_words: WeakKeyDictionary[Any, dict[Hashable, ByFew]] = WeakKeyDictionary()
+
+#: How many forms of batches are remembered of a model.
+MOST_KEPT: Final = 64
 
 
 @dataclass(frozen=True)
@@ -99,31 +110,61 @@ class Search:
     def named_by_few(self, names: Iterable[str], batch: TokenBatch) -> ByFew | None:
         """The points as a forward pass of the first examples comes by them, for a fraction of the whole batch's cost.
 
+        `word` is remembered from call to call: the pass of all shows whether the lookup is still that of the ids, and the only
+        one. What a role means beyond that follows from the whole of a pass, and is looked for in each call.
+
         Returns:
             The points, see `for_changes` and `in_whole`; None where the whole batch must tell.
         """
-        if len(batch) < 2 * FEW or batch.shape[1] == FEW:
+        wanted = tuple(names)
+        kept = self._kept if wanted == (WORD,) and self.call is None else None
+        form = _form(batch)
+        if kept is not None and form in kept:
+            return kept[form]
+        few = FEW if kept is None or len(batch) >= 2 * FEW else len(batch)
+        if len(batch) < few or batch.shape[1] == few or (kept is None and len(batch) < 2 * FEW):
             return None
         try:
-            seen = list(self.backend.points(self.model, batch[:FEW], self.call))
-            found = self._named(names, batch[:FEW], seen)
+            seen = list(self.backend.points(self.model, batch[:few], self.call))
+            found = ByFew(self._named(wanted, batch[:few], seen), self._times(seen), few)
         except Exception:  # of a model that takes no other number of examples, or which the whole batch says better
             return None
-        return ByFew(found, self._times(seen))
+        if kept is not None:
+            if len(kept) >= MOST_KEPT:
+                kept.clear()
+            kept[form] = found
+        return found
+
+    def forget(self) -> None:
+        """What is remembered of the model does not hold any more."""
+        kept = self._kept
+        if kept is not None:
+            kept.clear()
+
+    @property
+    def _kept(self) -> dict[Hashable, ByFew] | None:
+        """By the forms of batches what is remembered of the model; None where it cannot be referred to weakly."""
+        first, *others = as_parts(self.model)
+        try:
+            return None if others else _words.setdefault(first, {})
+        except TypeError:
+            return None
 
     def in_whole(self, name: str, few: Located, values: PointValues, batch: TokenBatch) -> Located:
         """A point that was found by few examples, as it is in the run of all of them.
 
         Raises:
-            AmbiguousPointError: the few do not tell which axis of its tensor is the examples.
+            AmbiguousPointError: the few do not tell which axis of its tensor is the examples, or what `word` is.
             UnsupportedError: a role's tensor has no entry for each example and position.
         """
-        axis = _example_axis(few.place.native, values.activation.shape, batch)
+        if name == WORD and (values.lookup is None or values.lookup.layout is None):
+            raise AmbiguousPointError(f"the lookup {few.key!r} is not that of the ids any more")
+        shape, own = values.activation.shape, few.place.native
         if values.lookup is None:
-            place = of_module(name, values.activation.shape, batch, axis, by_role=few.by_role)
+            place = of_module(name, shape, batch, _example_axis(own, shape, batch), by_role=few.by_role)
             return replace(few, place=place)
         lookup = with_layout(self.backend, self.model, batch, self.call, values.lookup)
-        axis = None if lookup.layout else axis
+        axis = None if lookup.layout else _example_axis(own, shape, batch)
         return replace(few, place=of_lookup(name, lookup, batch, axis, by_role=few.by_role), lookup=lookup)
 
     def word(self, lookup: Lookup, batch: TokenBatch) -> Located:
@@ -176,6 +217,12 @@ def expect_ability(backend: Backend, ability: str) -> None:
             f"the backend {backend.name!r} does not support {ability!r}: it supports {listed(sorted(backend.supports), 20)}; "
             "leave it out"
         )
+
+
+def _form(batch: TokenBatch) -> Hashable:
+    """What of a batch can decide how a model is called and how its tensors lie, less the number of examples."""
+    given = (batch.mask is None, batch.types is None, tuple(batch.extras))
+    return (batch.shape[1], batch.convention, *given)
 
 
 def _example_axis(few: tuple[int, ...], whole: tuple[int, ...], batch: TokenBatch) -> int | None:

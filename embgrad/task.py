@@ -129,6 +129,7 @@ class Task:
                     one = few.named[name]
                     ready[name] = self._search.in_whole(name, one, run.points[one.key], batch)
                 return run, respond, ready
+            self._search.forget()
         located = self.locate(batch)
         return *self._answered(batch, located), located
 

@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.testing.conformance import example_weights
-from embgrad.testing.reference import ReferenceBackend
+from embgrad.testing.reference import ReferenceBackend, ReferenceModel, lookup
 from tests.conformance import harness_reference
 from tests.conformance.harness_reference import Harness
 
@@ -164,3 +164,50 @@ def test_more_examples_go_deeper(passes: list[Any], at: str) -> None:
     expected = embgrad.gradients(whole, ids(6, 4), OBJECTIVE, at=at)
     assert found.provenance["path"] == expected.provenance["path"]
     np.testing.assert_array_equal(found.values, expected.values)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (2, 5), (1, 5), (4, 4)])
+def test_where_the_word_was_is_remembered(passes: list[Any], shape: tuple[int, int]) -> None:
+    batch, built = ids(*shape), model()
+    few = min(2, shape[0]) if shape[0] < 4 else 2
+    for number in range(3):
+        del passes[:]
+        change = {"word": lambda rows, number=number: rows * (number + 0.5)}
+        found = embgrad.gradients(built, batch, OBJECTIVE, override=change)
+        runs: list[Any] = [("run", shape)]
+        assert passes == ([("points", (few, shape[1]))] if number == 0 else []) + runs
+        expected = embgrad.gradients(built, batch, OBJECTIVE, at=["word", "layer.0"], override=change)["word"]
+        np.testing.assert_array_equal(found.values, expected.values)
+        np.testing.assert_array_equal(found.ids, batch)
+    embgrad.gradients(built, ids(6, 3), OBJECTIVE, override=change)
+    assert passes[-2:] == [("points", (2, 3)), ("run", (6, 3))]
+
+
+class Turning:
+    """A function of a model that looks the ids up in another table when told to, or in both."""
+
+    def __init__(self) -> None:
+        self.tables = ["E"]
+
+    def __call__(self, built: Any, input_ids: np.ndarray) -> Any:
+        rows = [lookup(built[name], input_ids) for name in self.tables]
+        return {"logits": (rows[0] if len(rows) == 1 else rows[0] + rows[1]).mean(1) @ built["W"]}
+
+
+def test_what_is_remembered_of_the_word_is_shown_to_hold() -> None:
+    turning, random = Turning(), np.random.default_rng(0)
+    weights = {"E": random.normal(size=(50, 4)), "F": random.normal(size=(50, 4)), "W": random.normal(size=(4, 3))}
+    built, batch = ReferenceModel(turning, weights), ids(6, 4)
+
+    def asked() -> embgrad.EmbeddingGradients:
+        return embgrad.gradients(built, batch, OBJECTIVE, add={"word": 0.5})
+
+    for _ in range(2):
+        for name in ("E", "F"):
+            turning.tables = [name]
+            found = asked()
+            assert found.provenance["path"] == f"{name}#0"
+            np.testing.assert_array_equal(found.activations, weights[name][batch] + 0.5)
+        turning.tables = ["E", "F"]
+        with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 lookups"):
+            asked()
