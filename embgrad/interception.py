@@ -33,6 +33,11 @@ class Interception:
         self._replacement: Any = None
         self._local = threading.local()
 
+    @property
+    def heard(self) -> bool:
+        """Whether this thread's calls go to a handler."""
+        return bool(self._local.__dict__.get("handlers"))
+
     @contextlib.contextmanager
     def by(self, handler: Handler) -> Iterator[None]:
         """This thread's calls go to the handler, as `handler(original, *args)`; the innermost handler has them."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections import Counter
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from embgrad.errors import UnsupportedError
+from embgrad_gluon import recorded
 from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet
 
@@ -20,7 +22,9 @@ __all__ = [
     "Way",
     "in_order",
     "is_recorded",
+    "next_number",
     "reached",
+    "recorded_before",
     "regrouped",
     "sources",
     "tape_name",
@@ -96,6 +100,15 @@ DIFFERENTIABLE: Final = {
 #: The name of an operator that was recorded, before that of its output.
 RECORDED: Final = re.compile(r"node_\d+(?=_)")
 
+#: How many graphs are remembered.
+MOST_KNOWN: Final = 32
+
+_guard = threading.Lock()
+
+#: By a graph's description without its names, the places of some variables among its inputs and the graphs inside of it: which
+#: of the variables a gradient comes to.
+_known: OrderedDict[Any, Sequence[bool]] = OrderedDict()
+
 #: No graph that runs as one operator.
 NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -129,12 +142,15 @@ class Body:
         self._heads = [(head[0], head[1]) for head in graph["heads"]]
         self._names = symbol.list_inputs()
         self._below = _below(self._nodes, set(names), {})
+        self._inputs: dict[int, list[int]] = {}
         self._operators: dict[Entry, frozenset[str]] = {}
 
     def inputs(self, output: int) -> list[int]:
         """The places of those inputs to which a gradient can come from an output."""
-        below = _at(self._below, self._heads[output])
-        return [place for place, name in enumerate(self._names) if name in below]
+        if output not in self._inputs:
+            below = _at(self._below, self._heads[output])
+            self._inputs[output] = [place for place, name in enumerate(self._names) if name in below]
+        return self._inputs[output]
 
     @property
     def outputs(self) -> int:
@@ -150,8 +166,10 @@ class Body:
         return self._operators[output, place]
 
 
-def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = NOTHING) -> list[bool]:
+def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = NOTHING) -> Sequence[bool]:
     """For each marked variable whether a gradient can come to it from the output.
+
+    The same graph, told by its description, is looked into once.
 
     Args:
         output: the output.
@@ -161,7 +179,25 @@ def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = 
     Raises:
         UnsupportedError: it would come through an operator whose gradient is wrong.
     """
-    way = way_to(output, variables, bodies)
+    symbol = _symbol(output)
+    if symbol is None:
+        return [False] * len(variables)
+    described, names = symbol.debug_str(), [_symbol(variable).name for variable in variables]
+    inputs = {name: place for place, name in enumerate(symbol.list_inputs())}
+    inside = tuple(bodies.get(name) for kind, name in recorded.operators(described) if kind == CACHED) if bodies else ()
+    key = (recorded.unnamed(described), tuple(inputs.get(name) for name in names), inside)
+    with _guard:
+        known = _known.get(key)
+    if known is None:
+        known = _right_way(_way(recorded.read(symbol), names, bodies))
+        with _guard:
+            _known[key] = known
+            while len(_known) > MOST_KNOWN:
+                _known.popitem(last=False)
+    return known
+
+
+def _right_way(way: Way) -> Sequence[bool]:
     for operator in sorted(way.operators & WRONG.keys()):
         raise UnsupportedError(
             f"between the lookup and the objective is the operator {operator!r}, which {WRONG[operator]}: expected an "
@@ -170,13 +206,39 @@ def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = 
     return way.reached
 
 
+def recorded_before(output: Any, first: int) -> bool:
+    """Whether any operator that led to the output was recorded before the one with this number, by whomever."""
+    numbers = [_number(name) for _, name in recorded.operators(_symbol(output).debug_str())]
+    return any(number is None or number < first for number in numbers)
+
+
+def next_number(variable: Any) -> int:
+    """The number that MXNet gives the operator that it records next, in any thread; a later one's is larger.
+
+    Args:
+        variable: marked; it is recorded as something that is forgotten at once.
+    """
+    with import_mxnet().autograd.record(train_mode=False):
+        name = tape_name(variable + 0)
+    number = None if name is None else _number(name)
+    assert number is not None, "what is recorded has a number"
+    return number + 1
+
+
+def _number(name: str) -> int | None:
+    found = re.fullmatch(r"node_(\d+)", name)
+    return int(found[1]) if found else None
+
+
 def way_to(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = NOTHING) -> Way:
     """The way from an output to marked variables, see `reached`."""
     symbol = _symbol(output)
     if symbol is None:
         return Way([False] * len(variables), frozenset(), [])
-    graph = json.loads(symbol.tojson())
-    names = [_symbol(variable).name for variable in variables]
+    return _way(recorded.read(symbol), [_symbol(variable).name for variable in variables], bodies)
+
+
+def _way(graph: Mapping[str, Any], names: Sequence[str], bodies: Mapping[str, Body]) -> Way:
     below = _below(graph["nodes"], set(names), bodies)
     heads = [(head[0], head[1]) for head in graph["heads"]]
     operators = frozenset(_operators(graph["nodes"], heads, below, bodies))
@@ -210,8 +272,8 @@ def in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
     ran = [
         None if symbol is None else symbol.list_outputs()[0].rpartition("_output")[0] for symbol in map(_symbol, drawn)
     ]
-    graphs = [json.loads(symbol.tojson())["nodes"] for symbol in map(_symbol, outputs) if symbol is not None]
-    listed = dict.fromkeys(node["name"] for nodes in graphs for node in nodes if node["name"] in set(ran))
+    graphs = [recorded.operators(symbol.debug_str()) for symbol in map(_symbol, outputs) if symbol is not None]
+    listed = dict.fromkeys(name for graph in graphs for _, name in graph if name in set(ran))
     return None not in ran and list(listed) == ran
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +15,7 @@ from embgrad.watching import PointWatch
 from embgrad_gluon.graph import Body, tape_name
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, at_forward, invoke, run_open
+from embgrad_gluon.structure import Structure, structure
 from embgrad_gluon.symbolic import literal
 from embgrad_gluon.tracing import (
     NO_ARGUMENT,
@@ -23,12 +23,11 @@ from embgrad_gluon.tracing import (
     LookedUp,
     Traced,
     UntraceableError,
-    blocks_below,
     leaves,
     parameters_below,
     traced,
 )
-from embgrad_gluon.walk import all_blocks, block_names
+from embgrad_gluon.walk import block_names
 
 __all__ = ["Graphs"]
 
@@ -71,7 +70,7 @@ class Graphs:
         if watch.hears_modules:
             named = {block: path for block, (path, _) in block_names(parts).items()}
             points = {block for block, path in named.items() if path in watch.modules | watch.counted}
-            self._around = {id(block) for block in all_blocks(parts) if _has_below(block, points)}
+            self._around = {id(block) for block in structure(parts).blocks if _has_below(block, points)}
             unknown = (watch.modules | watch.counted) - {named[block] for block in points}
             if unknown:
                 self._open = 1
@@ -122,8 +121,9 @@ class Graphs:
         """
         mx = import_mxnet()
         flat, in_format = mx.gluon.block._flatten(list(args), "input")
-        _expect_plain(block, flat)
-        key = _key(block, in_format)
+        inside = structure([block])
+        _expect_plain(inside.blocks, flat)
+        key = _key(block, inside, in_format)
         kept = _traces.get([block], key, lambda: _made(block, in_format, len(flat)))
         if isinstance(kept, str):
             raise UntraceableError(kept)
@@ -147,11 +147,10 @@ class _Kept:
         self.out_format = made.out_format
         self._names = names
         self._made = made
+        self._lookups = [_Lookup(lookup) for lookup in made.lookups]
         self._symbol = mx.sym.Group(made.outputs)
         self._body = _Part(self._symbol, parameters)
-        self._indices = {
-            lookup.rows: _Part(lookup.indices, parameters) for lookup in made.lookups if _is_computed(lookup)
-        }
+        self._indices = {one.rows: _Part(one.made.indices, parameters) for one in self._lookups if one.indices is None}
         used = {name for part in (self._body, *self._indices.values()) for name in part.names}
         used |= {lookup.table for lookup in made.lookups}
         self._parameters = {name: parameter for name, parameter in parameters.items() if name in used}
@@ -168,7 +167,7 @@ class _Kept:
         values = {name: parameter.data() for name, parameter in self._parameters.items()}
         values |= {name: array for name, array in zip(self._names, flat, strict=True) if name is not None}
         graphs.began = True
-        for lookup in self._made.lookups:
+        for lookup in self._lookups:
             values[lookup.rows] = self._look_up(lookup, values)
         zeros = self._zeros(values)
         graphs.also.extend(zeros.values())
@@ -179,17 +178,16 @@ class _Kept:
             graphs.bodies[name] = self._reach
         return outputs
 
-    def _look_up(self, lookup: LookedUp, values: Mapping[str, Any]) -> Any:
+    def _look_up(self, lookup: _Lookup, values: Mapping[str, Any]) -> Any:
         """Its rows, by the operator that it is, which is watched."""
-        if lookup.rows in self._indices:  # they may be counted along what was looked up before, or depend on it
+        if lookup.indices is None:  # they may be counted along what was looked up before, or depend on it
             with import_mxnet().autograd.pause():
                 indices = self._indices[lookup.rows](values)[0]
         else:
-            indices = values[lookup.indices.list_outputs()[0]]
-        table = values[lookup.table]
-        inputs = [indices, table] if "Embedding" in lookup.name else [table, indices]
-        attributes = {key: literal(text) for key, text in lookup.attributes.items()}
-        return invoke(lookup.name, inputs, attributes, as_numpy=False)[0]
+            indices = values[lookup.indices]
+        name, table = lookup.made.name, values[lookup.made.table]
+        inputs = [indices, table] if "Embedding" in name else [table, indices]
+        return invoke(name, inputs, dict(lookup.attributes), as_numpy=False)[0]
 
     def _zeros(self, values: Mapping[str, Any]) -> dict[str, Any]:
         if not self._made.zeros:
@@ -210,6 +208,26 @@ class _Kept:
         if key not in self._dtypes:
             self._dtypes[key] = dict(zip(names, self._symbol.infer_type(**given)[0], strict=True))
         return self._dtypes[key]
+
+
+class _Lookup:
+    """A lookup that is made before the graph runs.
+
+    Args:
+        made: as it was cut out.
+
+    Attributes:
+        made: the same.
+        rows: the name of the variable that stands for what it gives.
+        attributes: with which its operator is called.
+        indices: the name of the variable that they are; None where they are computed.
+    """
+
+    def __init__(self, made: LookedUp) -> None:
+        self.made = made
+        self.rows = made.rows
+        self.attributes = {key: literal(text) for key, text in made.attributes.items()}
+        self.indices: str | None = made.indices.list_outputs()[0] if made.indices.get_children() is None else None
 
 
 class _Part:
@@ -255,13 +273,11 @@ def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
         return f"its Python does not run on symbols ({type(error).__name__}: {said})"
 
 
-def _key(block: Any, in_format: Any) -> Hashable:
+def _key(block: Any, inside: Structure, in_format: Any) -> Hashable:
     """Everything that a block's graph depends on, beside the shapes and values that it takes."""
-    blocks = list(blocks_below(block))
-    own = [id(p) for one in blocks for p in (*one._reg_params.values(), *one._params._params.values())]
     graph = block._cached_graph[1] if _is_graph(block) else None
     recording = import_mxnet().autograd.is_recording()
-    return tuple(map(weakref.ref, blocks)), tuple(own), repr(in_format), _Same(graph), recording
+    return _Same(inside.identity()), repr(in_format), _Same(graph), recording
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,10 +298,9 @@ def _is_graph(block: Any) -> bool:
     return isinstance(block, import_mxnet().gluon.SymbolBlock) or (block._active and block._cached_op is not None)
 
 
-def _expect_plain(block: Any, flat: Sequence[Any]) -> None:
+def _expect_plain(inside: Sequence[Any], flat: Sequence[Any]) -> None:
     """Refuse a call that a graph would not make as the block's Python does."""
     mx = import_mxnet()
-    inside = list(blocks_below(block))
     if any(one._forward_hooks or one._forward_pre_hooks for one in inside[1:]):
         raise UntraceableError("a block inside of it has a hook, which a graph does not call")
     if any(getattr(one, "_callback", None) is not None for one in inside):
@@ -309,7 +324,3 @@ def _has_below(block: Any, points: set[int]) -> bool:
 
 def _is_array(value: object) -> bool:
     return isinstance(value, import_mxnet().nd.NDArray)
-
-
-def _is_computed(lookup: LookedUp) -> bool:
-    return lookup.indices.get_children() is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,23 +15,23 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.structure import Structure
 from embgrad_gluon.symbolic import input_names
-from embgrad_gluon.walk import all_parameters
 
-__all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native"]
+__all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widened"]
 
 #: Gluon's export's names of what a gluonnlp model takes.
 TRIPLE: Final = ["data0", "data1", "data2"]
 
 
-def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
+def call_model(model: Any, known: Structure, batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it could not take.
 
     Raises:
         BatchError: the batch has nothing for an argument of the model's.
         UnsupportedError: a sequence of parts, and nothing that says how to call them.
     """
-    convert = _Conversion(parts, len(batch))
+    convert = _Conversion(known.parameters(), len(batch))
     if call is not None:
         return call(model, convert(batch.inputs())), ()
     if isinstance(model, (list, tuple)):
@@ -82,10 +82,9 @@ class _Conversion:
     So do numbers that the float type does not hold.
     """
 
-    def __init__(self, parts: Sequence[Any], examples: int) -> None:
+    def __init__(self, parameters: Sequence[Any], examples: int) -> None:
         self._examples = examples
         self._mx = import_mxnet()
-        parameters = all_parameters(parts)
         contexts = (context for p in parameters for context in _contexts(p))
         self._context = next(contexts, None) or self._mx.current_context()
         kinds = Counter(p.dtype for p in parameters)  # strings or classes, which may mean the same
@@ -133,13 +132,22 @@ def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> An
     """An array of MXNet's newer kind (mx.np) or of its older one (mx.nd)."""
     mx = import_mxnet()
     with mx.util.np_shape(as_numpy):  # only the newer kind has the shape ()
-        made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)
+        if array.size == 0 or array.ndim == 0:
+            made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)
+        else:  # which ends in this, by many steps
+            made = mx.ndarray.ndarray.empty(array.shape, context, dtype)
+            made._sync_copyfrom(array)
         return made.as_np_ndarray() if as_numpy else made
 
 
 def native_like(values: np.ndarray, array: Any) -> Any:
     """The values as an array of another one's kind, dtype and place."""
     return to_native(values, array.ctx, array.dtype, isinstance(array, import_mxnet().np.ndarray))
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """What `asnumpy` gave, which is memory of its own, as float32 or float64."""
+    return array if array.dtype in (np.float32, np.float64) else owned(array)
 
 
 def is_floating(value: object) -> bool:
@@ -152,13 +160,15 @@ class GluonArrays:
 
     Args:
         training: the mode of the forward pass that they come from.
+        reading: is called with an array before its values are waited for.
     """
 
     kind = "an MXNet array"
     scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # the older kind has no shape ()
 
-    def __init__(self, *, training: bool = False) -> None:
+    def __init__(self, *, training: bool = False, reading: Callable[[Any], None] = lambda array: None) -> None:
         self._training = training
+        self._reading = reading
 
     def is_tensor(self, value: object) -> bool:
         """Whether it is an array of either kind."""
@@ -170,7 +180,8 @@ class GluonArrays:
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """The values in memory of their own; half precision widened. Raises what the operators before it failed with."""
-        return owned(tensor.asnumpy())
+        self._reading(tensor)
+        return widened(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """The rows, recorded in the mode that the graph was recorded in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad_gluon.graph import is_recorded
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
+from embgrad_gluon.structure import structure
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import held_by, memory, named_blocks, own_parameters, table_path
+from embgrad_gluon.walk import memory
 
 __all__ = ["HINT", "Lookups", "Tables"]
 
@@ -74,7 +76,7 @@ class Lookups:
 
     def _index(self, table: Any, indices: np.ndarray, proceed: Callable[[], Any]) -> Any:
         """Taking rows is no lookup where it picks some of the activations."""
-        if self._known.path(table) == UNNAMED_TABLE and not self._are_ids(indices):
+        if self._known.path(table, table.shape) == UNNAMED_TABLE and not self._are_ids(indices):
             return proceed()
         return self._look_up(table, indices, proceed)
 
@@ -82,8 +84,9 @@ class Lookups:
         return layout_of(indices, self._ids) is not None
 
     def _look_up(self, table: Any, indices: np.ndarray, proceed: Callable[[], Any]) -> Any:
-        path, watch = self._known.path(table), self._taps.watch
-        key = watch.see(path, _whole(path, indices), *table.shape)
+        shape = table.shape
+        path, watch = self._known.path(table, shape), self._taps.watch
+        key = watch.see(path, _whole(path, indices), *shape)
         rows = proceed()
         watch.gave(rows)
         if key is None:
@@ -107,42 +110,33 @@ class Tables:
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
         self._known: dict[tuple[int, tuple[int, ...]], str] = {}
-        self._holders: list[tuple[str, Any, frozenset[tuple[int, ...] | None]]] | None = None
+        self._named: dict[tuple[int, ...] | None, list[tuple[str, Any]]] | None = None
 
-    def path(self, table: Any) -> str:
+    def path(self, table: Any, shape: tuple[int, ...]) -> str:
         """The path of the table's owner. Of several owners an embedding has it, or else the first."""
         if table.stype != "default":
             return UNNAMED_TABLE
-        key = (memory(table), table.shape)
+        key = (memory(table), shape)
         if key not in self._known:
-            self._learn(table.shape)  # once more each time: parameters may be initialised by the forward pass itself
+            self._learn(shape)  # once more each time: parameters may be initialised by the forward pass itself
         return self._known.get(key, UNNAMED_TABLE)
 
     def _learn(self, shape: tuple[int, ...]) -> None:
-        nn = import_mxnet().gluon
-        embeddings = (nn.nn.Embedding, nn.contrib.nn.SparseEmbedding)
-        blocks = self._may_hold(shape)
-        for chosen in ([one for one in blocks if isinstance(one[1], embeddings)], blocks):
-            for path, block in chosen:
-                for name, parameter in own_parameters(block).items():
-                    if parameter._stype == "default":
-                        for array in parameter._data or ():
-                            if array.shape == shape:  # a SymbolBlock's parameter may not know its own
-                                found = table_path(f"{path}.{name}" if path else name)
-                                self._known.setdefault((memory(array), shape), found)
-
-    def _may_hold(self, shape: tuple[int, ...]) -> list[tuple[str, Any]]:
-        """The blocks, with their paths, that may have a parameter of that shape."""
-        if self._holders is None:
-            blocks = named_blocks(self._parts)
-            self._holders = [(path, block, frozenset(map(_shape, held_by(block)))) for path, block in blocks]
-        return [(path, block) for path, block, shapes in self._holders if shape in shapes or None in shapes]
+        if self._named is None:  # not before: a model may make its blocks when it is first called
+            self._named = defaultdict(list)
+            for entry in structure(self._parts).tables():
+                self._named[_shape(entry[1])].append(entry)
+        for path, parameter in (*self._named.get(shape, ()), *self._named.get(None, ())):
+            if parameter._stype == "default":
+                for array in parameter._data or ():
+                    if array.shape == shape:
+                        self._known.setdefault((memory(array), shape), path)
 
 
 def _shape(parameter: Any) -> tuple[int, ...] | None:
     """A parameter's shape; None where it is not known yet, or only its array knows, as a SymbolBlock's."""
-    known = parameter.shape
-    return None if known is None or any(size <= 0 for size in known) else tuple(known)
+    known = parameter._shape
+    return None if known is None or min(known, default=1) <= 0 else tuple(known)
 
 
 def _whole(path: str, indices: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import block_names
 
-__all__ = ["CallHandler", "Modules", "at_calls", "calling"]
+__all__ = ["CallHandler", "Modules", "at_calls", "calling", "unheard"]
 
 # MXNet takes no notice of what a forward hook returns, so values are replaced where the hooks are called.
 _calls = Interception(lambda: import_mxnet().gluon.Block, "__call__")
@@ -28,12 +28,24 @@ def at_calls(handler: Callable[..., Any]) -> AbstractContextManager[None]:
     return _calls.by(handler)
 
 
+def unheard() -> AbstractContextManager[None]:
+    """While it is open, what this thread's calls of blocks give is up to nobody: whoever captures them does not see it."""
+    # To stand in for a class's `__call__` takes a look at all of its subclasses.
+    return _calls.by(_call) if _calls.heard else contextlib.nullcontext()
+
+
+def _call(original: Callable[..., Any], block: Any, *args: Any) -> Any:
+    return original(block, *args)
+
+
 @contextlib.contextmanager
 def calling(handler: CallHandler) -> Iterator[None]:
     """This thread's calls of blocks go to the handler. Those that trace a block's graph do not."""
 
+    array = import_mxnet().nd.NDArray
+
     def handle(original: Any, block: Any, *args: Any) -> Any:
-        if first(args, _is_symbol) is not None:
+        if not (args and isinstance(args[0], array)) and first(args, _is_symbol) is not None:
             return original(block, *args)
         return handler(block, args, lambda *given: original(block, *given))
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from embgrad.answering import Cotangents
-from embgrad.arrays import owned
 from embgrad.backend import Change
 from embgrad.errors import UnsupportedError
-from embgrad_gluon.graph import Body, reached
+from embgrad_gluon.graph import Body, reached, recorded_before
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.inputs import native_like
+from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.tap import Kept
 
 __all__ = ["Pullback", "Pulled"]
@@ -51,6 +51,8 @@ class Pullback:
         edits: by key what takes the place of a gradient.
         training: the mode of the forward pass.
         bodies: by their names in the recorded graph the graphs that run as one operator.
+        first: where what is recorded may be forgotten after the last pullback, the number of the first operator of the forward
+            pass, see `next_number`: what was recorded before is the user's. None where all is to be kept.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Pullback:
         *,
         training: bool,
         bodies: Mapping[str, Body],
+        first: int | None = None,
     ) -> None:
         self._bodies = bodies
+        self._first = first
         self._kept = kept
         self._wanted = tuple(wanted)
         self._edited = [key for key in kept if key in edits]  # in the order of the forward pass
@@ -75,16 +79,24 @@ class Pullback:
         self._others = slice(len(keys), len(keys) + len(others))
         self._variables = [*(kept[key].mark for key in keys), *others, *also]
         self._asked = len(keys) + len(others)
-        self._ways: dict[int, tuple[Any, list[bool]]] = {}
+        self._ways: dict[int, tuple[Any, Sequence[bool]]] = {}
 
-    def __call__(self, cotangents: Cotangents) -> Pulled:
-        """The gradients for one set of cotangents."""
+    def __call__(self, cotangents: Cotangents, meanwhile: Callable[[], None], *, last: bool) -> Pulled:
+        """The gradients for one set of cotangents.
+
+        Args:
+            cotangents: the set.
+            meanwhile: is called while MXNet computes.
+            last: there is no other set after it.
+        """
         found: list[Any] = [None] * self._asked
-        self._pull([(output, native_like(cotangent, output)) for output, cotangent in cotangents], found)
+        heads = [(output, native_like(cotangent, output)) for output, cotangent in cotangents]
+        self._pull(heads, found, last=last and not self._edited)
+        meanwhile()
         before: dict[str, np.ndarray | None] = {}
         for key in reversed(self._edited):
             before[key] = self._edit(key, found)
-        gradients = [None if one is None else owned(one.asnumpy()) for one in found]
+        gradients = [None if one is None else widened(one.asnumpy()) for one in found]
         return Pulled(
             {key: gradients[self._places[key]] for key in self._wanted},
             before,
@@ -97,40 +109,54 @@ class Pullback:
         came = found[place]
         if came is None:
             return None
-        before = owned(came.asnumpy())
+        before = widened(came.asnumpy())
         found[place] = native_like(self._edits[key](before.copy()), kept.gone_on)
         if kept.below is not None:
             self._pull([(kept.below, found[place])], found)
         return before
 
-    def _pull(self, heads: Sequence[tuple[Any, Any]], found: list[Any]) -> None:
-        """Adds what comes from some outputs to what was found."""
+    def look_at(self, output: Any) -> None:
+        """Looks at the way from an output, which is not needed before it is pulled back: while MXNet computes it."""
+        # What is wrong with it is said when it is pulled back.
+        with contextlib.suppress(UnsupportedError):
+            self._way(output)
+
+    def _pull(self, heads: Sequence[tuple[Any, Any]], found: list[Any], *, last: bool = False) -> None:
+        """Adds what comes from some outputs to what was found.
+
+        Args:
+            heads: the outputs with their cotangents.
+            found: of the arrays whose gradients are asked for.
+            last: nothing is pulled back after it.
+        """
         heads = [head for head in heads if any(self._way(head[0])[: self._asked])]
         if not heads:
             return
         there = [any(ways) for ways in zip(*(self._way(output) for output, _ in heads), strict=True)]
         places = [place for place, way in enumerate(there) if way]
         variables = [self._variables[place] for place in places]
-        for place, gradient in zip(places, _gradients(heads, variables, self._training), strict=True):
+        # Of what the user recorded before nothing may be forgotten.
+        first = self._first if last else None
+        keep = first is None or any(recorded_before(output, first) for output, _ in heads)
+        for place, gradient in zip(places, _gradients(heads, variables, self._training, keep=keep), strict=True):
             if place < self._asked:
                 found[place] = gradient if found[place] is None else found[place] + gradient
 
-    def _way(self, output: Any) -> list[bool]:
+    def _way(self, output: Any) -> Sequence[bool]:
         """For each variable whether a gradient comes to it from the output."""
         if id(output) not in self._ways:
             self._ways[id(output)] = (output, reached(output, self._variables, self._bodies))
         return self._ways[id(output)][1]
 
 
-def _gradients(heads: Sequence[tuple[Any, Any]], variables: Sequence[Any], training: bool) -> list[Any]:
+def _gradients(heads: Sequence[tuple[Any, Any]], variables: Sequence[Any], training: bool, *, keep: bool) -> list[Any]:
     mx = import_mxnet()
     try:
-        # The graph is kept, or the user's own graphs lose the parameters that they share with this one.
         found = mx.autograd.grad(
             [output for output, _ in heads],
             variables,
             head_grads=[cotangent for _, cotangent in heads],
-            retain_graph=True,
+            retain_graph=keep,
             train_mode=training,
         )
     except mx.MXNetError as error:

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.answering import Answer, answer, native_answer, values_at
-from embgrad.arrays import owned
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
@@ -18,22 +17,28 @@ from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert, symbolic
 from embgrad_gluon.cures import Cures
+from embgrad_gluon.graph import next_number
 from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.graphs import Graphs
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Lookups, Tables
-from embgrad_gluon.modules import Modules, calling
+from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.operators import Handler, imperatively, watching
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.state import as_found
+from embgrad_gluon.structure import Structure, structure
 from embgrad_gluon.tap import Taps
 
 __all__ = ["points", "run"]
 
 #: A request that changes nothing and reads no point.
 NOTHING: Final = Request((), lambda outputs: [])
+
+#: From so many positions on, what was recorded is given up while it is pulled back, which takes a look at it before. Of smaller
+#: batches it takes little memory, and is looked at while MXNet computes.
+LARGE: Final = 256
 
 #: What is said where MXNet refuses to write into an array that it records.
 WRITTEN: Final = (
@@ -54,19 +59,21 @@ def points(
         handlers: by operators' names further handlers.
     """
     parts = as_parts(model)
-    with as_found(parts, training=False):
-        return _forward(model, parts, batch, PointWatch(batch, None), NOTHING, call, handlers).taps.watch.points()
+    with as_found(parts, training=False) as known:
+        trace = _forward(model, known, batch, PointWatch(batch, None), NOTHING, call, handlers)
+        _wait_for(trace.returned)
+        return trace.taps.watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
     parts, mx = as_parts(model), import_mxnet()
-    with as_found(parts, training=request.training):
+    with as_found(parts, training=request.training) as known:
         graphs = Graphs(parts, PointWatch(batch, request.reached, request.times), compiled=bool(request.compiled))
         why = _why_no_graphs(request)
         if why is None:
             try:
-                found = _run(model, parts, batch, request, graphs)
+                found = _run(model, known, batch, request, graphs)
                 # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
                 if not graphs.began or _is_finite(found):
                     return replace(found, uncompiled=graphs.uncompiled if request.compiled else None)
@@ -75,7 +82,9 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
                 if not graphs.began:
                     raise
                 why = f"its graph failed ({str(error).partition(chr(10))[0]})"
-        return replace(_run(model, parts, batch, request, None), uncompiled=why if request.compiled else None)
+        return replace(
+            _run(model, structure(parts), batch, request, None), uncompiled=why if request.compiled else None
+        )
 
 
 def _is_finite(found: Run) -> bool:
@@ -92,49 +101,63 @@ def _why_no_graphs(request: Request) -> str | None:
     return None
 
 
-def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request, graphs: Graphs | None) -> Run:
+def _run(model: Any, known: Structure, batch: TokenBatch, request: Request, graphs: Graphs | None) -> Run:
     watch = PointWatch(batch, request.reached, request.times)
-    trace = _forward(model, parts, batch, watch, request, request.call, graphs=graphs)
-    chosen = trace.taps.watch.resolve(HINT)
-    for key in chosen.values():
-        trace.taps.expect_unwritten(key)
-    answered = _answer(trace, batch, request, model)
-    keys = list(dict.fromkeys(chosen[name] for name in request.points))
-    wanted = _Wanted(parts, request, trace, keys)
-    pullback = Pullback(
-        trace.taps.kept,
-        keys,
-        wanted.arrays,
-        trace.also,
-        request.edit,
-        training=request.training,
-        bodies=graphs.bodies if graphs is not None else {},
-    )
-    pulled = [pullback(cotangents) for cotangents in answered.sets]
+    trace = _forward(model, known, batch, watch, request, request.call, graphs=graphs)
+    try:
+        chosen = trace.taps.watch.resolve(HINT)
+        keys = list(dict.fromkeys(chosen[name] for name in request.points))
+        wanted = _Wanted(known.parts, request, trace, keys)
+        pullback = Pullback(
+            trace.taps.kept,
+            keys,
+            wanted.arrays,
+            trace.also,
+            request.edit,
+            training=request.training,
+            bodies=graphs.bodies if graphs is not None else {},
+            first=trace.first,
+        )
+        answered = _answer(trace, batch, request, model, pullback.look_at)
+    finally:
+        _wait_for(trace.returned)
+    dtype = _compute_dtype(trace, keys, answered)
+    trace.returned = None  # what nobody reads takes no memory while the rest is pulled back
+
+    def expect_unwritten() -> None:
+        for key in dict.fromkeys(chosen.values()):
+            trace.taps.expect_unwritten(key)
+
+    pulled = [
+        pullback(cotangents, expect_unwritten, last=place == len(answered.sets))
+        for place, cotangents in enumerate(answered.sets, 1)
+    ]
+    if not pulled:
+        expect_unwritten()
     found = values_at(
         {name: chosen[name] for name in request.points},
         trace.taps.watch,
-        {key: owned(trace.taps.kept[key].gone_on.asnumpy()) for key in keys},
+        {key: trace.taps.kept[key].values() for key in keys},
         [one.gradients for one in pulled],
         [one.before for one in pulled],
         wanted.rests(pulled),
     )
-    dtype = _compute_dtype(trace, keys, answered)
     return Run(found, dtype, trace.unused, answered.objective, wanted.values(pulled))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Trace:
     """One recorded forward pass.
 
     Attributes:
-        returned: what the model returned.
+        returned: what the model returned; None once it was read.
         value: of the user's own objective, computed in the same graph; else None.
         taps: the points that were kept hold of.
         tables: by key the tables of the lookups among them.
         twins: of the frozen parameters, where tables' gradients are asked for.
         also: see `Cures`.
         unused: what of the batch the model could not take.
+        first: see `Pullback`.
     """
 
     returned: Any
@@ -144,6 +167,7 @@ class _Trace:
     twins: FrozenTwins
     also: list[Any]
     unused: tuple[str, ...]
+    first: int | None
 
 
 class _Wanted:
@@ -177,7 +201,7 @@ class _Wanted:
 
 def _forward(
     model: Any,
-    parts: Sequence[Any],
+    known: Structure,
     batch: TokenBatch,
     watch: PointWatch,
     request: Request,
@@ -185,48 +209,51 @@ def _forward(
     handlers: Mapping[str, Handler] | None = None,
     graphs: Graphs | None = None,
 ) -> _Trace:
-    mx = import_mxnet()
+    mx, parts = import_mxnet(), known.parts
     taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
     twins = FrozenTwins(parts if request.tables else ())
     substitute = twins.of if request.tables else None
     value = None
-    modules = Modules(parts, taps) if watch.hears_modules else _call
+    modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
+    first = _first_number() if batch.ids.size >= LARGE else None
     running = imperatively if graphs is None else graphs.running
     with mx.autograd.record(train_mode=request.training), running(GraphPoints(taps).within):
         with (
             watching({**lookups.handlers(), **cures.handlers(), **(handlers or {})}, substitute),
-            calling(modules),
+            modules,
         ):
             try:
-                returned, unused = call_model(model, parts, batch, call)
+                returned, unused = call_model(model, known, batch, call)
             except mx.MXNetError as error:
                 if "already in a computational graph" not in str(error):
                     raise
                 raise UnsupportedError(WRITTEN) from error
         if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
-            with watching(cures.handlers(), substitute), calling(_call):
+            with watching(cures.handlers(), substitute), unheard():
                 value = request.respond.function(returned)
-    _wait_for(returned)
     also = [*cures.also, *(graphs.also if graphs is not None else ())]
-    return _Trace(returned, value, taps, lookups.tables, twins, also, unused)
+    return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first)
 
 
-def _call(_block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-    """Calls a block that nothing is asked of. Whoever captures the user's own calls does not see it."""
-    return proceed(*args)
+def _first_number() -> int:
+    """The number of what is recorded next."""
+    variable = import_mxnet().nd.zeros((1,))
+    variable.attach_grad()
+    return next_number(variable)
 
 
-def _answer(trace: _Trace, batch: TokenBatch, request: Request, model: Any) -> Answer:
+def _answer(trace: _Trace, batch: TokenBatch, request: Request, model: Any, reading: Callable[[Any], None]) -> Answer:
+    arrays = GluonArrays(training=request.training, reading=reading)
     if isinstance(request.respond, NativeObjective):
-        return native_answer(trace.value, request.respond, batch, GluonArrays(), several=request.several)
+        return native_answer(trace.value, request.respond, batch, arrays, several=request.several)
     known, exported = bert.output_names(model), symbolic.output_names(model)
     # The only output of a symbol goes by its name where it is asked for by that, and else as any model's only output.
     alone = known or tuple(name for name in exported if name in request.outputs)
-    named = alone and GluonArrays().is_tensor(trace.returned)
+    named = alone and arrays.is_tensor(trace.returned)
     returned = {alone[0]: trace.returned} if named else trace.returned
-    return answer(returned, request, GluonArrays(training=request.training), known or exported)
+    return answer(returned, request, arrays, known or exported)
 
 
 def _compute_dtype(trace: _Trace, keys: Sequence[str], answered: Answer) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from embgrad.arrays import owned
 from embgrad.backend import Change, Request
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.inputs import native_like
+from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.walk import same_bits
 
 __all__ = ["Kept", "Taps"]
@@ -24,7 +26,7 @@ class Kept:
     Attributes:
         mark: the array at which the gradient is taken, marked by `attach_grad`.
         gone_on: what went on.
-        copy: its values at that time.
+        copy: its values at that time, as an array of MXNet's or as NumPy's.
         below: where the graph is cut so that the gradient can be edited, what lies below the cut; else None.
     """
 
@@ -32,6 +34,10 @@ class Kept:
     gone_on: Any
     copy: Any
     below: Any = None
+
+    def values(self) -> np.ndarray:
+        """What went on, in memory of its own."""
+        return widened(self.copy if isinstance(self.copy, np.ndarray) else self.gone_on.asnumpy())
 
 
 class Taps:
@@ -65,11 +71,11 @@ class Taps:
         added = _changed(self._request.add, key, value)
         value = value if added is None else value + added
         if cut or overridden:
-            return self._keep_leaf(key, value, None)
+            return self._keep_leaf(key, value, None, value.asnumpy())
         if key in self._request.edit:
             with import_mxnet().autograd.pause():
-                leaf = value.copy()
-            return self._keep_leaf(key, leaf, value)
+                leaf, copy = value.copy(), value.copy()
+            return self._keep_leaf(key, leaf, value, copy)
         return self._keep_connected(key, value)
 
     def expect_unwritten(self, key: str) -> None:
@@ -87,10 +93,11 @@ class Taps:
                 "expected a new array, such as rows * mask or where(...)"
             )
 
-    def _keep_leaf(self, key: str, leaf: Any, below: Any) -> Any:
-        with import_mxnet().autograd.pause():
-            leaf.attach_grad()  # which cuts it off what it was computed from
-            self.kept[key] = Kept(leaf, leaf, leaf.copy(), below)
+    def _keep_leaf(self, key: str, leaf: Any, below: Any, copy: Any) -> Any:
+        mx = import_mxnet()
+        # As `attach_grad` does, which cuts it off what it was computed from; no memory is taken until a gradient is written.
+        mx.autograd.mark_variables([leaf], [mx.nd.empty(leaf.shape, leaf.ctx, leaf.dtype)])
+        self.kept[key] = Kept(leaf, leaf, copy, below)
         return leaf
 
     def _keep_connected(self, key: str, array: Any) -> Any:

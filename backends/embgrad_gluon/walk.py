@@ -143,14 +143,17 @@ def memory(array: Any) -> int:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Whether two arrays of one shape and dtype hold the same, read where they lie."""
-    if one.context.device_type != "cpu" or one.size == 0:
-        return bool(np.array_equal(one.asnumpy(), other.asnumpy(), equal_nan=True))
+    """Whether two arrays of one shape and dtype hold the same, read where they lie. The first may be NumPy's."""
+    if other.context.device_type != "cpu" or other.size == 0:
+        held = one if isinstance(one, np.ndarray) else one.asnumpy()
+        return bool(np.array_equal(held, other.asnumpy(), equal_nan=True))
     return bool((_bits(one) == _bits(other)).all())
 
 
 def _bits(array: Any) -> np.ndarray:
     """The array's memory as whole numbers. No longer than the array lives."""
     width = np.dtype(array.dtype).itemsize
+    if isinstance(array, np.ndarray):
+        return array.reshape(-1).view(f"u{width}")
     held = (ctypes.c_char * (width * array.size)).from_address(memory(array))
     return np.frombuffer(held, dtype=f"u{width}")

@@ -25,12 +25,12 @@ Total = Callable[[Sequence[Any]], Any]
 def imperative(case: Case) -> Mode:
     """The net as it is: its Python runs at every call."""
     net = _net(case.checkpoint, "")
-    inputs, total = _inputs(case), _total(case)
+    batch, total = case.batch(), _total(case)
     return _mode(
         case,
         net,
-        {"the lookup's output marked, autograd.grad": lambda: _by_mark(net, inputs, total)},
-        lambda: embgrad.gradients(net, case.batch(), case.asked()),
+        {"the lookup's output marked, autograd.grad": lambda: _by_mark(net, _native(batch), total)},
+        lambda: embgrad.gradients(net, batch, case.asked()),
     )
 
 
@@ -38,18 +38,19 @@ def hybridised(case: Case) -> Mode:
     """The net after `hybridize()`."""
     net = _net(case.checkpoint, "hybridised")
     net(*_inputs(case))
-    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, case.batch(), case.asked()))
+    batch = case.batch()
+    return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, batch, case.asked()))
 
 
 def compiled(case: Case) -> Mode:
     """The net as it is, where a trace may be kept; the forward pass is the hybridised net's."""
-    net, hybrid = _net(case.checkpoint, ""), _net(case.checkpoint, "hybridised")
+    net, hybrid, batch = _net(case.checkpoint, ""), _net(case.checkpoint, "hybridised"), case.batch()
     hybrid(*_inputs(case))
     return _mode(
         case,
         hybrid,
         _cut_ways(case, hybrid),
-        lambda: embgrad.gradients(net, case.batch(), case.asked(), compile=True),
+        lambda: embgrad.gradients(net, batch, case.asked(), compile=True),
     )
 
 
@@ -57,12 +58,12 @@ def exported(case: Case) -> Mode:
     """A SymbolBlock of the exported net."""
     block = _exported(case.checkpoint)
     names = block._cached_graph[1].list_outputs()
-    asked = case.asked(pooled=names[1], sequence=names[0])
+    asked, batch = case.asked(pooled=names[1], sequence=names[0]), case.batch("gluonnlp")
     return _mode(
         case,
         block,
         _cut_ways(case, block),
-        lambda: embgrad.gradients(block, case.batch("gluonnlp"), asked),
+        lambda: embgrad.gradients(block, batch, asked),
     )
 
 
@@ -98,7 +99,11 @@ def _exported(checkpoint: str) -> Any:
 
 
 def _inputs(case: Case) -> list[Any]:
-    return [mx.nd.array(value, dtype=value.dtype) for value in case.batch().to_gluonnlp()]
+    return _native(case.batch())
+
+
+def _native(batch: embgrad.TokenBatch) -> list[Any]:
+    return [mx.nd.array(value, dtype=value.dtype) for value in batch.to_gluonnlp()]
 
 
 def _total(case: Case) -> Total:
@@ -143,10 +148,10 @@ def _cut_ways(case: Case, net: Any) -> dict[str, Callable[[], np.ndarray]]:
     lookup, body, table = _cut(net)
     planned = _cut(net)[1]
     planned.hybridize(static_alloc=True, static_shape=True)
-    total = _total(case)
+    batch, total = case.batch(), _total(case)
 
     def by_cut(part: Any) -> np.ndarray:
-        ids, types, lengths = _inputs(case)
+        ids, types, lengths = _native(batch)
         rows = lookup(ids, table)
         rows.attach_grad()
         with mx.autograd.record(train_mode=False):

@@ -1,0 +1,128 @@
+"""A recorded graph is read from MXNet's text about it as its JSON describes it, since making the JSON leaks memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon import import_mxnet, recorded
+
+import embgrad
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 5]])
+
+
+def bert() -> Any:
+    import gluonnlp
+
+    encoder = gluonnlp.model.bert.BERTEncoder(
+        units=8, hidden_size=16, num_layers=2, num_heads=2, dropout=0.1, max_length=16, output_attention=False
+    )
+    net = gluonnlp.model.BERTModel(
+        encoder, vocab_size=20, token_type_vocab_size=2, units=8, embed_size=8, use_decoder=False
+    )
+    net.initialize(mx.init.Normal(0.1))
+    return net
+
+
+class Net(nn.HybridBlock):
+    """Embedding, a part of its own, mean, dense."""
+
+    def __init__(self, hybridised: bool = False) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.table = nn.Embedding(20, 4)
+            self.inner = nn.HybridSequential()
+            self.inner.add(nn.Dense(4, flatten=False, activation="tanh"), nn.LayerNorm(), nn.Dropout(0.3))
+            self.head = nn.Dense(3)
+        self.initialize(mx.init.Normal(1))
+        if hybridised:
+            self.inner.hybridize()
+
+    def hybrid_forward(self, F: Any, ids: Any) -> Any:
+        return self.head(self.inner(self.table(ids)).mean(axis=1))
+
+
+def of_bert() -> Any:
+    ids = mx.nd.array(IDS)
+    return bert()(ids, mx.nd.zeros_like(ids), mx.nd.array([4, 3]))[1]
+
+
+def of_split() -> Any:
+    rows = mx.nd.random.normal(shape=(2, 6))
+    rows.attach_grad()
+    one, two, three = mx.nd.split(rows, 3)
+    return mx.nd.concat(three * 2.5, one, mx.nd.Cast(two, dtype="float32"), rows[:, 1:3], dim=1).sum()
+
+
+def of_a_variable() -> Any:
+    rows = mx.nd.ones((2,))
+    rows.attach_grad()
+    return rows
+
+
+GRAPHS: dict[str, Callable[[], Any]] = {
+    "bert": of_bert,
+    "net": lambda: Net()(mx.nd.array(IDS)),
+    "with a graph as one operator": lambda: Net(hybridised=True)(mx.nd.array(IDS)),
+    "several outputs": of_split,
+    "a variable": of_a_variable,
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_it_is_read_as_its_json_describes_it(name: str) -> None:
+    with mx.autograd.record(train_mode=True):
+        symbol = mx.autograd.get_symbol(GRAPHS[name]())
+    described = json.loads(symbol.tojson())
+    found = recorded.read(symbol)
+    assert found["heads"] == described["heads"]
+    assert len(found["nodes"]) == len(described["nodes"])
+    for own, other in zip(found["nodes"], described["nodes"], strict=True):
+        assert (own["op"], own["name"]) == (other["op"], other["name"])
+        assert [one[:2] for one in own["inputs"]] == [one[:2] for one in other["inputs"]]
+        assert own["attrs"] == other.get("attrs", {})
+    listed = [(node["op"], node["name"]) for node in described["nodes"] if node["op"] != "null"]
+    assert recorded.operators(symbol.debug_str()) == listed
+
+
+def test_graphs_that_differ_by_their_names_alone() -> None:
+    def text(net: Any, ids: Any = IDS) -> str:
+        with mx.autograd.record(train_mode=True):
+            described: str = mx.autograd.get_symbol(net(mx.nd.array(ids))).debug_str()
+            return described
+
+    net = Net()
+    assert text(net) != text(net)
+    assert recorded.unnamed(text(net)) == recorded.unnamed(text(net)) == recorded.unnamed(text(Net()))
+    net.inner[2]._rate = 0.5
+    assert recorded.unnamed(text(net)) != recorded.unnamed(text(Net()))
+
+
+def test_what_the_text_does_not_tell_is_read_from_the_json() -> None:
+    a = mx.sym.Variable("a")
+    twice = mx.sym.Group([mx.sym.exp(a, name="same"), mx.sym.log(a, name="same")])
+    strange = mx.sym.exp(mx.sym.Variable("x", attr={"note": "of two\nlines"}), attr={"note": "of two\nlines"})
+    for symbol in (twice, strange):
+        assert recorded.read(symbol) == json.loads(symbol.tojson())
+
+
+@pytest.mark.parametrize("make", [Net, lambda: Net(hybridised=True)])
+def test_no_json_is_made_at_each_call(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, made = make(), []
+    for _ in range(2):
+        embgrad.gradients(net, IDS, embgrad.Logit(1))
+    original = mx.sym.Symbol.tojson
+    monkeypatch.setattr(mx.sym.Symbol, "tojson", lambda self, *given: made.append(1) or original(self, *given))
+    for _ in range(3):
+        embgrad.gradients(net, IDS, embgrad.Logit(1))
+        embgrad.gradients(net, IDS, embgrad.Logit(1), split=True)
+        with embgrad.capture(net, at="word"), mx.autograd.record():
+            net(mx.nd.array(IDS)).sum().backward()
+    assert not made
