@@ -105,6 +105,13 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             if framework in options.frameworks:
                 cases = [_case(model, (1, 32) if options.quick else (4, 128))]
                 yield _worker(f"times: {mode}", "language", mode, "times", cases=cases, seconds=seconds)
+    if "tables" in options.parts and "torch" in options.frameworks:
+        given = ["--examples", "8", "--positions", "32"] if options.quick else []
+        yield Job("tables of a batch's examples", "tables", _module("tables", *given), {"USE_TF": "0"})
+    if "long" in options.parts:
+        for framework in options.frameworks:
+            given = ["--framework", framework, *(["--sentences", "1000"] if options.quick else [])]
+            yield Job(f"a long stream: {framework}", "long", _module("memory", *given))
     if rivals is not None:
         yield from _rivals(rivals, size, seconds)
 
@@ -138,6 +145,10 @@ def _rivals(python: str, size: tuple[int, int], seconds: float) -> Iterator[Job]
     yield Job(
         "rivals: peaks", "rivals_peaks", [python, script, "peaks", "FOUND", *given], {"USE_TF": "0", **GIVING_BACK}
     )
+
+
+def _module(name: str, *given: str) -> list[str]:
+    return [sys.executable, "-m", f"tests.benchmarks.{name}", *given, "--found", "FOUND"]
 
 
 def _worker(what: str, section: str, mode: str, job: str, **given: Any) -> Job:

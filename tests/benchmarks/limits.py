@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tests.benchmarks.cases import MODES
+from tests.benchmarks.cases import MODES, ONCE, SPLIT
 from tests.benchmarks.ratios import size_of, times
 
 __all__ = ["Limit", "limits"]
@@ -15,6 +15,8 @@ OF_BY_HAND: Final = 1.02
 OVER_BACKWARD: Final = 1.3
 OVER_RIVALS: Final = 1.0
 OF_CAPTUMS_PEAK: Final = 0.72
+SMALLER: Final = 200
+FLAT: Final = 1.05
 OVERHEAD: Final = {"PyTorch": 0.15}
 
 Found = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -52,6 +54,14 @@ def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
             over, most = (ours - hand) * 1e3, OVERHEAD[row["mode"]]
             what = f"{row['mode']}, 1 × 8 tokens, 2 layers: milliseconds over by hand"
             yield Limit(what, f"≤ {most}", f"{over:+.2f}", _verdict(over <= most))
+    for row in found.get("tables", ()):
+        by = row["times"][SPLIT] / row["times"][ONCE]
+        what = f"{row['examples']} × {row['positions']}: split backward / one backward pass and per_example()"
+        yield _least(what, by, row["examples"] / 2)
+        yield _least("dense tables / row-sparse ones, in bytes", row["dense"] / row["sparse"], SMALLER)
+    for row in found.get("long", ()):
+        what = f"{row['framework']}: resident memory after {row['sentences']:,} sentences / after 500"
+        yield _most(what, row["last"] / row["early"], FLAT)
     yield from _of_rivals(found)
 
 

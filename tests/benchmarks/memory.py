@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import sys
 import tempfile
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--window", type=int, help="put batches together by length, over so many sentences")
     parser.add_argument("--write", action="store_true", help="write the results to a folder, too")
     parser.add_argument("--compile", action="store_true", help="keep a compiled trace")
+    parser.add_argument("--found", type=Path, help="write the figures here, as JSON")
     given = parser.parse_args(arguments)
     if given.framework != "tensorflow":
         os.environ.setdefault("USE_TF", "0")  # or transformers would import it, and its size would hide what grows
@@ -71,6 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
         f"{given.framework}: {early:.0f} MiB after {EARLY} sentences, {last:.0f} MiB after {given.sentences}: "
         f"{last / early:.3f} times as much"
     )
+    if given.found:
+        found = {"framework": given.framework, "sentences": given.sentences, "early": early, "last": last}
+        given.found.write_text(json.dumps([found]), encoding="utf-8")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from tests.benchmarks.cases import LIMIT_SIZE
+from tests.benchmarks.cases import LIMIT_SIZE, ONCE
 from tests.benchmarks.limits import limits
 from tests.benchmarks.ratios import HAND, by_hand, fastest, milliseconds, size_of, times
 
@@ -62,6 +62,8 @@ def page(found: Found, machine: str, *, quick: bool) -> str:
         _section("One position", "", _positions(found)),
         _section("Our own overhead", "1 × 8 tokens, 2 layers × 128: where overhead shows most.", _overhead(found)),
         _section("Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(found)),
+        _section("Each example's own table", "Ratios to the first row.", _tables(found)),
+        _section("Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.", _long(found)),
         _section("Cold start", "", _cold(found)),
         _section("Other tools", "The same question, asked in one process.", _rivals(found)),
         _section("Not measured", "", _missing(found)),
@@ -196,6 +198,28 @@ def _growth(found: Found) -> Iterator[Sequence[str]]:
                     _ratio(backward, first[3]),
                     *(f"{memory[name]:.1f}" if name in memory else "–" for name in ("gradients", "backward")),
                 )
+
+
+def _tables(found: Found) -> Iterator[Sequence[str]]:
+    yield ("way", "size", "time", "MiB")
+    for row in found.get("tables", ()):
+        first = row["times"][ONCE]
+        size = f"{_by(size_of(row))}, table {row['vocab']:,} × {row['dim']}"
+        for way, seconds in row["times"].items():
+            yield (way, size, f"{seconds / first:.3f}", f"{row['sparse']:.1f}" if way == ONCE else "")
+        yield ("dense, (example, vocab, dim)", size, "–", f"{row['dense']:.0f}")
+
+
+def _long(found: Found) -> Iterator[Sequence[str]]:
+    yield ("framework", "sentences", "MiB after 500", "MiB in the end", "ratio")
+    for row in found.get("long", ()):
+        yield (
+            row["framework"],
+            f"{row['sentences']:,}",
+            f"{row['early']:.0f}",
+            f"{row['last']:.0f}",
+            f"{row['last'] / row['early']:.3f}",
+        )
 
 
 def _cold(found: Found) -> Iterator[Sequence[str]]:

@@ -7,6 +7,7 @@ least of several rounds. The table is MiniLM's, 30,522 × 384.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -16,7 +17,7 @@ os.environ.setdefault("USE_TF", "0")
 
 import embgrad
 from embgrad.testing.timing import least_times
-from tests.benchmarks.cases import Case, drawn_bert
+from tests.benchmarks.cases import ONCE, SPLIT, Case, drawn_bert
 
 VOCAB, DIM = 30_522, 384
 
@@ -26,6 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in {"examples": 32, "positions": 128, "layers": 2, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--found", type=Path, help="write the figures here, as JSON")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = drawn_bert(Path(folder) / "bert", layers=given.layers, dim=DIM, vocab=VOCAB)
@@ -39,25 +41,27 @@ def main(arguments: list[str] | None = None) -> int:
 
     times = least_times(
         {
-            "one backward pass, and per_example()": lambda: embgrad.gradients(model, batch, objective).per_example(),
+            ONCE: lambda: embgrad.gradients(model, batch, objective).per_example(),
             "per_example() alone": once.per_example,
-            "split=True, a backward pass an example": split,
+            SPLIT: split,
             "table_norms": lambda: embgrad.table_norms(once),
             "table_products": lambda: embgrad.table_products(once),
         },
         given.rounds,
     )
-    unit = times["one backward pass, and per_example()"]
+    unit = times[ONCE]
     print(
         f"{given.examples} × {given.positions}, table {VOCAB} × {DIM}, {given.layers} layers, least of {given.rounds}:"
     )
     for name, seconds in times.items():
         print(f"  {name:<40} {seconds / unit:8.3f}")
     sparse, dense = sum(one.nbytes for one in once.per_example()), given.examples * VOCAB * DIM * 4
-    print(
-        f"  split takes {times['split=True, a backward pass an example'] / unit:.1f} times as long; B/2 is {given.examples / 2:g}"
-    )
+    print(f"  split takes {times[SPLIT] / unit:.1f} times as long; B/2 is {given.examples / 2:g}")
     print(f"  the tables take {sparse / 2**20:.1f} MiB, dense {dense / 2**20:.0f}: {dense / sparse:.0f} times as much")
+    if given.found:
+        shape = {"examples": given.examples, "positions": given.positions, "vocab": VOCAB, "dim": DIM}
+        found = {**shape, "times": times, "sparse": sparse / 2**20, "dense": dense / 2**20}
+        given.found.write_text(json.dumps([found]), encoding="utf-8")
     return 0
 
 
