@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["first", "with_first"]
+__all__ = ["entries", "first", "with_entry", "with_first"]
 
 
 def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
@@ -19,7 +19,7 @@ def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
     """
     if wanted(value):
         return value
-    for _, entry in _entries(value):
+    for _, entry in entries(value):
         found = first(entry, wanted)
         if found is not None:
             return found
@@ -30,13 +30,14 @@ def with_first(value: Any, wanted: Callable[[Any], bool], new: Any) -> Any:
     """The nest with another tensor in place of the first of that sort. What is not on the way there stays the same object."""
     if wanted(value):
         return new
-    for place, entry in _entries(value):
+    for place, entry in entries(value):
         if first(entry, wanted) is not None:
-            return _with_entry(value, place, with_first(entry, wanted, new))
+            return with_entry(value, place, with_first(entry, wanted, new))
     return value
 
 
-def _entries(value: Any) -> list[tuple[Any, Any]]:
+def entries(value: Any) -> list[tuple[Any, Any]]:
+    """What a tuple, list, mapping or data class holds, each with its place; nothing for what is none."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (list, tuple)):
@@ -46,7 +47,8 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def _with_entry(value: Any, place: Any, new: Any) -> Any:
+def with_entry(value: Any, place: Any, new: Any) -> Any:
+    """A copy of a tuple, list, mapping or data class with another thing at a place."""
     if isinstance(value, Mapping):
         changed = copy.copy(value)
         changed[place] = new  # type: ignore[index]  # what a module gives can be written to

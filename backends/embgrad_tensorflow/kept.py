@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import types
-import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from embgrad.backend import Change, NativeObjective, Request, Run
+from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
+from embgrad.identity import PLAIN, code_of, identity_of
 from embgrad.points import WORD
+from embgrad.replaying import Recorder, ReplayError
 from embgrad.traces import Traces
 from embgrad_tensorflow.exchange import FailedError
 from embgrad_tensorflow.inputs import Plan
@@ -110,7 +109,7 @@ class _Keeper:
         leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
         self._lengths = tuple(tuple(map(int, one.shape)) for one in leaves)
         native = request.respond.function if isinstance(request.respond, NativeObjective) else None
-        self._code: Hashable = getattr(native, "__code__", type(native).__qualname__)
+        self._code = code_of(native)
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
@@ -132,7 +131,7 @@ class _Keeper:
     def _first(self, trace: Trace | None) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
         generators = _Generators(self._model, self._request.training)
-        recorder = _Recorder(self._request)
+        recorder = Recorder(self._request, _watching)
         found = self._plain(recorder.recording())
         generators.remember()
         try:
@@ -142,7 +141,7 @@ class _Keeper:
             apart = recorder.apart(found, given, AGREEING[made.coarsest])
             if apart is not None:
                 raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
-        except (UntraceableError, UnfitError, FailedError, OtherUseError) as error:
+        except (UntraceableError, UnfitError, ReplayError, FailedError, OtherUseError) as error:
             self._form.why = str(error)
             generators.put_back()
             return self._as_asked(found, self._form.why)
@@ -151,7 +150,7 @@ class _Keeper:
         self._form.used[self._code] = made.used
         return given
 
-    def _made(self, trace: Trace | None, recorder: _Recorder, found: Run, generators: _Generators) -> tuple[Trace, Run]:
+    def _made(self, trace: Trace | None, recorder: Recorder, found: Run, generators: _Generators) -> tuple[Trace, Run]:
         """A trace that serves, and what it gives."""
         used = recorder.used if trace is None else trace.used
         for _ in range(2):  # what a native objective uses shows when it is run
@@ -184,112 +183,6 @@ class _Keeper:
 
     def _mark(self, used: tuple[int, ...]) -> Hashable:
         return (self._place(used), tuple(tuple(min(size, 2) for size in one) for one in self._lengths))
-
-
-class _Recorder:
-    """Keeps what the functions of a request gave, so that a second run gets the same and none is called twice.
-
-    A native objective is called again, on the trace's own outputs.
-
-    Attributes:
-        used: which of the tensors that the model returned a native objective depends on.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self.used: tuple[int, ...] = ()
-        self._request = request
-        self._gave: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
-        self._sets: Sequence[Mapping[str | None, np.ndarray]] = []
-        self._outputs: list[Mapping[str | None, np.ndarray]] = []
-
-    def recording(self) -> Request:
-        """The request, for the first run."""
-        respond = self._request.respond
-        if isinstance(respond, NativeObjective):
-            return self._with(self._record, replace(respond, function=self._native(respond)))
-        return self._with(self._record, self._respond)
-
-    def replaying(self) -> Request:
-        """The request, for another."""
-        del self._outputs[1:]
-        native = isinstance(self._request.respond, NativeObjective)
-        return self._with(self._replay, self._request.respond if native else self._answer)
-
-    def apart(self, found: Run, given: Run, far: float) -> str | None:
-        """What is further apart than rounding takes two runs; None for nothing."""
-        slack = 1e-6 * max(
-            (float(np.abs(one).max(initial=0)) for each in self._sets for one in each.values()), default=1
-        )
-        for name, values in found.points.items():
-            other = given.points[name]
-            pairs = [
-                *zip(values.gradients, other.gradients, strict=False),
-                *zip(values.before, other.before, strict=False),
-            ]
-            if len(values.gradients) != len(other.gradients) or any(_apart(*pair, far, slack) for pair in pairs):
-                return f"the gradients at {name!r} of"
-            if _apart(values.activation, other.activation, far, 1e-6):
-                return f"the values at {name!r} of"
-        if len(self._outputs) == 2 and any(
-            _apart(one, self._outputs[1][name], far, 1e-6) for name, one in self._outputs[0].items()
-        ):
-            return "the outputs of"
-        return "the objective's values of" if _apart(found.objective, given.objective, far, 1e-6) else None
-
-    def _with(self, change: Callable[[str, str, Change], Change], respond: Any) -> Request:
-        request = self._request
-
-        def made(option: str) -> dict[str, Change]:
-            return {key: change(option, key, one) for key, one in getattr(request, option).items()}
-
-        override, add, edit = map(made, ("override", "add", "edit"))
-        return replace(request, compiled=False, respond=respond, override=override, add=add, edit=edit)
-
-    def _native(self, objective: NativeObjective) -> Callable[[Any], Any]:
-        def function(returned: Any) -> Any:
-            tensors = tensors_in(returned)
-            floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([tensors[place] for place in floating])
-                value = objective.function(returned)
-            if isinstance(value, tf.Tensor) and value.dtype.is_floating:
-                with record.stop_recording():
-                    pulled = tape.gradient(value, [tensors[place] for place in floating])
-                self.used = tuple(place for place, one in zip(floating, pulled, strict=True) if one is not None)
-            return value
-
-        return function
-
-    def _record(self, option: str, key: str, change: Change) -> Change:
-        def recorded(value: np.ndarray) -> np.ndarray:
-            gave = change(value)
-            self._gave[option, key].append(np.array(gave))
-            return gave
-
-        return recorded
-
-    def _replay(self, option: str, key: str, change: Change) -> Change:
-        order = iter(self._gave[option, key])
-
-        def replayed(value: np.ndarray) -> np.ndarray:
-            gave = next(order, None)
-            if gave is None or gave.shape != value.shape:
-                raise UnfitError("a trace of it comes by the points otherwise than the model itself")
-            return gave
-
-        return replayed
-
-    def _respond(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
-        assert not isinstance(self._request.respond, NativeObjective)
-        self._outputs.append(outputs)
-        self._sets = self._request.respond(outputs)
-        return self._sets
-
-    def _answer(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
-        self._outputs.append(outputs)
-        if any(one.shape != outputs[name].shape for name, one in self._outputs[0].items()):
-            raise UnfitError("a trace of it gives outputs of other shapes than the model itself")
-        return self._sets
 
 
 class _Generators:
@@ -327,14 +220,22 @@ class _Generators:
             variable.assign(value)
 
 
-def _apart(one: np.ndarray | None, other: np.ndarray | None, far: float, slack: float) -> bool:
-    """Whether two arrays are further apart than so much of their size, and so much an entry."""
-    if one is None or other is None:
-        return one is not other
-    if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):
-        return True
-    own, others = np.nan_to_num(one).astype(np.float64), np.nan_to_num(other).astype(np.float64)
-    return bool(np.linalg.norm(own - others) > far * np.linalg.norm(own) + slack * np.sqrt(own.size))
+def _watching(function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
+    """The function of a native objective, which tells what of what the model returned its value depends on."""
+
+    def watched(returned: Any) -> Any:
+        tensors = tensors_in(returned)
+        floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([tensors[place] for place in floating])
+            value = function(returned)
+        if isinstance(value, tf.Tensor) and value.dtype.is_floating:
+            with record.stop_recording():
+                pulled = tape.gradient(value, [tensors[place] for place in floating])
+            tell(tuple(place for place, one in zip(floating, pulled, strict=True) if one is not None))
+        return value
+
+    return watched
 
 
 def _key_of(name: str, found: Run) -> str:
@@ -360,7 +261,7 @@ def _key(planned: Plan, request: Request) -> Hashable:
         request.several,
         native and request.respond.scalar,  # type: ignore[union-attr]
         native,
-        None if request.call is None else _code(request.call),
+        None if request.call is None else identity_of(request.call),
     )
 
 
@@ -369,38 +270,6 @@ def _described(value: Any) -> str:
         return f"{value.dtype.name}/{value.shape.rank}"
     if isinstance(value, tf.Tensor):
         return f"{value.dtype.name} {value.numpy()!r}"
-    if isinstance(value, (bool, int, float, str, bytes, type(None))):
+    if isinstance(value, PLAIN):
         return repr(value)
     raise UntraceableError(f"the model is given a {type(value).__qualname__}, which is neither a tensor nor plain")
-
-
-def _code(function: Any) -> Hashable:
-    """Stands for a function: two made of one piece of Python, around the same objects, do the same."""
-    if isinstance(function, types.MethodType):
-        return (_code(function.__func__), _Same(function.__self__))
-    if not isinstance(function, types.FunctionType):
-        return _Same(function)
-    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-    return (function.__code__, id(function.__globals__), *map(_held, held))
-
-
-def _held(value: Any) -> Hashable:
-    return (type(value), value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else _Same(value)
-
-
-class _Same:
-    """Equal to another that stands for the very same object, for as long as that lives; does not keep it alive."""
-
-    def __init__(self, value: Any) -> None:
-        self._number = id(value)
-        try:
-            self._value: Any = weakref.ref(value)
-        except TypeError:  # no weak references to it: equal to nothing
-            self._value = lambda: None
-
-    def __hash__(self) -> int:
-        return self._number
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value() is not None and self._value() is other._value()

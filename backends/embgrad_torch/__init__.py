@@ -26,7 +26,7 @@ class TorchBackend:
     extra: Final = "torch"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
     )
 
     def owns(self, part: object) -> bool:

@@ -239,10 +239,10 @@ def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
     """The bag of rows that have been looked up, by PyTorch's own arithmetic: a bag in a table of these rows."""
     padding = kwargs.get("padding_idx")
     table = rows.reshape(-1, rows.shape[-1])
-    places = torch.arange(len(table), device=table.device).reshape(indices.shape)
+    places = torch.arange(table.shape[0], device=table.device).reshape(indices.shape)
     if padding is not None:  # what does not count is one row at the end
-        places = places.masked_fill(indices == padding % vocab, len(table))
-        padding, table = len(table), torch.cat([table, table.new_zeros(1, table.shape[1])])
+        places = places.masked_fill(indices == padding % vocab, table.shape[0])
+        padding, table = table.shape[0], torch.cat([table, table.new_zeros(1, table.shape[1])])
     of_table = {"sparse": False, "scale_grad_by_freq": False}  # these are about a table's gradient, which nobody takes
     return functional.embedding_bag(places, table, **{**kwargs, **of_table, "padding_idx": padding})
 

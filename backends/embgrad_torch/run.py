@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ from embgrad_torch.tap import Taps, expect_unwritten, is_floating
 from embgrad_torch.walk import TablePaths, further_paths
 from embgrad_torch.ways import Elsewhere, Watched, Ways
 
-__all__ = ["points", "run"]
+__all__ = ["answered_by", "dtype_of", "points", "run"]
 
 Made = TypeVar("Made")
 
@@ -70,6 +70,10 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
+    if request.compiled:
+        from embgrad_torch.kept import run_kept
+
+        return run_kept(model, batch, request, lambda other: run(model, batch, replace(other, compiled=False)))
     if request.parameters or request.training:  # a second forward pass would draw other random numbers
         return _run(model, batch, request, weights=True)
     known = structure(as_parts(model))
@@ -119,10 +123,10 @@ def _run(
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(one.modules))
-            answered = _answer(returned, batch, request)
+            answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: _leaves(parts))
-        dtype = _dtype(request, one.taps, chosen, answered, returned, parts)
+        dtype = dtype_of(request, one.taps, chosen, answered, returned, parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
     found = {key: watch.found(key) for key in keys.values()}
@@ -174,7 +178,8 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tu
     return returned, unused
 
 
-def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
+def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
+    """The objective's answer to what the model returned."""
     if isinstance(request.respond, NativeObjective):
         value = request.respond.function(returned)
         return native_answer(value, request.respond, batch, inputs.TorchTensors(), several=request.several)
@@ -190,7 +195,7 @@ def _leaves(parts: Sequence[Any]) -> Iterator[Any]:
         yield from part.parameters()
 
 
-def _dtype(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
+def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
     """The dtype of the first point, or else of the first output that was read, or else of the first parameter."""
 
     def tensors() -> Iterator[Any]:

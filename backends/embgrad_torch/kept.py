@@ -1,0 +1,268 @@
+"""Keeps traces of models, and runs one in a model's place where it gives what the model gives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as modules_of_torch
+from torch.utils import _pytree as pytree
+
+from embgrad.backend import NativeObjective, Request, Run
+from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts
+from embgrad.identity import PLAIN, code_of, identity_of
+from embgrad.replaying import Recorder, ReplayError
+from embgrad.traces import Traces
+from embgrad_torch import inputs
+from embgrad_torch.inputs import Plan
+from embgrad_torch.program import FailedError, programmed
+from embgrad_torch.rerun import OtherUseError, StaleError, Trace, run_trace, used_by
+from embgrad_torch.returned import UnknownError, tensors_in
+from embgrad_torch.standins import UntraceableError
+from embgrad_torch.structure import Structure, structure
+from embgrad_torch.tracing import exported
+
+__all__ = ["run_kept"]
+
+#: How many traces are kept of one way of asking, where one does not serve for all lengths.
+LENGTHS: Final = 8
+
+#: How many shapes are remembered of one way of asking, each with the trace that serves.
+SHAPES: Final = 256
+
+#: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
+AGREEING: Final[Mapping[Any, float]] = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+    torch.float16: 5e-2,
+    torch.bfloat16: 1e-1,
+}
+
+_forms: Traces[_Form] = Traces()
+
+#: Runs a request without a trace.
+Plain = Callable[[Request], Run]
+
+
+class _Form:
+    """The traces of one way of asking.
+
+    Attributes:
+        why: why there can be none.
+        traces: by number.
+        serving: by the shapes of the call's tensors and what a native objective uses, the number of the trace that serves.
+        used: by the code of native objectives what they used last.
+    """
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self.traces: list[tuple[tuple[int, ...], Trace]] = []
+        self.serving: OrderedDict[Hashable, Trace] = OrderedDict()
+        self.used: dict[Hashable, tuple[int, ...]] = {}
+
+
+def run_kept(model: Any, batch: TokenBatch, request: Request, plain: Plain) -> Run:
+    """Run a trace of the model, if there is one or can be one; else the model.
+
+    A trace is made at the first call, so that each call gives the same bits. Whenever one is new, the model is run too, and
+    what they give is compared.
+
+    Args:
+        model: as in `run`; so are `batch` and `request`.
+        plain: runs it without a trace.
+    """
+    parts = as_parts(model)
+    known = structure(parts)
+    try:
+        _expect_traceable(known, request)
+        planned = inputs.planned(model, batch, request.call, inputs.device_of(known.modules))
+        form = _forms.get(parts, _key(known, planned, request), _Form)
+    except UntraceableError as error:
+        return replace(plain(request), uncompiled=str(error))
+    except TypeError:
+        return replace(plain(request), uncompiled="a part of the model cannot be referred to weakly")
+    return _Keeper(form, known, batch, request, planned, plain).run()
+
+
+def _expect_traceable(known: Structure, request: Request) -> None:
+    """Refuse what a graph of forward passes does not hold.
+
+    Raises:
+        UntraceableError: it is there.
+    """
+    if request.parameters or request.tables:
+        raise UntraceableError("a trace has no gradients of weights")
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise UntraceableError("torch.autocast is in force")
+    if any(getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS if hasattr(modules_of_torch, name)):
+        raise UntraceableError("hooks are registered for all modules, which a trace does not run")
+    for path, module in known.walked:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UntraceableError(f"{path or type(module).__name__} is a TorchScript module")
+        if not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks):
+            continue
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks):
+            if not type(hook).__module__.startswith("torch.nn.utils."):
+                raise UntraceableError(f"{path or type(module).__name__} has a hook, which a trace does not run")
+
+
+#: Where hooks for all modules are kept.
+_GLOBAL_HOOKS: Final = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
+
+
+class _Keeper:
+    """One call, in one form."""
+
+    def __init__(
+        self, form: _Form, known: Structure, batch: TokenBatch, request: Request, planned: Plan, plain: Plain
+    ) -> None:
+        self._form = form
+        self._known = known
+        self._batch = batch
+        self._request = request
+        self._planned = planned
+        self._plain = plain
+        self._shapes = tuple(tuple(one.shape) for one in planned.leaves)
+        native = request.respond.function if isinstance(request.respond, NativeObjective) else None
+        self._code = code_of(native)
+
+    def run(self) -> Run:
+        """What a trace gives, or the model."""
+        if self._form.why is not None:
+            return self._without(self._form.why)
+        trace = self._serving(self._form.used.get(self._code, ()))
+        if trace is None:
+            return self._first()
+        try:
+            return self._run(trace, self._request)
+        except OtherUseError as error:
+            self._form.used[self._code] = error.used
+            trace = self._serving(error.used)
+            return self._first() if trace is None else self._run(trace, self._request)
+        except StaleError:
+            self._form.traces.clear()
+            self._form.serving.clear()
+            return self._first()
+        except FailedError as error:
+            return self._without(str(error))
+
+    def _run(self, trace: Trace, request: Request) -> Run:
+        return run_trace(trace, self._known, self._planned, self._batch, request)
+
+    def _serving(self, used: tuple[int, ...]) -> Trace | None:
+        """The trace that serves for this call."""
+        serving, key = self._form.serving, (self._shapes, used)
+        if key in serving:
+            serving.move_to_end(key)
+            return serving[key]
+        found = next(
+            (
+                one
+                for uses, one in reversed(self._form.traces)
+                if uses == used and one.program.sizes.serve(self._shapes)
+            ),
+            None,
+        )
+        if found is not None:
+            self._serve(used, found)
+        return found
+
+    def _serve(self, used: tuple[int, ...], trace: Trace) -> None:
+        self._form.serving[self._shapes, used] = trace
+        while len(self._form.serving) > SHAPES:
+            self._form.serving.popitem(last=False)
+
+    def _first(self) -> Run:
+        """What a trace gives, checked by what the model gives; or that."""
+        if len(self._form.traces) >= LENGTHS:
+            return self._without(f"its lengths take a trace each, and {LENGTHS} are kept")
+        recorder = Recorder(self._request, _watching)
+        found = self._plain(recorder.recording())
+        try:
+            trace = Trace(programmed(exported(self._known, self._batch, self._request, self._planned, recorder.used)))
+            given = self._run(trace, recorder.replaying())
+            apart = recorder.apart(found, given, AGREEING[_coarsest(trace, found)])
+            if apart is not None:
+                raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
+        except (UntraceableError, FailedError, ReplayError, StaleError, OtherUseError) as error:
+            self._form.why = str(error)
+            self._form.traces.clear()
+            self._form.serving.clear()
+            return self._as_asked(found, self._form.why)
+        self._form.traces.append((recorder.used, trace))
+        self._form.used[self._code] = recorder.used
+        self._serve(recorder.used, trace)
+        return given
+
+    def _without(self, why: str) -> Run:
+        return self._as_asked(self._plain(self._request), why)
+
+    def _as_asked(self, found: Run, why: str) -> Run:
+        return replace(found, uncompiled=why)
+
+
+def _watching(function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
+    """The function of a native objective, which tells what of what the model returned its value depends on."""
+
+    def watched(returned: Any) -> Any:
+        value = function(returned)
+        with contextlib.suppress(UnknownError):  # which following the model says again
+            tell(used_by(value, tensors_in(returned)))
+        return value
+
+    return watched
+
+
+def _coarsest(trace: Trace, found: Run) -> Any:
+    """The dtype of the weights, and of what was computed, that rounds most."""
+    dtypes = [dtype for _, dtype in trace.program.shapes if dtype in AGREEING]
+    dtypes.append(getattr(torch, found.compute_dtype, torch.float32))
+    return max((one for one in dtypes if one in AGREEING), key=AGREEING.__getitem__, default=torch.float32)
+
+
+def _key(known: Structure, planned: Plan, request: Request) -> Hashable:
+    """All that a trace depends on, beside shapes and values."""
+    native = request.respond if isinstance(request.respond, NativeObjective) else None
+    leaves, form = pytree.tree_flatten(planned.arguments)
+    return (
+        tuple(known.paths),
+        tuple(map(type, known.modules)),
+        tuple(one.training for one in known.modules) if request.training else None,
+        tuple(map(_described, leaves)),
+        repr(form),
+        planned.unused,
+        request.points,
+        request.outputs,
+        *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
+        request.training,
+        request.several,
+        native is not None and native.scalar,
+        native is not None,
+        None if request.call is None else identity_of(request.call),
+        *_settings(),
+    )
+
+
+def _settings() -> Iterator[Any]:
+    """The settings of PyTorch's that a graph, or what is compiled of it, depends on."""
+    yield torch.get_default_dtype()
+    yield torch.are_deterministic_algorithms_enabled()
+    yield torch.get_float32_matmul_precision()
+    backends = torch.backends.cuda
+    yield (backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled())
+
+
+def _described(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.dim(), value.device)
+    if isinstance(value, PLAIN):
+        return (type(value), value)
+    raise UntraceableError(f"the model is given a {type(value).__qualname__}, which is neither a tensor nor plain")

@@ -1,0 +1,277 @@
+"""Runs a kept trace once: compiled code, and what happens at lookups and points with this call's values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from embgrad.answering import values_at
+from embgrad.backend import Change, NativeObjective, Request, Run
+from embgrad.batch import TokenBatch
+from embgrad.locks import held
+from embgrad.points import UNNAMED_TABLE
+from embgrad.watching import PointWatch
+from embgrad_torch.inputs import Plan
+from embgrad_torch.lookup import LookupMode, Read
+from embgrad_torch.ours import running
+from embgrad_torch.program import FailedError, Program, Stage, why_failed
+from embgrad_torch.pullback import pull_back
+from embgrad_torch.standins import Happening
+from embgrad_torch.structure import Structure
+from embgrad_torch.tap import Taps
+from embgrad_torch.tracing import is_tensor
+from embgrad_torch.walk import TablePaths
+
+__all__ = ["OtherUseError", "StaleError", "Trace", "run_trace", "used_by"]
+
+
+class OtherUseError(Exception):
+    """A native objective depends on other tensors than the trace pulls back from.
+
+    Attributes:
+        used: on which.
+    """
+
+    def __init__(self, used: tuple[int, ...]) -> None:
+        super().__init__(f"the objective depends on other outputs, {used}, than in the run before")
+        self.used = used
+
+
+class StaleError(Exception):
+    """The weights have other shapes or dtypes than those that the trace was made with."""
+
+
+class Trace:
+    """A program and the weights' values that it was run on last.
+
+    Args:
+        program: what is run.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._values: list[Any] = [None] * len(program.weights)
+        self._memory: list[int] = [0] * len(program.weights)
+
+    def weights(self, modules: Sequence[Any]) -> list[Any]:
+        """The weights' values, off every graph, in the weights' own memory.
+
+        Raises:
+            StaleError: see there.
+        """
+        for number, place in enumerate(self.program.places):
+            own = place.holder(modules).get(place.name)
+            if own is None:
+                raise StaleError
+            memory = own.data_ptr()
+            if memory != self._memory[number] or not memory or not _lie_alike(own, self._values[number]):
+                if (tuple(own.shape), own.dtype) != self.program.shapes[number] or own.is_inference():
+                    raise StaleError
+                self._values[number], self._memory[number] = own.detach(), memory
+        return self._values
+
+
+def _lie_alike(one: Any, other: Any) -> bool:
+    """Whether two tensors in the same memory are the same numbers."""
+    alike: bool = one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+    return alike
+
+
+class _Taps(Taps):
+    """As in any pass, but rows that nobody asks for are values alone: the graph knows already which way the model takes."""
+
+    def lookup(
+        self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
+    ) -> Any:
+        """See `Taps.lookup`."""
+        return compute() if key is None else super().lookup(key, table, compute, word=word, again=again)
+
+
+class _Lookups(LookupMode):
+    """Makes the lookups of a trace as those of any pass. It is never entered: no function of the model's runs."""
+
+    #: The path of the table that is looked up in.
+    path = UNNAMED_TABLE
+
+    def make(self, happening: Happening, table: Any, indices: Any) -> Any:
+        """The rows that go on."""
+        read = Read(table, indices, happening.read["padding"], happening.read["indexing"])
+        self.path = happening.path
+
+        def compute() -> Any:
+            return table[indices] if read.indexing else torch.nn.functional.embedding(indices, table)
+
+        rows = self._rows(read, compute)
+        return compute() if rows is None else rows
+
+    def _path(self, table: Any) -> str:
+        return super()._path(table) if self.path == UNNAMED_TABLE else self.path
+
+
+class _Unwatched(contextlib.nullcontext[None]):
+    """Stands for the watching of a backward pass in which nothing of the model's runs again."""
+
+    pulling = False
+    suspended_grad = False
+
+
+def run_trace(trace: Trace, known: Structure, planned: Plan, batch: TokenBatch, request: Request) -> Run:
+    """What the trace gives.
+
+    Raises:
+        FailedError: compiled code failed.
+        OtherUseError: the trace does not serve for this objective, another may.
+        StaleError: nor for these weights.
+        EmbgradError: as without a trace.
+    """
+    with held(known.locks), running(), torch.inference_mode(False), torch.enable_grad():
+        return _Running(trace, known, planned, batch, request).run()
+
+
+class _Running:
+    """One run."""
+
+    def __init__(self, trace: Trace, known: Structure, planned: Plan, batch: TokenBatch, request: Request) -> None:
+        self._edits = _Heard(request.edit)
+        self._request = replace(request, edit=self._edits.changes)
+        self._program = trace.program
+        self._planned = planned
+        self._batch = batch
+        self._watch = PointWatch(batch, request.reached)
+        self._taps = _Taps(self._request)
+        self._lookups = _Lookups(self._watch, self._taps, TablePaths(known.walked))
+        program = self._program
+        self._values: dict[str, Any] = {**program.constants}
+        self._values.update(zip(program.weights, trace.weights(known.modules), strict=True))
+        self._values.update(zip(program.inputs, planned.leaves, strict=True))
+
+    def run(self) -> Run:
+        """What it gives."""
+        from embgrad_torch.run import answered_by, dtype_of
+
+        program, request = self._program, self._request
+        for step in program.steps:
+            if isinstance(step, Stage):
+                step.run(self._values)
+            else:
+                self._happen(program.script[step])
+        chosen = self._watch.resolve()
+        returned, request = self._returned(request)
+        answered = answered_by(returned, self._batch, request)
+        try:
+            with _retaining(request.several):
+                pulled = pull_back(answered.sets, self._taps, (), _Unwatched(), lambda: ())  # type: ignore[arg-type]
+        except Exception as error:
+            if self._edits.raised is not None or not isinstance(error, (RuntimeError, TypeError, ValueError)):
+                raise
+            raise FailedError(why_failed(error)) from error
+        keys = {name: chosen[name] for name in request.points}
+        points = values_at(
+            keys, self._watch, self._taps.values, [one.points for one in pulled], [one.before for one in pulled]
+        )
+        dtype = dtype_of(request, self._taps, chosen, answered, returned, ())
+        return Run(points, dtype, self._planned.unused, answered.objective)
+
+    def _happen(self, happening: Happening) -> None:
+        """What happens at a lookup or at a side of a module's call."""
+        number = happening.number
+        given = [] if number is None else [self._values[name] for name in self._program.operands[number]]
+        if happening.kind == "lookup":
+            new = self._lookups.make(happening, *given)
+        else:
+            tensor = given[0] if given else None
+            shape = () if tensor is None else tensor.shape
+            if happening.kind == "enter":
+                key = self._watch.enter(happening.path, happening.sort, tensor, shape, happening.also)
+            else:
+                key = self._watch.leave(tensor, shape)
+            if tensor is None:
+                return
+            new = tensor if key is None else self._taps.tensor(key, tensor)
+        assert number is not None
+        self._values[self._program.results[number]] = new
+
+    def _returned(self, request: Request) -> tuple[Any, Request]:
+        """What the model returns, and the request with an objective that tells what it depends on."""
+        program = self._program
+        outputs = [self._values[name] for name in self._program.outputs]
+        if not isinstance(request.respond, NativeObjective):
+            return program.rebuild(outputs), request
+        used = program.used
+        outputs = [
+            one if number in used or not one.is_floating_point() else one.detach().requires_grad_()
+            for number, one in enumerate(outputs)
+        ]
+        function = request.respond.function
+
+        def watched(returned: Any) -> Any:
+            value = function(returned)
+            depends = used_by(value, outputs)
+            if not set(depends) <= set(used):
+                raise OtherUseError(depends)
+            return value
+
+        return program.rebuild(outputs), replace(request, respond=replace(request.respond, function=watched))
+
+
+class _Heard:
+    """The functions of an option, and whether one of them raised.
+
+    Attributes:
+        changes: the functions.
+        raised: what one raised.
+    """
+
+    def __init__(self, changes: Mapping[str, Change]) -> None:
+        self.raised: BaseException | None = None
+        self.changes = {key: self._heard(change) for key, change in changes.items()}
+
+    def _heard(self, change: Change) -> Change:
+        def heard(value: np.ndarray) -> np.ndarray:
+            try:
+                return change(value)
+            except BaseException as error:
+                self.raised = error
+                raise
+
+        return heard
+
+
+@contextlib.contextmanager
+def _retaining(several: bool) -> Iterator[None]:
+    """Meanwhile compiled backward passes leave their operands to the next one, where there is one."""
+    config = torch._functorch.config
+    if not several or not hasattr(config, "donated_buffer"):
+        yield
+        return
+    with config.patch(donated_buffer=False):
+        yield
+
+
+def used_by(value: Any, tensors: Sequence[Any]) -> tuple[int, ...]:
+    """The places of those of the tensors that a value was computed of."""
+    if not is_tensor(value):
+        return ()
+    places: dict[Any, list[int]] = {}
+    found = {number for number, one in enumerate(tensors) if one is value}
+    for number, one in enumerate(tensors):
+        if one.requires_grad:
+            at = (one.grad_fn, one.output_nr) if one.grad_fn is not None else id(one)
+            places.setdefault(at, []).append(number)
+    waiting = [] if value.grad_fn is None else [(value.grad_fn, value.output_nr)]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        leaf = getattr(node[0], "variable", None)
+        known = places.get(id(leaf) if leaf is not None else node)
+        found.update(known or ())
+        if known is None:
+            below = [one for one in node[0].next_functions if one[0] is not None and one not in seen]
+            seen.update(below)
+            waiting += below
+    return tuple(sorted(found))

@@ -1,0 +1,277 @@
+"""Follows a model's Python once, without values, and gives the graph of what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from embgrad.backend import NativeObjective, Request
+from embgrad.batch import TokenBatch
+from embgrad.outputs import choose_output, name_outputs
+from embgrad_torch.inputs import Plan
+from embgrad_torch.lookup import Read
+from embgrad_torch.operators import ended, looked_up, passed
+from embgrad_torch.returned import UnknownError, mapped, tensors_in
+from embgrad_torch.standins import Happening, Lookups, Modules, UntraceableError
+from embgrad_torch.state import as_found, random_as_found
+from embgrad_torch.structure import Structure
+from embgrad_torch.walk import TablePaths, spelled
+
+__all__ = ["Exported", "Happening", "Place", "UntraceableError", "exported", "is_tensor"]
+
+
+class _StoppedError(UntraceableError):
+    """The model's Python stopped. PyTorch writes the graph that such an error carries to stderr, so it can carry none."""
+
+    @property
+    def partial_fx_graph(self) -> str:
+        """The graph so far."""
+        raise AttributeError("partial_fx_graph")
+
+    @partial_fx_graph.setter
+    def partial_fx_graph(self, graph: str) -> None:
+        """Not kept."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight or buffer is held: which module's, and under which name. A trace keeps this and not the model."""
+
+    module: int
+    buffer: bool
+    name: str
+
+    def holder(self, modules: Sequence[Any]) -> Any:
+        """The mapping that holds it."""
+        return modules[self.module]._buffers if self.buffer else modules[self.module]._parameters
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The graph of what a model does, as functions of its weights and inputs.
+
+    Attributes:
+        program: what `torch.export` made; it gives the outputs, then all rows that were looked up.
+        places: where the weights are, in the order of the graph's inputs; the tensors of the call come behind them.
+        script: what happens, in order.
+        rebuild: gives what the model returned, of the outputs.
+        outputs: how many outputs there are.
+        used: which of them the objective is pulled back from.
+    """
+
+    program: Any
+    places: tuple[Place, ...]
+    script: tuple[Happening, ...]
+    rebuild: Callable[[Sequence[Any]], Any]
+    outputs: int
+    used: tuple[int, ...]
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a tensor."""
+    return isinstance(value, torch.Tensor)
+
+
+def exported(known: Structure, batch: TokenBatch, request: Request, planned: Plan, used: tuple[int, ...]) -> Exported:
+    """Follow the model's Python.
+
+    Args:
+        known: the model.
+        batch: what the call is made with.
+        request: what is asked.
+        planned: the call.
+        used: the places, among the tensors that the model returns, that a native objective depends on.
+
+    Raises:
+        UntraceableError: it cannot be followed.
+    """
+    places = _places(known)
+    weights = [place.holder(known.modules)[place.name].detach() for place in places]
+    leaves = planned.leaves
+    following = _Following(known, batch, request, planned, places, used)
+    shapes = ([None] * len(weights), [_dimensions(one) for one in leaves])
+    device = leaves[0].device if leaves else torch.device("cpu")
+    try:
+        with as_found(known, device, training=request.training), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with random_as_found(device, training=False):
+                program = torch.export.export(
+                    _Exporting(following.follow), (weights, leaves), strict=False, dynamic_shapes=shapes
+                )
+                program = program.run_decompositions({})
+    except Exception as error:  # of whatever an export meets
+        raise UntraceableError(_why(error)) from error
+    assert following.rebuild is not None
+    return Exported(
+        program, places, tuple(following.script), following.rebuild, following.outputs, tuple(following.used)
+    )
+
+
+def _dimensions(tensor: Any) -> dict[int, Any]:
+    """Any size will do, but that one is apart from several."""
+    hints = torch.export.Dim
+    return {axis: hints.STATIC if size == 1 else hints.AUTO for axis, size in enumerate(tensor.shape)}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, (UntraceableError, UnknownError)):
+        return str(error)
+    text = str(error).strip().split("\n")[0]
+    if "DataDependent" in type(error).__name__ or "data-dependent" in text:
+        return f"the model's Python depends on the values of tensors ({text})"
+    return f"the model's Python cannot be followed without values ({type(error).__name__}: {text})"
+
+
+def _places(known: Structure) -> tuple[Place, ...]:
+    """Of each weight and buffer the first place."""
+    found: dict[int, Place] = {}
+    for number, module in enumerate(known.modules):
+        for buffer, held in ((False, module._parameters), (True, module._buffers)):
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) not in found:
+                    _expect_plain(known.paths[number], name, tensor)
+                    found[id(tensor)] = Place(number, buffer, name)
+    return tuple(found.values())
+
+
+def _expect_plain(path: str, name: str, tensor: Any) -> None:
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if not plain or tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_quantized:
+        raise UntraceableError(f"{spelled(path)}.{name} is no ordinary tensor")
+
+
+class _Exporting(torch.nn.Module):  # type: ignore[misc]
+    """What is exported. An export keeps the attributes of its module as they are, so this has none that change."""
+
+    def __init__(self, follow: Callable[..., Any]) -> None:
+        super().__init__()
+        self._follow = follow
+
+    def forward(self, weights: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """What the model returns, and all rows that are looked up."""
+        try:
+            return self._follow(weights, leaves)
+        except Exception as error:  # of whatever the model's Python meets where it is followed
+            raise _StoppedError(_why(error)) from error
+
+
+class _Following:
+    """Calls the model with other tensors in the place of its weights and inputs."""
+
+    def __init__(
+        self,
+        known: Structure,
+        batch: TokenBatch,
+        request: Request,
+        planned: Plan,
+        places: Sequence[Place],
+        used: tuple[int, ...],
+    ) -> None:
+        self.script: list[Happening] = []
+        self.rebuild: Callable[[Sequence[Any]], Any] | None = None
+        self.outputs = 0
+        self.used: Sequence[int] = used
+        self._known = known
+        self.request = request
+        self._planned = planned
+        self.batch = batch
+        self._places = places
+        self._rows: list[Any] = []
+        self._into: list[Any] = []
+
+    def follow(self, weights: Sequence[Any], leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """What the model returns, and all rows that are looked up."""
+        known = self._known
+        self.script.clear()
+        with _exchanged(known, self._places, weights), contextlib.ExitStack() as stack:
+            mode = Lookups(self, TablePaths(known.walked))
+            Modules(self, mode).on(known, stack)
+            with mode:
+                returned = self._planned.call(self._planned.filled(leaves))
+        outputs = self._chosen(returned)
+        _expect_followed([*outputs, *self._into])
+        kept = [one if number in self.used else ended(one) for number, one in enumerate(outputs)]
+        return (*kept, *self._rows)
+
+    def happen(self, happening: Happening) -> None:
+        """Take down what happens."""
+        self.script.append(happening)
+
+    def look_up(self, path: str, read: Read) -> Any:
+        """The rows of a lookup."""
+        number = len(self.script)
+        options = {"padding": read.padding, "indexing": read.indexing}
+        self.happen(Happening("lookup", path, number, read=options))
+        self._into.append(read.table)
+        rows = looked_up(read.table, read.indices, number)
+        self._rows.append(rows)
+        return rows
+
+    def looked_up_last(self, value: Any) -> bool:
+        """Whether it is the rows of the last lookup."""
+        return bool(self._rows) and self._rows[-1] is value
+
+    def pass_by(self, value: Any, number: int) -> Any:
+        """What goes on at a point of a module."""
+        self._into.append(value)
+        return passed(value, number)
+
+    def _chosen(self, returned: Any) -> list[Any]:
+        """The outputs that an objective may see."""
+        if not isinstance(self.request.respond, NativeObjective):
+            named = name_outputs(returned, is_tensor)
+            names = list(dict.fromkeys(choose_output(named, wanted) for wanted in self.request.outputs))
+            self.rebuild = lambda outputs: dict(zip(names, outputs, strict=True))
+            self.used = range(len(names))
+            self.outputs = len(names)
+            return [named[name] for name in names]
+        tensors = tensors_in(returned)
+        self.outputs = len(tensors)
+        blank = mapped(returned, lambda one: torch.empty((0,)))  # nothing of the trace is to be kept
+
+        def rebuild(outputs: Sequence[Any]) -> Any:
+            order = iter(outputs)
+            return mapped(blank, lambda _: next(order))
+
+        self.rebuild = rebuild
+        return tensors
+
+
+@contextlib.contextmanager
+def _exchanged(known: Structure, places: Sequence[Place], weights: Sequence[Any]) -> Iterator[None]:
+    """Meanwhile the modules hold other tensors, in all places where they held the same."""
+    modules = known.modules
+    instead = {id(place.holder(modules)[place.name]): weight for place, weight in zip(places, weights, strict=True)}
+    held = [one for module in modules for one in (module._parameters, module._buffers)]
+    found = [(own, dict(own)) for own in held]
+    try:
+        for own in held:
+            for name, tensor in own.items():
+                if tensor is not None:
+                    own[name] = instead[id(tensor)]
+        yield
+    finally:
+        for own, before in found:
+            own.clear()
+            own.update(before)
+
+
+def _expect_followed(roots: Sequence[Any]) -> None:
+    """Refuse backward passes that the model defines itself: the graph holds forward passes alone."""
+    waiting = [one.grad_fn for one in roots if one.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            name = type(node).__name__.removesuffix("Backward")
+            raise UntraceableError(
+                f"{name} is a torch.autograd.Function, whose own backward pass a trace does not hold"
+            )
+        below = [one for one, _ in node.next_functions if one is not None and one not in seen]
+        seen.update(below)
+        waiting += below
