@@ -95,6 +95,8 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             yield _worker(
                 f"times: {mode}", "sizes", mode, "times", cases=_cases(mode, model, small, options), seconds=seconds
             )
+        for mode in plain:
+            yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=_case(small, (1, 8)))
     if "peaks" in options.parts:
         for mode in modes:
             yield _worker(f"peaks: {mode}", "peaks", mode, "peaks", cases=[_case(model, size)])

@@ -19,7 +19,8 @@ def plain(case: Case) -> Mode:
     """One hidden layer on the rows, and its mean."""
     config = case.config()
     model = _model(config["vocab_size"], config["hidden_size"])
-    inputs = case.batch().to_huggingface()
+    batch = case.batch()
+    inputs = batch.to_huggingface()
     name = "pooler_output" if case.objective == "pooled" else "last_hidden_state"
 
     def cotangent(shape: tuple[int, ...]) -> np.ndarray:
@@ -40,7 +41,7 @@ def plain(case: Case) -> Mode:
         forward=lambda: model(**inputs),
         by_hand={"the pullback written out": by_hand},
         backward=backward,
-        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
     )
 
 

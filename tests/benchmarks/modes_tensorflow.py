@@ -28,18 +28,18 @@ def _total(objective: str, pooled: Any, sequence: Any) -> Any:
 
 def eager(case: Case) -> Mode:
     """The model as it is: its Python runs at every call."""
-    model, inputs = _model(case.checkpoint), _inputs(case)
+    model, inputs, batch = _model(case.checkpoint), _inputs(case), case.batch()
     return Mode(
         forward=lambda: model(inputs, training=False).pooler_output.numpy(),
         by_hand={"the tape watches the rows alone, inputs_embeds": lambda: _by_rows(case, model, inputs).numpy()},
         backward=lambda: _backward(case, model, inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
     )
 
 
 def compiled(case: Case) -> Mode:
     """One tf.function, of forward pass and tape together."""
-    model, inputs = _model(case.checkpoint), _inputs(case)
+    model, inputs, batch = _model(case.checkpoint), _inputs(case), case.batch()
     forward = tf.function(lambda given: model(given, training=False).pooler_output)
     by_rows = tf.function(lambda given: _by_rows(case, model, given))
     with_xla = tf.function(lambda given: _by_rows(case, model, given), jit_compile=True)
@@ -51,7 +51,7 @@ def compiled(case: Case) -> Mode:
             "the same with jit_compile=True": lambda: with_xla(inputs).numpy(),
         },
         backward=lambda: backward(inputs)[-1],
-        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked(), compile=True),
+        gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
     )
 
 

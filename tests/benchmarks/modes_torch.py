@@ -36,6 +36,7 @@ def _total(objective: str, outputs: Any) -> Any:
 def plain(case: Case) -> Mode:
     """The model as it is: its Python runs at every call."""
     model, frozen, inputs = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case)
+    batch = case.batch()
     total = functools.partial(_total, case.objective)
     return Mode(
         forward=lambda: _without_gradients(model, inputs),
@@ -47,14 +48,14 @@ def plain(case: Case) -> Mode:
             ),
         },
         backward=lambda: _backward(model, lambda: total(model(**inputs))),
-        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked()),
+        gradients=lambda: embgrad.gradients(model, batch, case.asked()),
         saved=lambda function: saved_for_backward(function, model, frozen),
     )
 
 
 def compiled(case: Case) -> Mode:
     """The model under torch.compile."""
-    model, inputs = _model(case.checkpoint), _inputs(case)
+    model, inputs, batch = _model(case.checkpoint), _inputs(case), case.batch()
     whole, of_rows = _compiled(case.checkpoint, case.objective), _compiled_of_rows(case.checkpoint, case.objective)
     return Mode(
         forward=lambda: _without_gradients(whole, inputs),
@@ -62,7 +63,7 @@ def compiled(case: Case) -> Mode:
             "one compiled function of the rows, the model frozen for good": lambda: _by_rows(case, inputs, of_rows)
         },
         backward=lambda: _backward(model, lambda: whole(**inputs)),
-        gradients=lambda: embgrad.gradients(model, case.batch(), case.asked(), compile=True),
+        gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
         saved=lambda function: saved_for_backward(function, model, _frozen(case.checkpoint)),
     )
 

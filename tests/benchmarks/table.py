@@ -61,6 +61,9 @@ def page(found: Found, machine: str, *, quick: bool) -> str:
         _section("The ways by hand", "Each / forward pass.", _ways(found, size)),
         _section("One position", "", _positions(found)),
         _section("Our own overhead", "1 × 8 tokens, 2 layers × 128: where overhead shows most.", _overhead(found)),
+        _section(
+            "Where our own share goes", "The same call, in milliseconds; steps may lie in one another.", _shares(found)
+        ),
         _section("Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(found)),
         _section("Each example's own table", "Ratios to the first row.", _tables(found)),
         _section("Long data", "`embgrad.stream`, a BERT of 2 layers × 384, sentences of 5 to 40 tokens.", _long(found)),
@@ -167,6 +170,13 @@ def _overhead(found: Found) -> Iterator[Sequence[str]]:
     for row in found.get("overhead", ()):
         ours, hand, _, _ = times(row)
         yield (_mode(row), milliseconds(hand), "–" if ours is None else f"{(ours - hand) * 1e3:+.2f}")
+
+
+def _shares(found: Found) -> Iterator[Sequence[str]]:
+    yield ("mode", "step", "ms")
+    for row in found.get("shares", ()):
+        for step, share in row["shares"].items():
+            yield (_mode(row), step, f"{share:.2f}")
 
 
 def _growth(found: Found) -> Iterator[Sequence[str]]:

@@ -15,6 +15,7 @@ from typing import Any
 from embgrad.errors import EmbgradError
 from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
+from tests.benchmarks.shares import shares
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,6 +84,13 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"mode": mode, **case, **figures}]
 
 
+def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """What of a small call goes to which step of embgrad's own."""
+    about, built = _built(_maker(mode), mode, case)
+    figures, functions = checked(built)
+    return [{**about, **figures, "shares": shares(functions["gradients"], MODES[mode])}]
+
+
 def _built(make: Callable[[Case], Mode], mode: str, case: dict[str, Any]) -> tuple[dict[str, Any], Mode]:
     """What a row says of its case, and the mode's functions."""
     section = {name: value for name, value in case.items() if name == "section"}
@@ -101,6 +109,7 @@ JOBS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "together": together,
     "peaks": peaks,
     "first_call": first_call,
+    "own_share": own_share,
 }
 
 if __name__ == "__main__":
