@@ -125,7 +125,8 @@ def _called_with(part: Any) -> Any:
 
 
 def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -> Plan:
-    mode = {name: training for name in MODES if name in inspect.signature(target).parameters}
+    declared = {parameter.name for parameter in parameters_of(target)}
+    mode: dict[str, bool] = {name: training for name in MODES if name in declared}
     if is_keras(part):  # takes it in any case, and hands it down
         mode.setdefault("training", training)
     parameters = parameters_of(target, skip=MODES)

@@ -50,6 +50,19 @@ SAME_TABLE: Final = ("Cast", "Identity")
 WRITES: Final = ("Assign", "Resource", "Rng", "Stateful")
 
 
+class _Operations(dict[Any, tuple[str, bool, bool]]):
+    """By an operation's type as TensorFlow gives it its name, whether it runs a graph, and whether it may write to a variable."""
+
+    def __missing__(self, kind: Any) -> tuple[str, bool, bool]:
+        name = kind if type(kind) is str else kind.decode()
+        runs_graph = name.startswith("__") or name.endswith("PartitionedCall")
+        self[kind] = (name, runs_graph, name.startswith(WRITES))
+        return self[kind]
+
+
+_operations: Final = _Operations()
+
+
 class Points(Protocol):
     """What is done at the lookups that are asked for.
 
@@ -143,18 +156,19 @@ class Watcher:
             return
         if depth() != self._depth or (self.points is not None and self.points.working):
             return
-        name = op_type if type(op_type) is str else op_type.decode()
-        self.recomputed = self.recomputed or pywrap_tfe.TFE_Py_TapeSetIsStopped()
-        handler = self._handlers.get(name)
+        name, runs_graph, may_write = _operations[op_type]
+        if not self.recomputed and name != "StopGradient":  # `tf.stop_gradient` itself stops the tapes for a moment
+            self.recomputed = pywrap_tfe.TFE_Py_TapeSetIsStopped()
         try:
             self._replacing.expect_done()
+            handler = self._handlers.get(name)
             if handler is not None:
                 handler(name, inputs, attrs, outputs)
-            elif name.startswith("__") or name.endswith("PartitionedCall"):
+            elif runs_graph:
                 if any(one.dtype.is_floating for one in outputs):
                     self.graphs.append(name)
                 self.written.append(None)
-            elif name.startswith(WRITES):
+            elif may_write:
                 self.written.append(inputs[0] if inputs else None)
         except BaseException as error:
             self._failure = error

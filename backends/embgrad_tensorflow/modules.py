@@ -16,7 +16,8 @@ from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.structures import first, with_first
 from embgrad_tensorflow.state import depth
-from embgrad_tensorflow.walk import Node, is_keras, walk
+from embgrad_tensorflow.structure import structure
+from embgrad_tensorflow.walk import Node, is_keras
 
 __all__ = ["Calls", "Modules", "Watch", "calls_go_to", "is_floating"]
 
@@ -79,8 +80,9 @@ class Modules:
         return list(dict.fromkeys(name for names in found for name in names if name))
 
     def _learn(self) -> None:
-        aliases: dict[int, list[str]] = {}
-        nodes = [node for node in walk(self._parts, aliases) if node.kind == "module"]
+        found = structure(self._parts)
+        aliases = found.aliases()
+        nodes = [node for node in found.nodes if node.kind == "module"]
         by_path = {node.path: aliases[id(node.value)] for node in nodes if id(node.value) in aliases}
         layers = [node for node in nodes if is_keras(node.value)]
         spelled = Counter(getattr(node.value, "name", None) for node in layers)

@@ -23,6 +23,7 @@ from embgrad.watching import PointWatch
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.kept import run_kept
+from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
 from embgrad_tensorflow.parameters import Parameters, native_variable
@@ -68,7 +69,7 @@ class _Pass:
             snapshot = Snapshot([*parts, *([] if call is None else [call])], self._request.training)
             held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
-                self.watcher.tables.learn(snapshot.nodes)
+                self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
             if watch.hears_modules:
                 modules = Modules(parts)
                 calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
@@ -235,7 +236,8 @@ def _pull_back(
     targets = [target for target, _ in cotangents]
     given = [tf.cast(tf.constant(one), target.dtype) for target, one in cotangents]
     sources = [*marks, *map(native_variable, variables.values())]
-    gradients = taps.tape.gradient(targets, sources, output_gradients=given)
+    with lean_gradients():
+        gradients = taps.tape.gradient(targets, sources, output_gradients=given)
     # what was looked up in the rows again comes as IndexedSlices
     return [None if one is None else owned(dense(one).numpy()) for one in gradients]
 

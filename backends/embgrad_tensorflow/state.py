@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -11,10 +12,12 @@ from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
 
 from embgrad.errors import UnsupportedError
 from embgrad.locks import process_lock
-from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of, walk
+from embgrad_tensorflow.structure import structure
+from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of
 
 __all__ = [
     "Snapshot",
@@ -75,11 +78,13 @@ class Snapshot:
     """A model's variables and attributes, to be put back after a forward pass.
 
     Attributes:
-        nodes: what the model is made of.
+        structure: what the model is made of.
+        nodes: its modules and variables.
     """
 
     def __init__(self, parts: Sequence[Any], training: bool) -> None:
-        self.nodes = list(walk(parts))
+        self.structure = structure(parts)
+        self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
         self._left_out: dict[int, tuple[Any, str]] = {}
         self._undo: list[Undo] = []
@@ -121,7 +126,7 @@ class Snapshot:
             self._left_out[id(handle)] = (handle, node.path)
             return
         try:
-            self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=native.dtype))
+            self._variables[id(handle)] = (handle, read_variable_op(handle, native.dtype))
         except tf.errors.FailedPreconditionError:  # it has no value yet
             return
 
@@ -149,6 +154,8 @@ def _putting_back(attributes: dict[str, Any], found: Mapping[str, Any]) -> Undo:
     """Variables and modules that are new stay: the model built itself, and without them it would do so again."""
 
     def put_back() -> None:
+        if list(attributes) == list(found) and all(map(operator.is_, attributes.values(), found.values())):
+            return
         for name in [*attributes]:
             if name not in found and not _holds_parts(attributes[name]):
                 del attributes[name]

@@ -9,15 +9,27 @@ import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from embgrad.points import UNNAMED_TABLE
 
-__all__ = ["Node", "Tables", "handle_of", "is_keras", "is_saved", "kind_of", "walk"]
+__all__ = [
+    "APART",
+    "Kinds",
+    "Node",
+    "Tables",
+    "children",
+    "handle_of",
+    "is_graph_of_layers",
+    "is_keras",
+    "is_saved",
+    "is_the_users",
+    "kind_of",
+    "walk",
+]
 
 #: Attributes under which Keras and TensorFlow hold what the model's own attributes hold already.
 BOOKKEEPING: Final = frozenset(
@@ -71,8 +83,7 @@ HELD_BY_LAYERS: Final = ("_func", "_handle", "_reloaded_obj")
 EMBEDDING_TABLES: Final = ("embeddings", "_embeddings")
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A module or a variable in a model.
 
     Attributes:
@@ -103,7 +114,7 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
     numbered = len(parts) > 1
     open_ = deque(Node(str(number) if numbered else "", part, "module", None, "") for number, part in enumerate(parts))
     late: deque[Node] = deque()
-    kinds = _Kinds()
+    kinds = Kinds()
     seen: dict[int, Any] = {}  # keeps them alive, so that no two have one id
     while open_ or late:
         own = bool(open_)
@@ -114,14 +125,14 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
             continue
         seen[id(node.value)] = node.value
         kind = kinds[type(node.value)] or ("module" if node.owner is None else None)
-        if kind == "function" and not _is_the_users(node.value):
+        if kind == "function" and not is_the_users(node.value):
             continue
         if kind in ("module", "variable"):
             yield Node(node.path, node.value, kind, node.owner, node.owner_path)
         if kind == "variable":
             continue
         holder = (node.value, node.path) if kind == "module" else (node.owner, node.owner_path)
-        for name, child in _children(node.value, kind):
+        for name, child in children(node.value, kind):
             if kinds[type(child)] is None or name in APART:
                 continue
             path = f"{node.path}.{name}" if node.path else name
@@ -130,7 +141,7 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
             target.append(Node(path, child, "", *holder))
 
 
-class _Kinds(dict[type, "str | None"]):
+class Kinds(dict[type, "str | None"]):
     """The kinds of classes, each found out once."""
 
     def __missing__(self, cls: type) -> str | None:
@@ -159,7 +170,7 @@ def kind_of(cls: type) -> str | None:
     return None if root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__") else "object"
 
 
-def _is_the_users(function: Any) -> bool:
+def is_the_users(function: Any) -> bool:
     """Whether a function is not a library's; one made by `tf.function` is the user's."""
     if not isinstance(function, types.FunctionType):
         return True
@@ -195,7 +206,8 @@ def handle_of(variable: Any) -> Any:
     return getattr(native, "handle", None)
 
 
-def _children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
+def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
+    """What an object of that kind holds, each with its name."""
     if any(base.__qualname__ == "ConcreteFunction" for base in type(value).__mro__):
         return ((variable.name.removesuffix(":0"), variable) for variable in value.variables)
     if kind == "list":
@@ -229,14 +241,15 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
-    if _is_graph_of_layers(module):
+    if is_graph_of_layers(module):
         yield from ((layer.name, layer) for layer in module.layers)
     attributes = list(getattr(module, "__dict__", {}).items())
     yield from (item for item in attributes if not item[0].startswith("_"))
     yield from (item for item in attributes if item[0].startswith("_"))
 
 
-def _is_graph_of_layers(module: Any) -> bool:
+def is_graph_of_layers(module: Any) -> bool:
+    """Whether it is a functional or sequential model, whose layers go by their names."""
     return not {"Functional", "Sequential"}.isdisjoint(_keras_bases(type(module)))
 
 
@@ -279,15 +292,25 @@ class Tables:
         matrices = (number for number, node in self._nodes.items() if len(node.value.shape) == 2)
         return list(dict.fromkeys(self._paths[number][1] for number in matrices))
 
-    def learn(self, nodes: Iterable[Node]) -> None:
-        """Take the paths of these nodes of the parts, for a walk that has been made already."""
-        found = [(handle_of(node.value), node) for node in nodes if node.kind == "variable"]
-        spelled = Counter(_table_path(node) for _, node in found)
-        named = ((known, node, _table_path(node)) for known, node in found if known is not None)
-        self._paths = {
-            id(known): (known, path if spelled[path] == 1 else node.path or UNNAMED_TABLE)
-            for known, node, path in named
-        }
+    def learn(self, nodes: Iterable[Node], learned: dict[str, Any] | None = None) -> None:
+        """Take the paths of these nodes of the parts, for a walk that has been made already.
+
+        Args:
+            nodes: what the parts are made of.
+            learned: keeps the paths for as long as the parts are made so.
+        """
+        variables = [node for node in nodes if node.kind == "variable"]
+        learned = {} if learned is None else learned
+        if "tables" not in learned:
+            paths = [_table_path(node) for node in variables]
+            spelled = Counter(paths)
+            learned["tables"] = [
+                path if spelled[path] == 1 else node.path or UNNAMED_TABLE
+                for path, node in zip(paths, variables, strict=True)
+            ]
+        found = [(handle_of(node.value), node) for node in variables]
+        named = zip(found, learned["tables"], strict=True)
+        self._paths = {id(known): (known, path) for (known, _), path in named if known is not None}
         self._nodes = {id(known): node for known, node in found if known is not None}
 
 
