@@ -20,7 +20,7 @@ from tests.benchmarks.environment import machine, rivals_python
 from tests.benchmarks.jobs import Job, jobs, run
 from tests.benchmarks.table import page
 
-PARTS = ("modes", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
+PARTS = ("modes", "overhead", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
 
 
 def main(arguments: list[str] | None = None) -> int:

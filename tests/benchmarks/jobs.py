@@ -89,14 +89,17 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
     if "cold" in options.parts:
         for mode in modes:
             yield _worker(f"first calls: {mode}", "cold", mode, "first_call", case=_case(model, (4, 64)))
-    if "modes" in options.parts:
-        small = drawn_bert(folder / "small", layers=2, dim=128, vocab=30522)
+    if "overhead" in options.parts:
+        small = _case(drawn_bert(folder / "small", layers=2, dim=128, vocab=30522), (1, 8))
         for mode in modes:
-            yield _worker(
-                f"times: {mode}", "sizes", mode, "times", cases=_cases(mode, model, small, options), seconds=seconds
-            )
+            if mode != COMPILED_AT_LENGTH:
+                yield _worker(f"a small call: {mode}", "overhead", mode, "times", cases=[small], seconds=seconds)
         for mode in plain:
-            yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=_case(small, (1, 8)))
+            yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=small)
+    if "modes" in options.parts:
+        for mode in modes:
+            cases = _cases(mode, model, options)
+            yield _worker(f"times: {mode}", "sizes", mode, "times", cases=cases, seconds=seconds)
     if "peaks" in options.parts:
         for mode in modes:
             yield _worker(f"peaks: {mode}", "peaks", mode, "peaks", cases=[_case(model, size)])
@@ -118,14 +121,13 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
         yield from _rivals(rivals, size, seconds)
 
 
-def _cases(mode: str, model: str, small: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     sizes = QUICK_SIZES if options.quick else SIZES
     if options.sizes:
         return [_case(model, size) for size in options.sizes]
     at_length = mode == COMPILED_AT_LENGTH
-    cases = [] if at_length else [{**_case(small, (1, 8)), "section": "overhead"}]
     largest = SIZES[-1] if mode not in PLAIN else None  # minutes each: one mode a framework shows it
-    cases += [_case(model, size) for size in sizes if size != largest and not (at_length and size[0] == 1)]
+    cases = [_case(model, size) for size in sizes if size != largest and not (at_length and size[0] == 1)]
     if not at_length:
         cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
     return cases

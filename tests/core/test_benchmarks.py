@@ -25,7 +25,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
         "--frameworks",
         "reference",
         "--parts",
-        "modes,peaks,cold",
+        "modes,overhead,peaks,cold",
         "--write",
         str(page),
         "--json",
