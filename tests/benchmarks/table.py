@@ -18,7 +18,8 @@ OPENING: Final = """# Performance
 
 Written by `make bench`, whose parts may have been run one after the other on the same machine; each ratio is of one \
 process. Times are ratios between functions that take \
-turns in one process, the least of several rounds each, four or more, and repeat to some hundredths; the milliseconds say only how large the things are that are \
+turns in one process, the least of several rounds each, four or more, and repeat to some hundredths; \
+the milliseconds say only how large the things are that are \
 divided.
 
 - **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
