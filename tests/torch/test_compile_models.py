@@ -143,7 +143,11 @@ def test_native_objectives_on_what_models_return() -> None:
     def objective(out: Any) -> Any:
         assert out.past_key_values.get_seq_length() == 7
         assert type(out).__name__ == "CausalLMOutputWithCrossAttentions"
-        return out["logits"][:, 0, 1] + out.hidden_states[1][:, 0].sum(-1) + out.past_key_values[0][0].sum((1, 2, 3))
+        return (
+            out["logits"][:, 0, 1]
+            + out.hidden_states[1][:, 0].sum(-1)
+            + out.past_key_values.layers[0].keys.sum((1, 2, 3))
+        )
 
     agree(model, batch_for(gpt2, 3, 7), objective)
 
