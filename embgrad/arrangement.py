@@ -38,7 +38,7 @@ class Arrangement:
         """The tensor as users see it; of a shared one the one that all examples share, for each of them."""
         if self.shared:
             return np.broadcast_to(tensor.reshape(self.shape[1:]), self.shape)
-        if self.layout is None:
+        if self.layout is None or (tensor.shape == self.shape and not self.layout.transposed):
             return tensor
         examples, positions = self.layout.shape
         first, second = (positions, examples) if self.layout.transposed else (examples, positions)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["exact_below", "owned", "to_numpy", "whole_numbers"]
+__all__ = ["exact_below", "owned", "taken", "to_numpy", "whole_numbers"]
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -45,6 +45,13 @@ def owned(array: np.ndarray) -> np.ndarray:
     """The array as C-contiguous memory of its own, float32 or float64 (half precision is widened)."""
     dtype = np.float64 if array.dtype == np.float64 else np.float32
     return np.array(array, dtype=dtype, order="C", copy=True)
+
+
+def taken(array: np.ndarray) -> np.ndarray:
+    """An array that nobody else holds as `owned` would give it: itself where it is so already, else a copy."""
+    flags = array.flags
+    fits = array.dtype in (np.float32, np.float64) and flags.c_contiguous and flags.writeable and flags.owndata
+    return array if fits else owned(array)
 
 
 def whole_numbers(array: np.ndarray) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.arrangement import Arrangement
-from embgrad.arrays import owned
+from embgrad.arrays import taken
 from embgrad.backend import PointValues
 from embgrad.batch import TokenBatch
 from embgrad.certificate import worst
@@ -40,7 +40,7 @@ def assembled(
 
     Args:
         name: the point's name as given.
-        values: what the backend read there; several pullbacks are one an example, in order.
+        values: what the backend read there; several pullbacks are one an example, in order. Its arrays become the result's.
         place: how the point's tensor is arranged.
         batch: what was run.
         objective: the values of L.
@@ -71,7 +71,7 @@ def assembled(
     same = place.is_batch or values.lookup is None
     return EmbeddingGradients(
         values=_by_example(gone_on, split),
-        activations=owned(place.seen(values.activation)),
+        activations=taken(place.seen(values.activation)),
         objective=np.array(objective, np.float64),
         ids=np.array(place.ids),
         mask=_copied(batch.mask if same else None),
@@ -98,8 +98,8 @@ def _pullbacks(
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         raise _no_way(name, values, overridden)
-    zeros = np.zeros_like(present[0])
-    seen = [np.array(place.seen(zeros if one is None else one), order="C") for one in gradients]
+    given = [np.zeros_like(present[0]) if one is None else one for one in gradients]
+    seen = [taken(place.seen(one)) for one in given]
     if place.shared and len(seen) > 1:  # each example's pullback gives what the shared tensor gets from it alone
         own = np.zeros_like(seen[0])
         for example, one in enumerate(seen):
@@ -109,7 +109,7 @@ def _pullbacks(
         seen = seen if split else [own]
     elif not split and len(seen) > 1:
         seen = [np.sum(seen, axis=0, dtype=np.float64).astype(seen[0].dtype)]
-    return [one if one.dtype in (np.float32, np.float64) else owned(one) for one in seen]  # they are copies already
+    return seen
 
 
 def _by_example(pullbacks: Sequence[np.ndarray], split: bool) -> np.ndarray:
@@ -130,8 +130,9 @@ def _no_way(name: str, values: PointValues, overridden: Sequence[str]) -> NoGrad
 
 
 def _expect_finite(name: str, values: PointValues, gradient: np.ndarray) -> None:
-    wrong = np.argwhere(~np.isfinite(gradient))
-    if wrong.size:
+    finite = np.isfinite(gradient)
+    if not finite.all():  # hardly ever, and looking for the places takes longer
+        wrong = np.argwhere(~finite)
         axes = ("example", "position")
         where = ", ".join(f"{axis} {int(i)}" for axis, i in zip(axes, wrong[0], strict=False))
         path = f" ({values.lookup.path})" if values.lookup is not None else ""

@@ -6,7 +6,9 @@ import contextlib
 import platform
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -93,10 +95,13 @@ class Task:
         objective = objective_values(respond, run)
         warn_of_unused(run.unused, batch)
         common = self.provenance(batch, run, respond)
-        results = {}
+        results: dict[str, EmbeddingGradients] = {}
+        names_of = Counter(located[name].key for name in self.names)
         for name in self.names:
             place = located[name].place
             values = run.points[located[name].key if located[name].key in run.points else name]
+            if names_of[located[name].key] > 1:  # each result has arrays of its own
+                values = deepcopy(values)
             provenance = {**common, "point": name, "path": located[name].key}
             own, others = self._overridden(located, located[name].key)
             results[name] = assembled(

@@ -121,7 +121,8 @@ class Taps:
                 over, added = self._changes[key] = self._computed(key, tensor)
             value = tensor if over is None else over
             value = value if added is None else value + added
-            mark = value.clone() if value.requires_grad else value.detach().clone().requires_grad_()
+            mark = value.clone() if value.requires_grad or value.is_inference() else value.detach()
+            mark.requires_grad_()
             mark.register_hook(lambda grad: self._came(key, grad))
             if not again:
                 self.marks[key] = mark

@@ -63,7 +63,9 @@ class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, Capt
 
     def test_backend_is_registered_and_its_abilities_are_known(self, harness: Harness) -> None:
         backend = backend_named(harness.backend)
-        assert isinstance(backend, embgrad.Backend)
+        optional = {"capture": "capture", "weights": "weights", "alone": "weights"}  # by method the ability that needs it
+        needed = {*vars(embgrad.Backend)} - {name for name, ability in optional.items() if ability not in backend.supports}
+        assert not [name for name in needed if not name.startswith("_") and not hasattr(backend, name)]
         assert backend.supports <= ABILITIES
         assert "word" in backend.supports
         assert backend.versions()
@@ -161,6 +163,17 @@ class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, Capt
         for architecture in ("mean", "scaled", "flat", "time_major", "positional"):
             result = embgrad.gradients(model(architecture), batch, embgrad.Sum())
             np.testing.assert_array_equal(result.activations, weights["E"][batch.ids])
+
+    def test_two_names_of_one_point_have_arrays_of_their_own(self, model: Any) -> None:
+        built, batch = model("mean"), example_batch()
+        path = embgrad.gradients(built, batch, embgrad.Sum()).provenance["path"]
+        both = embgrad.gradients(built, batch, embgrad.Sum(), at=["word", path], pads="zero")
+        kept = both[path].values.copy(), both[path].activations.copy()
+        assert both[path].pad_leak == both["word"].pad_leak
+        for array in (both["word"].values, both["word"].activations):
+            array[:] = np.nan
+        np.testing.assert_array_equal(both[path].values, kept[0])
+        np.testing.assert_array_equal(both[path].activations, kept[1])
 
     def test_layouts_of_the_lookup_come_out_as_example_position_dim(self, model: Any) -> None:
         batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
