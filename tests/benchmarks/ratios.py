@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["HAND", "by_hand", "fastest", "milliseconds", "size_of", "times"]
+__all__ = ["FOR_GOOD", "HAND", "by_hand", "fastest", "milliseconds", "size_of", "times"]
 
 #: How the names of the ways by hand begin.
 HAND: Final = "by hand: "
+
+#: What the name of a way by hand says that changes the user's model.
+FOR_GOOD: Final = "for good"
 
 
 def by_hand(row: Mapping[str, Any]) -> dict[str, float]:
