@@ -100,7 +100,7 @@ def test_what_was_refused_or_failed_stands_on_the_page() -> None:
     written = table.page({"sizes": [refused], "rivals": [rival], "missing": []}, "a machine", quick=False)
     assert "| `gradients`, PyTorch, 16 × 128 | UnsupportedError: no \\| compiler |" in written
     assert "could not be run: ImportError: none" in written
-    assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | not measured | no |" in written
+    assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | not measured | – | no |" in written
 
 
 class Result:
