@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -59,3 +60,14 @@ def _reference(part: object, key: int) -> Any:
         return weakref.ref(part, lambda _: _locks.pop(key, None))
     except TypeError:  # no weak references to it: its lock stays, and so must it, or another could get its id
         return lambda: part
+
+
+def _renew() -> None:
+    """In a forked child nobody holds a lock: the threads that did are not there, and would never let go."""
+    held_by_nobody: list[Any] = [_guard, process_lock, *(lock for _, lock in _locks.values())]
+    for lock in held_by_nobody:
+        lock._at_fork_reinit()  # as Python's own modules do it
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_renew)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -104,47 +106,71 @@ class TraceChecks:
 
     # Threads
 
-    def test_two_threads_on_one_model(self, harness: Harness, model: Any) -> None:
+    def test_four_threads_on_one_model(self, harness: Harness, model: Any) -> None:
         batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
         expected = embgrad.gradients(model("hidden"), batch, objective)
         built = model("dropout")
         harness.train(built)
         before = harness.state(built)
-        results: list[Any] = []
-
-        def work() -> None:
-            for _ in range(8):
-                results.append(embgrad.gradients(built, batch, objective).values)
-
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(results) == 16
-        for values in results:
+        found = _in_threads([lambda: embgrad.gradients(built, batch, objective).values] * 4)
+        for values in [one for each in found for one in each]:
             close(values, expected.values, 1e-12)
         expect_same(harness.state(built), before)
 
-    def test_two_threads_on_two_models(self, model: Any) -> None:
+    def test_four_threads_on_four_models(self, model: Any) -> None:
         batch = example_batch()
-        models = {name: model(name) for name in ("hidden", "mean")}
-        expected = {name: embgrad.gradients(one, batch, embgrad.Sum()).values for name, one in models.items()}
-        results: dict[str, list[np.ndarray]] = {name: [] for name in models}
+        models = [model(name) for name in ("hidden", "mean", "scaled", "hidden")]
+        calls = [partial(_values, one, batch) for one in models]
+        expected = [call() for call in calls]
+        for each, alone in zip(_in_threads(calls), expected, strict=True):
+            for one in each:
+                np.testing.assert_array_equal(one, alone)
 
-        def work(name: str) -> None:
-            for _ in range(8):
-                results[name].append(embgrad.gradients(models[name], batch, embgrad.Sum()).values)
+    def test_threads_that_ask_different_things_of_one_model(self, harness: Harness, model: Any) -> None:
+        built, batch, objective = model("hidden"), example_batch(), embgrad.Sum()
+        calls: list[Callable[[], Any]] = [
+            lambda: embgrad.gradients(built, batch, objective).values,
+            lambda: embgrad.gradients(built, batch, objective, batch_size=2).values,
+            lambda: [point.key for point in embgrad.points(built, batch)],
+            lambda: _refused(lambda: embgrad.gradients(built, batch, objective, at="nothing")),
+        ]
+        before = harness.state(built)
+        expected = [call() for call in calls]
+        for each, alone in zip(_in_threads(calls), expected, strict=True):
+            for one in each:
+                np.testing.assert_array_equal(one, alone)
+        expect_same(harness.state(built), before)
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in models]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for name, values in results.items():
-            assert len(values) == 8
-            for one in values:
-                np.testing.assert_array_equal(one, expected[name])
+
+#: How often each thread makes its call.
+CALLS: Final = 8
+
+
+def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
+    """What the calls gave, each made several times in a thread of its own, beside the others."""
+    found: list[list[Any]] = [[] for _ in calls]
+
+    def work(number: int) -> None:
+        for _ in range(CALLS):
+            found[number].append(calls[number]())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(each) for each in found] == [CALLS] * len(calls)  # one that raised gave fewer
+    return found
+
+
+def _values(model: Any, batch: Any) -> np.ndarray:
+    return embgrad.gradients(model, batch, embgrad.Sum()).values
+
+
+def _refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(embgrad.EmbgradError) as caught:
+        call()
+    return str(caught.value)
 
 
 def _provoke(built: Any, fault: str) -> None:

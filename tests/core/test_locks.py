@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from typing import Any
 
@@ -105,3 +106,27 @@ def test_a_lock_goes_with_its_model() -> None:
     del model
     gc.collect()
     assert key not in locks._locks
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_locks_that_another_thread_holds_are_free_in_a_forked_child() -> None:
+    model = Model()
+    holding, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with model_lock([model]), process_lock:
+            holding.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait()
+    (lock,) = locks.locks_of([model])
+    child = os.fork()
+    if child == 0:  # which must not come back into the test
+        os._exit(0 if process_lock.acquire(timeout=5) and lock.acquire(timeout=5) else 1)
+    _, status = os.waitpid(child, 0)
+    assert not process_lock.acquire(timeout=0.01)  # here they are still held
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0

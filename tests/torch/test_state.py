@@ -481,3 +481,12 @@ def test_an_objective_that_goes_backward_itself_leaves_no_grad() -> None:
 
     embgrad.gradients(model, IDS, objective)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_data_loader_with_workers_of_its_own() -> None:
+    """Its workers are forked while the model has been used, and go on beside it."""
+    model, ids = Small(), torch.randint(1, VOCAB, (12, 5))
+    expected = embgrad.gradients(model, ids, embgrad.Sum(), batch_size=3).values
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids), batch_size=3, num_workers=2)
+    found = [embgrad.gradients(model, batch, embgrad.Sum()).values for (batch,) in loader]
+    np.testing.assert_array_equal(np.concatenate(found), expected)
