@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -252,7 +251,7 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     tap.mean()
 
     The loop computes what it would have computed, bit for bit. Passes of this thread through this model count; those that
-    `embgrad.gradients` makes do not.
+    `embgrad.gradients` makes do not. One that is never left is closed when nobody holds it any more, and a warning says so.
 
     Args:
         model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon.
@@ -272,24 +271,53 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
         )
     if not isinstance(at, str) or not at:
         raise PointError(f"at is {at!r}: expected the name of a point, such as 'word'; open one capture for each point")
-    if keep not in KEEP:
+    if not isinstance(keep, str) or keep not in KEEP:
         raise EmbgradError(f"keep is {keep!r}: expected 'all' or 'mean'.{did_you_mean(str(keep), KEEP)}")
     backend = backend_for(model)
     expect_ability(backend, "capture")
     _expect_known(at, backend.paths(model))
-    return _open(backend, model, Tap(backend, model, at, keep))
+    return _Capture(backend, model, Tap(backend, model, at, keep))
 
 
-@contextlib.contextmanager
-def _open(backend: Backend, model: Any, tap: Tap) -> Iterator[Tap]:
-    with backend.capture(model, tap):
-        yield tap
-    if tap.passes and not tap.count:
-        raise NoGradientError(
-            f"the model was called {tap.passes} time(s), and no gradient reached {tap.at!r}: expected a backward pass while the "
-            "capture is open that goes by the point; was it a forward pass without gradients, or is the table not among what is "
-            "differentiated?"
-        )
+class _Capture(AbstractContextManager[Tap]):
+    """One capture, which is open from its entry to its exit, or until nobody holds it any more."""
+
+    def __init__(self, backend: Backend, model: Any, tap: Tap) -> None:
+        self._state = "new"
+        self._tap = tap
+        self._listening = backend.capture(model, tap)
+
+    def __enter__(self) -> Tap:
+        if self._state != "new":
+            raise EmbgradError(
+                f"this capture at {self._tap.at!r} is {self._state} already: expected one that was not opened before; call "
+                "embgrad.capture again"
+            )
+        self._listening.__enter__()
+        self._state = "open"
+        return self._tap
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._state = "closed"
+        self._listening.__exit__(kind, error, traceback)
+        tap = self._tap
+        if kind is None and tap.passes and not tap.count:
+            raise NoGradientError(
+                f"the model was called {tap.passes} time(s), and no gradient reached {tap.at!r}: expected a backward pass while "
+                "the capture is open that goes by the point; was it a forward pass without gradients, or is the table not among "
+                "what is differentiated?"
+            )
+
+    def __del__(self) -> None:
+        if self._state == "open":
+            self._state = "closed"
+            self._listening.__exit__(None, None, None)
+            warnings.warn(
+                f"a capture at {self._tap.at!r} was left open, and nobody holds it any more: it is closed now, after "
+                f"{self._tap.count} step(s), and hears of no other; open it as `with embgrad.capture(model) as tap:`",
+                EmbgradWarning,
+                stacklevel=2,
+            )
 
 
 def _expect_known(at: str, paths: Collection[str]) -> None:

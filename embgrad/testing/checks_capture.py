@@ -92,6 +92,21 @@ class CaptureChecks:
         ):
             harness.step(detached, example_batch().ids, LABELS)
 
+    @pytest.mark.parametrize("steps", [0, 1])
+    def test_a_capture_that_is_left_open_is_closed_and_told_of(self, harness: Harness, model: Any, steps: int) -> None:
+        built, batch = model("hidden"), example_loop()[0]
+        before = harness.state(built)
+        capturing = embgrad.capture(built)
+        tap = capturing.__enter__()
+        for _ in range(steps):
+            harness.step(built, *batch)
+        with pytest.warns(embgrad.EmbgradWarning, match=f"left open, and nobody holds it any more.*after {steps} step"):
+            del capturing  # where there are no counted references, at some later time
+        if not steps:
+            expect_same(harness.state(built), before)
+        harness.step(built, *batch)
+        assert tap.count == steps
+
     def test_state_after_a_capture(self, harness: Harness, model: Any) -> None:
         for fault in (None, RuntimeError("the loop broke"), KeyboardInterrupt()):
             built, alone = model("layers"), model("layers")

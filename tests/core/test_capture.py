@@ -494,6 +494,7 @@ def test_what_the_model_raises_comes_through() -> None:
         ({"keep": "last"}, embgrad.EmbgradError, "keep is 'last': expected 'all' or 'mean'"),
         ({"keep": "means"}, embgrad.EmbgradError, r"Did you mean 'mean'\?"),
         ({"keep": None}, embgrad.EmbgradError, "keep is None"),
+        ({"keep": np.array(["all", "mean"])}, embgrad.EmbgradError, "keep is array.*expected 'all' or 'mean'"),
     ],
 )
 def test_options_are_checked_before_the_loop_begins(options: Any, kind: type[Exception], message: str) -> None:
@@ -543,3 +544,14 @@ def test_an_id_outside_the_table_is_said() -> None:
     built = model()
     with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 1 is outside"), embgrad.capture(built):
         built(np.array([[3, 12, 4]]))
+
+
+def test_a_capture_is_opened_once() -> None:
+    capturing = embgrad.capture(model())
+    with (
+        capturing,
+        pytest.raises(embgrad.EmbgradError, match="this capture at 'word' is open already: expected one that was not"),
+    ):
+        capturing.__enter__()
+    with pytest.raises(embgrad.EmbgradError, match="is closed already"):
+        capturing.__enter__()
