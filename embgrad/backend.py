@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from embgrad.weights import Weight
 
 __all__ = [
+    "ABILITIES",
     "Backend",
     "Call",
     "Change",
@@ -32,11 +33,13 @@ __all__ = [
     "TableRest",
 ]
 
-#: Calls the model in the user's own way: `call(model, inputs) -> outputs`.
+#: Calls the model in the user's own way: `call(model, inputs) -> outputs`. `inputs` is what `TokenBatch.inputs` gives, with
+#: native tensors in place of arrays: a dict, a tuple, or of bare ids one tensor.
 Call = Callable[[Any, Any], Any]
 
-#: Outputs by the names under which they were asked for → one or several sets of cotangents, by the same names.
-#: A cotangent has its output's shape and is float64; the backend casts it to the output's dtype.
+#: Outputs by the names under which they were asked for → sets of cotangents, by the same names: one, several, or none where
+#: only the objective's values are asked for. A cotangent has its output's shape and is float64; the backend casts it to the
+#: output's dtype.
 Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
 
 
@@ -46,6 +49,25 @@ Reads = Callable[[str | None, tuple[int, ...]], tuple[np.ndarray, np.ndarray] | 
 
 #: A tensor's values, in memory of the function's own, → others of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
+
+#: Everything that a backend may support, and what it then does.
+ABILITIES: Final[Mapping[str, str]] = {
+    "word": "reads values and gradients at lookups; every backend does",
+    "training": "runs the model in training mode, `Request.training`",
+    "split": "pulls back several sets of cotangents through one forward pass, `Request.several`",
+    "native": "takes an objective of the user's on native outputs, `NativeObjective`",
+    "float64": "computes in float64 where the model's weights are that",
+    "load_bert": "has `bert` and `bert_targets`, for `embgrad.load_bert`",
+    "modules": "reads values and gradients at what modules are given and give, and finds roles there",
+    "override": "puts values in place of a point's, `Request.override`",
+    "add": "adds to a point's values, `Request.add`",
+    "edit": "changes gradients on their way up, `Request.edit`",
+    "parameters": "gives the gradient of every trainable parameter, `Request.parameters`",
+    "tables": "gives what else reaches a lookup's table, `Request.tables`",
+    "capture": "has `capture`, for the user's own loop",
+    "weights": "has `weights` and `alone`, so that weights can be read and for a while replaced",
+    "compile": "keeps a trace of the model, `Request.compiled`",
+}
 
 
 @dataclass(frozen=True)
@@ -174,8 +196,8 @@ class Run:
 
     Attributes:
         points: by the names under which they were asked for.
-        compute_dtype: the dtype in which the model computed the first point, or else the first output that was read, such
-            as "float32" or "bfloat16".
+        compute_dtype: the dtype in which the model computed the first point, or else the first output that was read, or else
+            that of its first parameter, such as "float32" or "bfloat16".
         unused: what the batch held and the model could not take: of "mask", "types" and the extras' names.
         objective: the values of a native objective, shape (example,) or (); else None.
         parameters: with `Request.parameters` by name, in the model's order; else None.
@@ -230,13 +252,14 @@ class Listener(Protocol):
 class Backend(Protocol):
     """One framework. A class of this shape, without arguments, is what an entry point names.
 
-    Its module imports the framework only inside the functions that need it.
+    Its module imports the framework only inside the functions that need it. What every backend would have to write again is
+    there to be used: `embgrad.calling`, `answering`, `watching`, `structures`, `arrays` and `locks`.
 
     Attributes:
         name: the name under which users ask for it.
         package: the framework's import name, such as "torch".
         extra: the extra of embgrad that installs the framework; None where nothing is to install.
-        supports: abilities, see `embgrad.testing.ABILITIES`; what is absent raises UnsupportedError.
+        supports: abilities, of `ABILITIES`; asking for what is absent is an UnsupportedError.
     """
 
     name: str

@@ -33,7 +33,7 @@ KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
 }
 
 #: What a backend must have, see `embgrad.backend.Backend`.
-MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run")
+MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run", "paths")
 
 
 @dataclass(frozen=True)

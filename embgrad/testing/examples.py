@@ -13,7 +13,6 @@ import embgrad
 from embgrad.registry import backend_named
 
 __all__ = [
-    "ABILITIES",
     "CLASSES",
     "CLOSED_FORM",
     "DIM",
@@ -33,12 +32,6 @@ __all__ = [
     "softmax",
     "tied_by_hand",
 ]
-
-#: Everything that a backend may support.
-ABILITIES: Final = frozenset(
-    {"word", "training", "split", "native", "float64", "load_bert"}
-    | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
-)
 
 VOCAB, DIM, CLASSES, EXAMPLES, POSITIONS = 40, 5, 3, 3, 4
 

@@ -43,6 +43,7 @@ def backend(name: str, owned: type | None = None, package: str = "numpy", **memb
         "versions": lambda self: {},
         "points": lambda self, *arguments: [],
         "run": lambda self, *arguments: None,
+        "paths": lambda self, model: [],
     }
     return type(f"{name.title()}Backend", (), {**shape, **members})
 
@@ -108,7 +109,7 @@ def test_a_backend_without_every_member() -> None:
     good, bad = registry.check({"a": complete, "b": misshapen, "c": complete})
     assert list(good) == ["a"]
     assert bad == {
-        "b": "SimpleNamespace lacks 'package', 'extra', 'supports', 'versions', 'points', 'run'; see "
+        "b": "SimpleNamespace lacks 'package', 'extra', 'supports', 'versions', 'points', 'run', 'paths'; see "
         "embgrad.backend.Backend",
         "c": "it is registered as 'c' and calls itself 'a'",
     }
