@@ -1,0 +1,151 @@
+"""Sees the lookups and module calls of a copy of a model, changes values there, and hears of their gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from embgrad.backend import Request
+from embgrad.errors import UnsupportedError
+from embgrad.structures import first, with_first
+from embgrad.watching import PointWatch
+from embgrad_jax.graph import is_floating, modules_of, to_numpy
+
+__all__ = ["Observer", "dress"]
+
+
+class Observer:
+    """Takes one forward pass down, under `jax.vjp`.
+
+    Args:
+        watch: what takes the pass down.
+        request: what is changed, and where.
+        seed: the argument that JAX differentiates by. Its own gradient is of no interest: what it has touched JAX keeps track of.
+
+    Attributes:
+        watch: as given.
+        activations: by key the values at the points that are kept hold of.
+        dtypes: by key their dtypes.
+        gradients: by key the gradients that the pullback under way has brought; a key without one is missing.
+        before: by key, where a gradient was edited, what it was before.
+    """
+
+    def __init__(self, watch: PointWatch, request: Request, seed: jax.Array) -> None:
+        self.watch = watch
+        self.activations: dict[str, np.ndarray] = {}
+        self.dtypes: dict[str, str] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+        self.before: dict[str, np.ndarray] = {}
+        self._request = request
+        self._seed = seed
+
+    def at_lookup(self, path: str, table: nnx.Embed, indices: Any, compute: Callable[[], jax.Array]) -> jax.Array:
+        """The rows that go on: cut off the table where they are kept hold of, so that nothing below is differentiated."""
+        _expect_values(indices, f"the lookup in {path!r}")
+        key = self.watch.see(path, np.asarray(indices), table.num_embeddings, table.features)
+        rows = compute()
+        self.watch.gave(rows)
+        if key is None:
+            return rows
+        return self._tap(key, rows if self._request.parameters else jax.lax.stop_gradient(rows))
+
+    def at_module(self, path: str, module: nnx.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a module gives."""
+        taken = first((args, kwargs), is_floating)
+        key = self.watch.enter(path, type(module).__name__, taken, () if taken is None else taken.shape)
+        try:
+            if key is not None:
+                args, kwargs = with_first((args, kwargs), is_floating, self._tap(key, taken))
+            returned = call(*args, **kwargs)
+        except BaseException:
+            self.watch.broke()
+            raise
+        gave = first(returned, is_floating)
+        key = self.watch.leave(gave, () if gave is None else gave.shape)
+        return returned if key is None else with_first(returned, is_floating, self._tap(key, gave))
+
+    def _tap(self, key: str, value: jax.Array) -> jax.Array:
+        """What goes on in place of the value: overridden, added to, its gradient heard of and edited."""
+        _expect_values(jax.lax.stop_gradient(value), f"the point {key!r}")
+        if key in self._request.override:
+            value = jnp.asarray(self._request.override[key](to_numpy(value)), value.dtype)
+        if key in self._request.add:
+            value = value + jnp.asarray(self._request.add[key](to_numpy(value)), value.dtype)
+        self.activations[key], self.dtypes[key] = to_numpy(value), str(value.dtype)
+        return self.heard(key, value)
+
+    def heard(self, key: str, value: jax.Array) -> jax.Array:
+        """The value itself, bit for bit, of whose gradient the observer hears on its way up.
+
+        JAX calls `back` with the whole gradient in each pullback in which there is one, and never where there is no way: so
+        "none" and "zero" are told apart, which a gradient with respect to an added zero would not do.
+        """
+
+        @jax.custom_vjp
+        def identity(value: jax.Array, seed: jax.Array) -> jax.Array:
+            return value
+
+        def forth(value: jax.Array, seed: jax.Array) -> tuple[jax.Array, None]:
+            return value, None
+
+        def back(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+            if key in self._request.edit:
+                self.before[key] = to_numpy(gradient)
+                gradient = jnp.asarray(self._request.edit[key](to_numpy(gradient)), gradient.dtype)
+            self.gradients[key] = to_numpy(gradient)
+            return gradient, jnp.zeros_like(self._seed)
+
+        identity.defvjp(forth, back)
+        return identity(value, self._seed)
+
+
+def dress(model: Any, observer: Observer) -> None:
+    """Let the observer see every call in a copy of a model: each module gets a subclass of its class.
+
+    The classes go with the modules wherever Flax takes these apart and puts them together, as in `nnx.jit` and `nnx.scan`.
+    """
+    for path, module in modules_of(model).items():
+        if callable(module):
+            plain: Any = type(module)
+            object.__setattr__(module, "__class__", _dressed(plain))
+            object.__setattr__(module, "_embgrad", (observer, path))
+
+
+class _Lookup(nnx.Embed):
+    """Comes between a subclass of `nnx.Embed` and that itself: sees the raw rows, before the subclass does more to them."""
+
+    _embgrad: tuple[Observer, str]
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        observer, path = self._embgrad
+        return observer.at_lookup(path, self, inputs, lambda: super(_Lookup, self).__call__(inputs, *args, **kwargs))
+
+
+@functools.cache
+def _dressed(plain: type) -> Any:
+    """The subclass of a module's class whose calls are seen."""
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        observer, path = self._embgrad
+        return observer.at_module(path, self, super(dressed, self).__call__, args, kwargs)
+
+    bases: tuple[type, ...] = (plain,)
+    if issubclass(plain, nnx.Embed):
+        bases = (_Lookup,) if plain is nnx.Embed else (plain, _Lookup)
+    names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__call__": called}
+    dressed: Any = type(plain.__name__, bases, names)
+    return dressed
+
+
+def _expect_values(value: Any, what: str) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise UnsupportedError(
+            f"{what} lies inside jax.vmap, jax.checkpoint (nnx.remat) or another transformation in which a value has no numbers: "
+            "expected a model that can be run operation by operation; leave the transformation out, in the model or by call=..."
+        )

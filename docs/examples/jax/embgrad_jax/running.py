@@ -1,0 +1,205 @@
+"""One forward pass of a copy of an NNX model under `jax.vjp`, and its pullbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.errors import TraceContextError
+
+from embgrad.answering import answer, native_answer, values_at
+from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run, TableRest
+from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts, parameters_of, plan_call
+from embgrad.errors import BatchError, PointNotReachedError, UnsupportedError
+from embgrad.locks import model_lock
+from embgrad.points import Lookup
+from embgrad.watching import PointWatch
+from embgrad_jax.graph import modules_of, nodes_of, to_numpy, variables_of
+from embgrad_jax.observing import Observer, dress
+
+__all__ = ["points", "run"]
+
+#: Arguments of a model's that are no part of a batch.
+NOT_THE_BATCHS: Final = ("deterministic", "train", "training", "rngs", "decode")
+
+#: What is said to who misses something.
+SEEN: Final = (
+    "Of lookups, calls of nnx.Embed are seen; and all is seen in a copy of the model alone, which call=... is given: let it call "
+    "that, not the model itself"
+)
+
+
+def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
+    """What a forward pass on the batch reaches."""
+    return _Pass(model, batch, Request((), lambda outputs: [], call=call), everything=True).watch.points()
+
+
+def run(model: Any, batch: TokenBatch, request: Request) -> Run:
+    """One forward pass, and a pullback for each set of cotangents."""
+    passed = _Pass(model, batch, request)
+    if request.training:
+        _move_on(model, passed.drawn)
+    observer, pulled = passed.observer, [passed.pull_back(cotangents) for cotangents in passed.cotangents]
+    keys = {name: passed.chosen[name] for name in request.points}
+    variables = variables_of(model)
+    below = {path: (pulled[0][0] if pulled else {}).get(path) for path in variables}
+    found = values_at(
+        keys,
+        passed.watch,
+        observer.activations,
+        [{key: gradients.get(key) for key in keys.values()} for gradients, _ in pulled],
+        [before for _, before in pulled],
+        _rests(model, passed.watch, keys.values(), below) if request.tables else None,
+    )
+    arrays: list[Any] = [*passed.outputs, *variables.values()]  # of a pass that is not pulled back there are no outputs
+    dtypes = [*(observer.dtypes[key] for key in keys.values()), *(str(one.dtype) for one in arrays)]
+    parameters = {
+        path: ParameterValues(one.shape, below[path], str(one.dtype))
+        for path, one in variables.items()
+        if isinstance(one, nnx.Param)
+    }
+    return Run(found, dtypes[0], passed.unused, passed.objective, parameters if request.parameters else None)
+
+
+class _Pass:
+    """A forward pass on a copy of the model.
+
+    Under `jax.vjp` and `jax.disable_jit` every operation is made at once, so that ids and values have numbers on the way.
+
+    Attributes:
+        watch: what has taken it down.
+        observer: what has seen it.
+        chosen: by the names that were asked for the keys of the points.
+        unused: what of the batch the model could not take.
+        objective: the values of a native objective.
+        outputs: what is pulled back from.
+        cotangents: for each pullback those of the outputs.
+        drawn: by path how often the copy's random numbers have been drawn.
+    """
+
+    def __init__(self, model: Any, batch: TokenBatch, request: Request, *, everything: bool = False) -> None:
+        self._model, self._batch, self._request, self._everything = model, batch, request, everything
+        self.watch = PointWatch(batch, None if everything else request.reached, request.times)
+        kept = [(module, dict(vars(module))) for module in modules_of(model).values()]
+        try:
+            with jax.disable_jit():
+                self.outputs, self._pull = jax.vjp(self._forward, jnp.zeros(()))
+        except (
+            TraceContextError
+        ) as error:  # `nnx.jit` of the model itself takes its attributes off, and may put none there
+            for module, attributes in kept:
+                vars(module).update(attributes)
+            raise PointNotReachedError(f"Flax refused the call: {error}. {SEEN}") from error
+
+    def _forward(self, seed: jax.Array) -> Sequence[jax.Array]:
+        request = self._request
+        with model_lock(as_parts(self._model)):
+            copied = nnx.clone(self._model)  # in here: Flax lets nobody write into variables that were made outside
+        for part in as_parts(copied):
+            part.train() if request.training else part.eval()
+        self.observer = Observer(self.watch, request, seed)
+        dress(copied, self.observer)
+        if request.parameters or request.tables:
+            for path, variable in variables_of(copied).items():
+                variable.set_value(self.observer.heard(path, variable.get_value()))
+        returned, self.unused = _called(copied, self._model, self._batch, request.call)
+        if self._everything:
+            return []
+        self.drawn = {path: one.get_value() for path, one in nodes_of(copied, nnx.RngCount).items()}
+        self.chosen = self.watch.resolve(SEEN)
+        return self._answered(returned)
+
+    def _answered(self, returned: Any) -> Sequence[jax.Array]:
+        """The objective's answer, still in the forward pass: JAX differentiates also what is done to the outputs there."""
+        respond = self._request.respond
+        if isinstance(respond, NativeObjective):
+            value = respond.function(returned)
+            answered = native_answer(value, respond, self._batch, JaxTensors(), several=self._request.several)
+        else:
+            answered = answer(returned, self._request, JaxTensors())
+        self.objective = answered.objective
+        pairs = [[(id(tensor), tensor, cotangent) for tensor, cotangent in one] for one in answered.sets]
+        outputs = {number: tensor for one in pairs for number, tensor, _ in one}
+        self.cotangents = [
+            [
+                jnp.asarray(sum(own for number, _, own in one if number == key), tensor.dtype)
+                for key, tensor in outputs.items()
+            ]
+            for one in pairs
+        ]
+        return list(outputs.values())
+
+    def pull_back(self, cotangents: Sequence[jax.Array]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The gradients at the points and variables that one reaches, and what those were before that were edited."""
+        self.observer.gradients, self.observer.before = {}, {}
+        self._pull(cotangents)
+        return self.observer.gradients, self.observer.before
+
+
+class JaxTensors:
+    """How JAX's arrays are looked at."""
+
+    kind = "a jax.Array"
+    scalars: tuple[tuple[int, ...], ...] = ((),)
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is a `jax.Array`."""
+        return isinstance(value, jax.Array)
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype's name."""
+        return str(tensor.dtype)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray:
+        """A copy of the values."""
+        return to_numpy(tensor)
+
+    def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
+        """The rows, which JAX pulls back as it does everything else."""
+        return tensor[examples, positions]
+
+
+def _called(copied: Any, model: Any, batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
+    """What the copy returns, and what of the batch it could not take."""
+    if call is not None:
+        return call(copied, jax.tree.map(_native, batch.inputs())), ()  # a dict, or the ids alone
+    if isinstance(model, (list, tuple)):
+        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+    plan = plan_call(parameters_of(model.__call__, NOT_THE_BATCHS), batch)
+    args, kwargs = jax.tree.map(_native, (plan.args, dict(plan.kwargs)))
+    return copied(*args, **kwargs), plan.unused
+
+
+def _native(value: Any) -> Any:
+    """As a JAX array. Where JAX holds whole numbers in 32 bits it wraps larger ones round: an id would become another."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        return value
+    array = jnp.asarray(value)
+    if value.dtype.kind in "iu" and value.size and value.max() > np.iinfo(array.dtype).max:
+        raise BatchError(
+            f"the batch holds {value.max()}, which JAX would hold as {array.dtype} and so make another number: expected at most "
+            f"{np.iinfo(array.dtype).max}; use the tokenizer that belongs to this model"
+        )
+    return array
+
+
+def _rests(
+    model: Any, watch: PointWatch, keys: Iterable[str], below: Mapping[str, np.ndarray | None]
+) -> dict[str, TableRest]:
+    """By lookup what else reaches its table."""
+    modules, names = modules_of(model), {id(one): path for path, one in variables_of(model).items()}
+    found = {key: watch.found(key) for key in keys}
+    tables = {key: names[id(modules[one.path].embedding)] for key, one in found.items() if isinstance(one, Lookup)}
+    return {key: TableRest(below[name], (name,)) for key, name in tables.items()}
+
+
+def _move_on(model: Any, drawn: Mapping[str, Any]) -> None:
+    """Let the model's random numbers go on from where the copy's are, as after a pass of the user's own."""
+    with model_lock(as_parts(model)):
+        for path, count in nodes_of(model, nnx.RngCount).items():
+            count.set_value(drawn[path])

@@ -1,0 +1,289 @@
+"""What is this backend's own: what it sees, what it says of the rest, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import embgrad
+
+IDS = np.array([[5, 7, 9], [3, 2, 7]])
+
+
+class Scaled(nnx.Embed):
+    """Looks up and does more to the rows, as the models that multiply by the root of the dimension."""
+
+    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+        """Three times the row."""
+        return 3 * super().__call__(inputs, out_sharding)
+
+
+class Tied(nnx.Module):
+    """`E[ids] @ E.T`, scaled, with a closed form."""
+
+    def __init__(self, kind: type = nnx.Embed) -> None:
+        self.embed = kind(11, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, position, rows)."""
+        return self.embed.attend(self.embed(ids))
+
+
+class Block(nnx.Module):
+    """x + tanh(x @ W + b)."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(4, 4, param_dtype=jnp.float64, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        """(example, position, 4)."""
+        return x + jnp.tanh(self.dense(x))
+
+
+class Stacked(nnx.Module):
+    """Three blocks in one, their weights stacked, run by `nnx.scan`."""
+
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
+        make = nnx.split_rngs(splits=3)(nnx.vmap(Block, in_axes=0, out_axes=0))
+        self.blocks = make(nnx.Rngs(2))
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, 4)."""
+        scan = nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        return scan(lambda x, block: block(x))(self.embed(ids), self.blocks).sum(1)
+
+
+class Normed(nnx.Module):
+    """With averages that training moves, and random numbers that it draws."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(4)
+        self.embed = nnx.Embed(11, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, 4)."""
+        return self.dropout(self.norm(self.embed(ids).mean(1)))
+
+
+class Mapped(nnx.Module):
+    """Looks up one example at a time."""
+
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(11, 4, rngs=nnx.Rngs(1))
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, 4)."""
+        return jax.vmap(lambda one: self.embed(one).sum(0))(ids)
+
+
+class Remembering(nnx.Module):
+    """Its block is computed once more in the backward pass."""
+
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(11, 4, param_dtype=jnp.float64, rngs=nnx.Rngs(1))
+        self.block = Block(nnx.Rngs(2))
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, 4)."""
+        return nnx.remat(lambda block, x: block(x))(self.block, self.embed(ids)).sum(1)
+
+
+class ByHand(nnx.Module):
+    """Looks up by an index of its own."""
+
+    def __init__(self) -> None:
+        self.table = nnx.Param(jnp.ones((11, 4)))
+
+    def __call__(self, ids: Any) -> Any:
+        """(example, 4)."""
+        return self.table[ids].sum(1)
+
+
+class TwoHeads(nnx.Module):
+    """Two outputs, of which only one depends on the lookup."""
+
+    def __init__(self) -> None:
+        self.embed = nnx.Embed(11, 4, rngs=nnx.Rngs(1))
+        self.bias = nnx.Param(jnp.ones(4))
+
+    def __call__(self, ids: Any) -> Any:
+        """Both (example, 4)."""
+        rows = self.embed(ids).sum(1)
+        return {"of_words": rows, "of_bias": jnp.tile(self.bias[...], (len(ids), 1)), "of_both": rows * self.bias[...]}
+
+
+def test_closed_form_of_a_tied_table() -> None:
+    """The sum over the rows has the sum of the table's rows as its gradient at the lookup; the head has the looked-up ones."""
+    model = Tied()
+    table = np.asarray(model.embed.embedding[...])
+    result = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_allclose(result.values, np.broadcast_to(table.sum(0), (2, 3, 4)), rtol=1e-12)
+    ledger = embgrad.table_gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_allclose(ledger.head, np.broadcast_to(table[IDS].sum((0, 1)), table.shape), rtol=1e-12)
+
+
+def test_the_point_of_a_subclass_is_the_raw_row() -> None:
+    """Not what the subclass makes of it."""
+    model = Tied(Scaled)
+    table = np.asarray(model.embed.embedding[...])
+    result = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_array_equal(result.activations, table[IDS])
+    np.testing.assert_allclose(result.values, np.broadcast_to(3 * table.sum(0), (2, 3, 4)), rtol=1e-12)
+
+
+def test_layers_in_a_scan_are_points() -> None:
+    """Against JAX's gradient of the same in a plain loop."""
+    model = Stacked()
+    kernels, biases = (np.asarray(one[...]) for one in (model.blocks.dense.kernel, model.blocks.dense.bias))
+
+    def from_layer(x: jax.Array, layer: int) -> jax.Array:
+        for number in range(layer, 3):
+            x = x + jnp.tanh(x @ kernels[number] + biases[number])
+        return x.sum()
+
+    found = embgrad.gradients(model, IDS, embgrad.Sum(), at=["word", "layer.0", "layer.1"])
+    for layer, result in enumerate(found.values()):
+        np.testing.assert_allclose(result.values, jax.grad(from_layer)(result.activations, layer), rtol=1e-12)
+
+
+def test_a_computation_that_jax_repeats_is_no_obstacle_but_has_no_points() -> None:
+    """`nnx.remat` shows no numbers inside; what is outside is seen."""
+    model = Remembering()
+    plain = embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda m, inputs: m.block(m.embed(inputs)).sum(1))
+    np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Sum()).values, plain.values, rtol=1e-12)
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"the point 'block:output#0' lies inside jax.vmap, jax.checkpoint"
+    ):
+        embgrad.gradients(model, IDS, embgrad.Sum(), at="block")
+
+
+def test_no_way_is_not_zero() -> None:
+    """An output that does not depend on the lookup, beside one that does and one whose gradient is zero."""
+    model = TwoHeads()
+    assert (embgrad.gradients(model, IDS, embgrad.Sum(output="of_words")).values == 1).all()
+    with pytest.raises(embgrad.NoGradientError, match="does not depend on the point 'word'"):
+        embgrad.gradients(model, IDS, embgrad.Sum(output="of_bias"))
+    model.bias.set_value(jnp.zeros(4))
+    assert not embgrad.gradients(model, IDS, embgrad.Sum(output="of_both")).values.any()
+
+
+def test_a_lookup_inside_vmap_is_an_error() -> None:
+    """Its ids have no numbers there."""
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"the lookup in 'embed' lies inside jax.vmap.*leave the transformation"
+    ):
+        embgrad.gradients(Mapped(), IDS, embgrad.Sum())
+
+
+def test_a_lookup_by_hand_is_not_seen() -> None:
+    """And the message says what would be."""
+    with pytest.raises(embgrad.PointNotReachedError, match=r"lookups seen: none.*calls of nnx.Embed are seen"):
+        embgrad.gradients(ByHand(), IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_call_of_the_model_itself(compiled: bool) -> None:
+    """Is not seen; where it is compiled Flax refuses it half-way, and the model is as it was nevertheless."""
+    model, once = Tied(), nnx.jit(lambda model, ids: model(ids))
+    before = dict(vars(model.embed))
+
+    def call(_: Any, inputs: Any) -> Any:
+        return once(model, inputs) if compiled else model(inputs)
+
+    with pytest.raises(embgrad.PointNotReachedError, match=r"a copy of the model alone, which call=... is given"):
+        embgrad.gradients(model, IDS, embgrad.Sum(), call=call)
+    assert vars(model.embed) == before
+    assert once(model, jnp.asarray(IDS)).shape == (2, 3, 11)
+
+
+def test_an_id_outside_the_table_is_an_error_where_jax_gives_nan() -> None:
+    """Or, of an id beyond 32 bits, another row."""
+    model = Tied()
+    assert jnp.isnan(model.embed(jnp.array([11]))).all()
+    with pytest.raises(embgrad.BatchError, match=r"id 11 at example 0, position 1 .*11 rows: expected 0 to 10"):
+        embgrad.gradients(model, [[1, 11]], embgrad.Sum())
+    with pytest.raises(embgrad.BatchError, match=r"id 4294967301 at example 0, position 1 is outside the table"):
+        embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
+    with (
+        jax.enable_x64(False),
+        pytest.raises(embgrad.BatchError, match="holds 4294967301, which JAX would hold as int32"),
+    ):
+        embgrad.gradients(model, [[1, 2**32 + 5]], embgrad.Sum())
+
+
+def test_random_numbers_move_with_training_alone_and_averages_never() -> None:
+    """As far as in a pass of the user's own, which gives the same."""
+    model, own = Normed(), Normed()
+    before = {path: np.asarray(one) for path, one in _state(model).items()}
+    embgrad.gradients(model, IDS, embgrad.Sum())
+    assert _same(_state(model), before)
+    for _ in range(2):
+        trained = embgrad.gradients(model, IDS, embgrad.Sum(), training=True)
+        expected = own(jnp.asarray(IDS))
+        np.testing.assert_allclose(trained.objective, expected.sum(1), rtol=1e-5, atol=1e-6)
+    moved = {path for path, one in _state(model).items() if not np.array_equal(one, before[path])}
+    assert moved == {"dropout.rngs.count"}
+    assert np.array_equal(_state(model)["dropout.rngs.count"], _state(own)["dropout.rngs.count"])
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("broken"), KeyboardInterrupt()])
+def test_nothing_is_left_behind(fault: BaseException | None) -> None:
+    """Classes, attributes, variables and settings are those of before, whatever happens in the pass."""
+    model = Normed()
+    before, settings = _members(model), dict(jax.config.values)
+
+    def objective(outputs: Any) -> Any:
+        if fault is not None:
+            raise fault
+        return outputs[:, 0]
+
+    run: Callable[[], Any] = lambda: embgrad.gradients(model, IDS, objective, at=["word", "norm"])  # noqa: E731
+    if fault is None:
+        run()
+    else:
+        with pytest.raises(type(fault)) as caught:
+            run()
+        assert caught.value is fault
+    assert _members(model) == before
+    assert dict(jax.config.values) == settings
+    assert not jax.config.jax_disable_jit
+
+
+def test_the_entry_point_imports_no_framework() -> None:
+    """Discovery costs nothing. The second line is the proof of the first: the same question after an import."""
+    code = (
+        "import sys, embgrad; embgrad.list_backends()['jax'].owns(3); print('jax' in sys.modules, 'flax' in sys.modules);"
+        "import embgrad_jax.running; print('jax' in sys.modules, 'flax' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["False", "False", "True", "True"]
+
+
+def _state(model: Any) -> dict[str, Any]:
+    """The variables' values by path, keys left out."""
+    found = {".".join(map(str, path)): one for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Variable)}
+    return {path: np.asarray(one.get_value()) for path, one in found.items() if not isinstance(one, nnx.RngKey)}
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[path], other[path]) for path in one)
+
+
+def _members(model: Any) -> list[Any]:
+    """Of every module its class and attributes, the variables with the arrays that they hold."""
+    modules = [(path, type(one), {**vars(one)}) for path, one in nnx.iter_modules(model)]
+    arrays = [
+        (path, id(one), id(one.get_raw_value())) for path, one in nnx.iter_graph(model) if isinstance(one, nnx.Variable)
+    ]
+    return [[(path, kind, {name: id(value) for name, value in own.items()}) for path, kind, own in modules], arrays]
