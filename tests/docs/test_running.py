@@ -1,0 +1,73 @@
+"""What runs the pages: it goes on from snippet to snippet, takes errors that are shown, and lets no other one through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.docs import pages, test_snippets
+
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
+    """Write the page `page.md` of a folder of its own."""
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+
+    def put(text: str, name: str = "page.md") -> None:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+
+    return put
+
+
+def printed() -> list[str]:
+    return [text for _, text in pages.run("page.md")]
+
+
+def test_snippets_share_their_names_and_other_fences_are_not_run(write: Write) -> None:
+    write("```python\na = 1\n```\n\n<!-- python\nb = a + 1\n-->\n\n```py\n1 / 0\n```\n\n```python\nprint(a + b)\n```\n")
+    assert printed() == ["", "", "3\n"]
+
+
+def test_another_page_is_run_before(write: Write) -> None:
+    write("```python\na = 5\nprint('not of this page')\n```\n", "first.md")
+    write("<!-- after: first.md -->\n\n```python\nprint(a)\n```\n")
+    assert printed() == ["5\n"]
+
+
+def test_an_error_that_is_shown_is_printed_as_in_a_traceback(write: Write) -> None:
+    write(
+        "```python\nimport embgrad\nembgrad.TokenBatch([])\n```\n\n```text\nembgrad.errors.BatchError: the batch ...\n```\n"
+    )
+    test_snippets.expect_as_said("page.md")
+
+
+def test_an_error_that_is_not_shown_is_raised(write: Write) -> None:
+    write("```python\n1 / 0\n```\n\n```text\nZeroDivision\n```\n")
+    with pytest.raises(ZeroDivisionError):
+        printed()
+
+
+@pytest.mark.parametrize(
+    "snippet",
+    [
+        "```python\nprint(1)\n```\n",  # printed, and not shown
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n",
+        "```python\nx = 1\n```\n\n```text\n1\n```\n",  # shown, and not printed
+        "```python\nx = 1\n```\n\n```text\nembgrad.errors.BatchError: ...\n```\n",  # an error that does not come any more
+        "```python\nimport warnings, embgrad\nwarnings.warn('w', embgrad.EmbgradWarning)\n```\n",  # a warning that is not shown
+    ],
+)
+def test_a_page_that_is_not_as_it_says_fails(write: Write, snippet: str) -> None:
+    write(snippet)
+    with pytest.raises(AssertionError):
+        test_snippets.expect_as_said("page.md")
+
+
+def test_a_failure_names_the_line_of_the_page(write: Write) -> None:
+    write("# A\n\ntext\n\n```python\nprint(1)\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md, line 6"):
+        test_snippets.expect_as_said("page.md")

@@ -1,0 +1,66 @@
+"""Every snippet of every page runs as it stands, and prints what the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.conftest import ELSEWHERE, PARTS, WEIGHTS, pages_here
+from tests.docs.pages import DOCS, ROOT, difference, needs, pages, run
+
+#: What Ray says in passing of its own processes, where a machine is slow.
+RAYLET = re.compile(r"^\S*\(raylet\).*\n\s*", flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in pages_here() if "ray" not in needs(page)])
+def test_the_page_runs_and_prints_what_it_says(page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    expect_as_said(page)
+
+
+def expect_as_said(page: str) -> None:
+    """Run a page, and assert that each snippet prints what the page shows."""
+    for snippet, told in run(page):
+        printed = RAYLET.sub("", told)
+        place = f"{page}, line {snippet.line + 1}"
+        if snippet.printed is None:
+            assert not printed, f"{place}: the page does not show what is printed:\n{printed}"
+        else:
+            assert (wrong := difference(snippet.printed, printed)) is None, f"{place}: {wrong}"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_needs_are_known(page: str) -> None:
+    assert {*needs(page)} <= {"torch", "tensorflow", "gluon", "ray", *PARTS, *WEIGHTS}
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_pages_that_are_run_elsewhere_are(page: str, test: str) -> None:
+    assert page in pages()
+    assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", pages())
+def test_fences_are_of_languages_that_say_what_they_are(page: str) -> None:
+    """A fence without a language, or in `py`, would be run by nobody and look as if it were."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    opened = re.findall(r"^\s*```(.*)$", text, flags=re.MULTILINE)[::2]
+    assert {*opened} <= {"python", "text", "console", "toml", "{toctree}", "{eval-rst}", "{image}"}
+
+
+def test_what_differs_is_told() -> None:
+    """The comparison can fail: in a word, in a whole number, in a number beyond its last place, in a line too many."""
+    assert difference("a 0.50 b\n", "a  0.51 b") is None
+    assert difference("a 1.4e-06", "a 1.5e-06") is None
+    assert difference("from ... to 3", "from here\nand there to 3\n") is None
+    for expected, printed in (
+        ("a 0.50 b", "a 0.53 b"),
+        ("a 0.50 b", "a 0.50 c"),
+        ("3 rows", "4 rows"),
+        ("one", "one\ntwo"),
+        ("at=... is", "at='word' is"),
+        ("a 1.4e-06", "a 1.7e-06"),
+    ):
+        assert difference(expected, printed) is not None
