@@ -37,6 +37,11 @@ class Respond:
         self._sets = sets
         self._places: tuple[np.ndarray, np.ndarray] | None = None
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether no code of the user's runs in the callback, so that any thread may run it."""
+        return type(self._objective).__module__.partition(".")[0] == "embgrad"
+
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """See `embgrad.backend.Reads`: the rows that count, where these are few."""
         self.shape = shape

@@ -1,4 +1,4 @@
-"""Runs a kept function on a thread of its own, while the caller's thread answers what the function asks of it."""
+"""Runs a kept function, which asks what the caller's thread answers, or TensorFlow's own where no code of the user's is run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-__all__ = ["Answer", "FailedError", "ask", "run_answering"]
+__all__ = ["Answer", "FailedError", "ask", "is_answering", "run_answering"]
 
 #: What answers a question: its name, arrays, which are TensorFlow's memory, → arrays.
 Answer = Callable[[str, Sequence[np.ndarray]], Sequence[Any]]
@@ -20,6 +20,7 @@ Answer = Callable[[str, Sequence[np.ndarray]], Sequence[Any]]
 #: The runs under way, by the number that the function is given.
 _open: Final[dict[int, _Run]] = {}
 _numbers = itertools.count(1)
+_local = threading.local()
 
 
 def ask(number: Any, name: str, tensors: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
@@ -39,11 +40,18 @@ def ask(number: Any, name: str, tensors: Sequence[Any], dtypes: Sequence[Any]) -
     return list(tf.numpy_function(asked, [number, *tensors], list(dtypes)))
 
 
-def run_answering(function: Any, arguments: Sequence[Any], answer: Answer, blank: Answer) -> Sequence[Any]:
+def is_answering() -> bool:
+    """Whether a function waits for what this thread answers. It holds one of TensorFlow's threads, of which there may be one."""
+    return bool(getattr(_local, "answering", False))
+
+
+def run_answering(
+    function: Any, arguments: Sequence[Any], answer: Answer, blank: Answer, *, anywhere: bool = False
+) -> Sequence[Any]:
     """What a ConcreteFunction gives. What an answer raises is raised here, as it was.
 
     The caller's thread gives the answers: they may hold its locks, use its thread-local state and be interrupted, as any of
-    its code.
+    its code. Meanwhile another runs the function.
 
     Args:
         function: takes a run's number and the arguments.
@@ -51,12 +59,14 @@ def run_answering(function: Any, arguments: Sequence[Any], answer: Answer, blank
         answer: answers its questions.
         blank: answers them likewise once an answer has failed, so that the function comes to its end in silence: an error in
             it would be logged by TensorFlow, where nobody could tell what it is.
+        anywhere: the answers may be given in any thread: the function runs in the caller's, and they are given in the one that
+            it asks in, which saves the way there and back.
 
     Raises:
         FailedError: the function failed, and no answer did.
     """
     number = next(_numbers)
-    run = _open[number] = _Run(answer, blank)
+    run = _open[number] = (_Direct if anywhere else _Run)(answer, blank)
     try:
         return run.execute(function, [tf.constant(number, tf.int64), *arguments])
     finally:
@@ -99,6 +109,10 @@ class _Run:
                 break
             except BaseException as error:  # an interrupt, too: the function has to end before anything is put back
                 self._failure = self._failure or error
+        return self._ended()
+
+    def _ended(self) -> Sequence[Any]:
+        """The result, or what was raised."""
         if self._failure is not None:
             raise self._failure
         if isinstance(self._raised, Exception):
@@ -115,7 +129,11 @@ class _Run:
         if question is None:
             return False
         answer = self._answer if self._failure is None else self._blank
-        question.answer = list(answer(question.name, question.values))
+        _local.answering = True
+        try:
+            question.answer = list(answer(question.name, question.values))
+        finally:
+            _local.answering = False
         question.done()
         self._waiting = None
         return True
@@ -128,6 +146,27 @@ class _Run:
             self._raised = error
         finally:
             self._questions.put(None)
+
+
+class _Direct(_Run):
+    """One run whose answers are given in TensorFlow's thread."""
+
+    def ask(self, name: str, values: Sequence[Any]) -> list[Any]:
+        """The answer."""
+        if self._failure is None:
+            try:
+                return list(self._answer(name, values))
+            except BaseException as error:
+                self._failure = error
+        return list(self._blank(name, values))
+
+    def execute(self, function: Any, arguments: Sequence[Any]) -> Sequence[Any]:
+        """See `_Run.execute`. An interrupt is raised once the function has come to its end."""
+        try:
+            self._result = function(*arguments)
+        except BaseException as error:
+            self._raised = error
+        return self._ended()
 
 
 class _Question:

@@ -17,7 +17,7 @@ from embgrad.identity import PLAIN, code_of, identity_of
 from embgrad.points import WORD
 from embgrad.replaying import Recorder, ReplayError
 from embgrad.traces import Traces
-from embgrad_tensorflow.exchange import FailedError
+from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.rerun import OtherUseError, run_trace
 from embgrad_tensorflow.returned import tensors_in
@@ -71,6 +71,9 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         planned: how it is called.
         plain: runs it without a trace.
     """
+    if is_answering():
+        why = "it is asked for by a function that the run of another trace waits for"
+        return replace(plain(request), uncompiled=why)
     try:
         expect_traceable(model)
         form = _forms.get(as_parts(model), _key(planned, request), lambda: _Form(planned.fixed))
@@ -87,8 +90,12 @@ def expect_traceable(model: Any) -> None:
     """
     if tf.config.functions_run_eagerly():
         raise UntraceableError("tf.config.run_functions_eagerly(True) is in force")
+    _refuse(model, "_run_eagerly")
+
+
+def _refuse(model: Any, setting: str) -> None:
     for part in as_parts(model):
-        if is_keras(part) and (getattr(part, "_run_eagerly", False) is True or getattr(part, "dynamic", False) is True):
+        if is_keras(part) and getattr(part, setting, False) is True:
             raise UntraceableError(
                 f"{type(part).__qualname__} is set to run eagerly (run_eagerly=True or dynamic=True)"
             )
@@ -164,6 +171,7 @@ class _Keeper:
         raise UnfitError("the objective depends on other outputs each time")
 
     def _traced(self, found: Run, used: tuple[int, ...]) -> Trace:
+        _refuse(self._model, "dynamic")  # that of any layer, of which Keras asks all, so not at each call
         chosen = {name: _key_of(name, found) for name in self._request.reached}
         if not self._form.exact:
             try:

@@ -2,6 +2,7 @@
 
 TensorFlow's own functions compute the gradients of biases, constants and kernels that nobody asked for, and find out shapes
 that are known by running operations. Where one is not known here to do the same with less, TensorFlow's own is called.
+Rows of zeros are left out too, which may change the last bits of others: a product with fewer rows adds up in another order.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import backprop
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gen_array_ops, gen_linalg_ops, gen_math_ops, gen_nn_ops, math_ops
+
+from embgrad_tensorflow.fewrows import FewRows
+from embgrad_tensorflow.tracedrows import TracedRows
 
 __all__ = ["lean_gradients"]
 
@@ -35,12 +39,12 @@ _local = threading.local()
 def lean_gradients() -> Iterator[None]:
     """Gradients that this thread asks a tape for are computed so; other threads' are as ever."""
     _count(1)
-    was = getattr(_local, "lean", False)
-    _local.lean = True
+    was = getattr(_local, "rows", None)
+    _local.rows = FewRows() if tf.executing_eagerly() else TracedRows()
     try:
         yield
     finally:
-        _local.lean = was
+        _local.rows = was
         _count(-1)
 
 
@@ -64,22 +68,36 @@ def _gradient(
     scope: Any,
 ) -> Any:
     """In place of TensorFlow's function of the same arguments."""
-    if getattr(_local, "lean", False) and len(gradients) == 1:
-        rule = _rule(name if type(name) is str else name.decode())
-        (gradient,) = gradients
-        if rule is not None and isinstance(gradient, ops.EagerTensor) and gradient.dtype in REAL:
-            found = rule(gradient, inputs, attrs, frozenset(skipped or ()))
-            if found is not None:
-                return found
-    return backprop._gradient_function(name, attrs, count, inputs, outputs, gradients, skipped, scope)
+    rows: FewRows | None = getattr(_local, "rows", None)
+    if rows is None or len(gradients) != 1 or not _is_plain(gradients[0]):
+        return backprop._gradient_function(name, attrs, count, inputs, outputs, gradients, skipped, scope)
+    called = name if type(name) is str else name.decode()
+    left_out = frozenset(skipped or ())
+    ours = (called in RULES or called in rows.names) and _is_tensorflows(called)
+    rule = RULES.get(called) if ours and isinstance(gradients[0], ops.EagerTensor) else None
+
+    def compute(gradient: Any, inputs: Any, outputs: Any) -> Any:
+        found = None if rule is None else rule(gradient, inputs, attrs, left_out)
+        if found is not None:
+            return found
+        return backprop._gradient_function(name, attrs, count, inputs, outputs, [gradient], skipped, scope)
+
+    if ours and called in rows.names and (type(rows) is FewRows) == isinstance(gradients[0], ops.EagerTensor):
+        operands = ([None] * count if inputs is None else inputs, outputs)
+        found = rows.gradients(called, lambda: _said(attrs), gradients[0], operands, left_out, compute)
+        if found is not None:
+            return found
+    return compute(gradients[0], inputs, outputs)
 
 
-def _rule(name: str) -> Callable[..., Gradients | None] | None:
-    """What computes an operation's gradient with less; None where that is not known, or somebody else's stands in its place."""
-    if name not in RULES:
-        return None
-    registered = ops._gradient_registry.lookup(name)
-    return RULES[name] if registered.__module__.startswith("tensorflow.python.ops.") else None
+def _is_plain(gradient: Any) -> bool:
+    return isinstance(gradient, tf.Tensor) and gradient.dtype in REAL
+
+
+def _is_tensorflows(name: str) -> bool:
+    """Whether an operation's gradient is TensorFlow's own, and not somebody else's in its place."""
+    own: bool = ops._gradient_registry.lookup(name).__module__.startswith("tensorflow.python.ops.")
+    return own
 
 
 def _bias_add(gradient: Any, inputs: Any, attrs: Any, skipped: frozenset[int]) -> Gradients | None:

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.answering import native_answer, values_at
-from embgrad.arrays import owned
+from embgrad.arrays import owned, taken
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
+from embgrad.responding import Respond
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.exchange import run_answering
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors
@@ -47,9 +48,10 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
     """
     leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
     answering = _Answering(trace, batch, request)
+    anywhere = isinstance(request.respond, Respond) and request.respond.is_ours and not _changes(request)
     with _put_back(trace.written):
-        given = list(run_answering(trace.function, leaves, answering.answer, answering.blank))
-    activations = {key: owned(one.numpy()) for key, one in zip(trace.keys, given, strict=False)}
+        given = run_answering(trace.function, leaves, answering.answer, answering.blank, anywhere=anywhere)
+    activations = {key: taken(one.numpy()) for key, one in zip(trace.keys, given, strict=False)}
     found = iter(given[len(trace.keys) :])
     gradients = {key: next(found) if reached else None for key, reached in zip(trace.keys, trace.reached, strict=True)}
     points = values_at(
@@ -60,6 +62,11 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         answering.before(),
     )
     return Run(points, trace.compute_dtype, planned.unused, answering.objective)
+
+
+def _changes(request: Request) -> bool:
+    """Whether functions of the user's are called at points."""
+    return bool(request.override or request.add or request.edit)
 
 
 class _Answering:
@@ -204,7 +211,7 @@ def _dtype_of(handle: Any) -> Any:
 def _by_sets(gradients: Mapping[str, Any], sets: int, several: bool) -> list[dict[str, np.ndarray | None]]:
     arrays = {key: None if one is None else one.numpy() for key, one in gradients.items()}
     if not several:
-        return [{key: None if one is None else owned(one) for key, one in arrays.items()}] * sets
+        return [{key: None if one is None else taken(one) for key, one in arrays.items()}] * sets
     return [{key: None if one is None else owned(one[number]) for key, one in arrays.items()} for number in range(sets)]
 
 

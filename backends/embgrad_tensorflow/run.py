@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.answering import Answer, Cotangents, answer, native_answer, values_at
-from embgrad.arrays import owned
+from embgrad.arrays import taken
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
@@ -123,7 +123,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     found = values_at(
         {name: chosen[name] for name in request.points},
         one.watcher.watch,
-        {key: owned(one.taps.kept[key].numpy()) for key in keys},
+        {key: taken(one.taps.kept[key].numpy()) for key in keys},
         [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
         one.taps.before,
         _rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
@@ -239,7 +239,7 @@ def _pull_back(
     with lean_gradients():
         gradients = taps.tape.gradient(targets, sources, output_gradients=given)
     # what was looked up in the rows again comes as IndexedSlices
-    return [None if one is None else owned(dense(one).numpy()) for one in gradients]
+    return [None if one is None else taken(dense(one).numpy()) for one in gradients]
 
 
 def _rests(

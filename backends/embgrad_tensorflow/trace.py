@@ -23,6 +23,7 @@ from embgrad.outputs import choose_output, name_outputs
 from embgrad_tensorflow.exchange import ask
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
+from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.returned import tensors_in
 from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
@@ -265,9 +266,10 @@ class _Tracing:
         """The gradients at the points that the objective depends on; with an axis of sets first where there are several."""
 
         def pull_back(given: Sequence[Any]) -> list[Any]:
-            pulled = (
-                tape.gradient(list(targets), list(marks), output_gradients=list(given)) if marks and targets else []
-            )
+            with lean_gradients():
+                pulled = (
+                    tape.gradient(list(targets), list(marks), output_gradients=list(given)) if marks and targets else []
+                )
             self._reached[:] = [one is not None for one in pulled] or [False] * len(marks)
             return [dense(one) for one in pulled if one is not None]
 

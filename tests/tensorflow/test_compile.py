@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import threading
 import warnings
@@ -456,20 +457,70 @@ def test_threads() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
+def test_the_users_code_runs_in_the_callers_thread_and_embgrads_own_where_it_is_asked(monkeypatch: Any) -> None:
+    called: list[threading.Thread] = []
+
+    class Theirs(embgrad.Projection):
+        def evaluate(self, output: np.ndarray, batch: Any) -> Any:
+            called.append(threading.current_thread())
+            return super().evaluate(output, batch)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        started.append(args)
+        return thread(*args, **kwargs)
+
+    model = Net()
+    same(*both(model, IDS, Theirs(VECTOR)))
+    assert set(called) == {threading.current_thread()}
+    same(*both(model, IDS, PROJECTION))
+    started: list[Any] = []
+    thread = threading.Thread
+    monkeypatch.setattr(threading, "Thread", counted)
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    assert not started
+    for options in ({"objective": Theirs(VECTOR)}, {"objective": PROJECTION, "add": {"word": np.zeros(4)}}):
+        embgrad.gradients(model, IDS, options.pop("objective"), compile=True, **options)
+        started.clear()
+
+
+def test_an_interrupt_waits_until_the_graph_has_ended(monkeypatch: Any) -> None:
+    model = Net()
+    expected, compiled = both(model, IDS, PROJECTION)
+    evaluate = embgrad.Projection.evaluate
+
+    def interrupted(self: Any, output: np.ndarray, batch: Any) -> Any:
+        _thread.interrupt_main()
+        return evaluate(self, output, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embgrad.Projection, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    same(expected, compiled)
+    same(expected, embgrad.gradients(model, IDS, PROJECTION, compile=True))
+
+
+@pytest.mark.filterwarnings("ignore:compile=True. it is asked for by a function:embgrad.EmbgradWarning")
 def test_a_function_may_ask_again() -> None:
-    """What it runs inside uses the same model, whose lock the call holds."""
+    """What it runs inside uses the same model, whose lock the call holds; without a trace, since TensorFlow may have one
+    thread for graphs alone, which waits for the function."""
     model = Net()
     inner = []
 
     def asks(value: np.ndarray) -> np.ndarray:
-        inner.append(embgrad.gradients(model, IDS, PROJECTION, compile=True).values)
+        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        inner.append(found.values)
+        uncompiled.append(found.provenance.get("uncompiled"))
         return value
+
+    uncompiled: list[Any] = []
 
     for _ in range(2):
         found = embgrad.gradients(model, IDS, PROJECTION, add={"word": lambda value: asks(value) * 0}, compile=True)
     plain = embgrad.gradients(model, IDS, PROJECTION)
     for one in (*inner, found.values):
         np.testing.assert_allclose(one, plain.values, rtol=1e-10)
+    assert uncompiled[-1] == "it is asked for by a function that the run of another trace waits for"
 
 
 def test_table_gradients_are_as_before() -> None:

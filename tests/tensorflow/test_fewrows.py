@@ -1,0 +1,344 @@
+"""Gradients whose rows are mostly zeros are TensorFlow's own, with less multiplied, and whatever is not rowwise is left to it."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from embgrad_tensorflow.fewrows import ROWWISE
+from embgrad_tensorflow.leangradients import lean_gradients
+from embgrad_tensorflow.tracedrows import TracedRows
+from tensorflow.python.framework import ops
+
+import embgrad
+from tests.tensorflow.test_leangradients import drawn, operations
+
+#: Large enough to be looked through.
+SHAPE = (8, 64, 128)
+ROWS = 8 * 64
+
+Function = Callable[..., Any]
+
+
+def one_position(values: Any, position: int = 3) -> Any:
+    return values[:, position] * tf.constant(np.linspace(-1, 1, values.shape[-1]), values.dtype)
+
+
+def pulled(function: Function, operands: list[Any], watched: tuple[int, ...]) -> list[np.ndarray]:
+    """The gradients of the operands watched, of what one position of each example gives."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        sources = [operands[number] for number in watched]
+        tape.watch(sources)
+        result = one_position(function(*operands))
+    return [tf.convert_to_tensor(one).numpy() for one in tape.gradient(result, sources)]
+
+
+def expect_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        rounding = {"bfloat16": 2e-2, "float16": 2e-3, "float32": 1e-6, "float64": 1e-14}[str(one.dtype)]
+        np.testing.assert_allclose(
+            one.astype(np.float64), other.astype(np.float64), rtol=rounding, atol=rounding * np.abs(other).max()
+        )
+
+
+def normed(x: Any, scale: Any) -> Any:
+    mean = tf.reduce_mean(x, -1, keepdims=True)
+    variance = tf.reduce_mean(tf.math.squared_difference(x, tf.stop_gradient(mean)), -1, keepdims=True)
+    return tf.nn.batch_normalization(x, mean, variance, scale, scale, 1e-12)
+
+
+def multiplied(x: Any, kernel: Any) -> Any:
+    return tf.reshape(tf.matmul(tf.reshape(x, (-1, x.shape[-1])), kernel), (*x.shape[:-1], kernel.shape[-1]))
+
+
+CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "gelu": (lambda x: tf.nn.gelu(x), (SHAPE,)),
+    "gelu by tanh": (lambda x: tf.nn.gelu(x, approximate=True), (SHAPE,)),
+    "erf, square, square root": (lambda x: tf.math.erf(x) + tf.sqrt(tf.square(x) + 1.0), (SHAPE,)),
+    "relu, sigmoid": (lambda x: tf.nn.relu(x) * tf.sigmoid(x), (SHAPE,)),
+    "softmax": (lambda x: tf.nn.softmax(x / 3.0), (SHAPE,)),
+    "layer norm": (normed, (SHAPE, (128,))),
+    "product with a matrix": (multiplied, (SHAPE, (128, 192))),
+    "product with a square matrix of as many rows": (multiplied, ((8, 64, ROWS), (ROWS, ROWS))),
+    "product with a transposed matrix": (
+        lambda x, y: tf.reshape(tf.matmul(tf.reshape(x, (-1, 128)), y, transpose_b=True), (8, 64, -1)),
+        (SHAPE, (192, 128)),
+    ),
+    "transposed product": (
+        lambda x, y: tf.reshape(tf.matmul(x, y, transpose_a=True), (8, 64, 192)),
+        ((128, ROWS), (128, 192)),
+    ),
+    "operands of one shape": (lambda x, y: (x - y) * x / (y + 20.0), (SHAPE, SHAPE)),
+    "one number a row": (lambda x, y: tf.math.squared_difference(x, y) * y, (SHAPE, (8, 64, 1))),
+    "one number a row first": (lambda x, y: y * x - y, (SHAPE, (8, 64, 1))),
+    "one vector": (lambda x, y: x * y, (SHAPE, (128,))),
+    "one number": (lambda x, y: x * y, (SHAPE, ())),
+    "examples share": (lambda x, y: x * y, (SHAPE, (1, 64, 128))),
+    "positions share": (lambda x, y: x * y, (SHAPE, (8, 1, 128))),
+    "reduced over rows": (lambda x: x * tf.reduce_sum(x, 1, keepdims=True), (SHAPE,)),
+    "reduced and not kept": (lambda x: x * tf.reduce_mean(x, -1)[..., None], (SHAPE,)),
+    "reshaped to longer rows": (lambda x: tf.tanh(tf.reshape(x * 2.0, (8, 32, 256))), (SHAPE,)),
+    "reshaped to shorter rows": (lambda x: tf.tanh(tf.reshape(x * 2.0, (8, 64, 4, 32))[:, :, 1]), (SHAPE,)),
+    "transposed": (lambda x: tf.transpose(tf.tanh(tf.transpose(tf.tanh(x), (0, 2, 1))), (0, 2, 1)), (SHAPE,)),
+    "used twice": (lambda x: tf.tanh(x) + multiplied(tf.tanh(x), tf.eye(128, dtype=x.dtype)), (SHAPE,)),
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_operations_behind_one_position(case: str, dtype: Any) -> None:
+    function, shapes = CASES[case]
+    operands = [drawn(shape, seed, dtype) for seed, shape in enumerate(shapes)]
+    for watched in [(0,), (1,), (0, 1)][: 3 if len(shapes) == 2 else 1]:
+        expected = pulled(function, operands, watched)
+        with lean_gradients():
+            found = pulled(function, operands, watched)
+        expect_close(found, expected)
+
+
+@pytest.mark.parametrize("position", [0, 31, 32, 63])
+def test_whichever_position_it_is(position: int) -> None:
+    def run() -> np.ndarray:
+        x = drawn(SHAPE, 0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = one_position(multiplied(x, drawn((128, 192), 1)), position)
+        found: np.ndarray = tape.gradient(result, x).numpy()
+        return found
+
+    expected = run()
+    with lean_gradients():
+        expect_close([run()], [expected])
+
+
+def sizes_of_products(run: Callable[[], Any]) -> list[int]:
+    """How many rows the products with a matrix have that a pullback makes."""
+    from tensorflow.python.framework import op_callbacks
+
+    seen: list[int] = []
+
+    def called(kind: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        if tf.compat.as_str(kind) == "MatMul":
+            seen.append(inputs[0].shape[0])
+
+    op_callbacks.add_op_callback(called)
+    try:
+        run()
+    finally:
+        op_callbacks.remove_op_callback(called)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows"),
+    [
+        ([0, 0, 0, 1.0, *[0] * 60], 8),  # one position of eight examples
+        ([1.0] * 16 + [0] * 48, 8 * 16),
+        ([1.0] * 17 + [0] * 47, ROWS),  # not few
+        ([1.0] * 64, ROWS),
+        ([0] * 64, ROWS),  # none
+        ([np.nan, *[0] * 63], 8),
+    ],
+)
+def test_only_rows_that_are_not_zero_are_multiplied(weights: list[float], rows: int) -> None:
+    x, kernel = drawn(SHAPE, 0), drawn((128, 192), 1)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        result = multiplied(x, kernel)
+    given = np.broadcast_to(np.array(weights, np.float32)[:, None], (8, 64, 192)) * drawn((8, 64, 192), 2).numpy()
+    found: list[Any] = []
+    with lean_gradients():
+        seen = sizes_of_products(lambda: found.append(tape.gradient(result, x, output_gradients=tf.constant(given))))
+    assert seen == [rows]
+    expected = given.astype(np.float64) @ kernel.numpy().astype(np.float64).T
+    np.testing.assert_allclose(found[0].numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_zeros_of_both_signs_are_zeros_and_what_is_infinite_elsewhere_is_nobodys() -> None:
+    """Where a row's gradient is zero the objective does not depend on it: zero, and not zero times infinity."""
+    values = drawn(SHAPE, 0).numpy()
+    values[:, 40] = np.inf
+    given = np.full(SHAPE, -0.0, np.float32)
+    given[:, 3] = 1
+
+    def run() -> np.ndarray:
+        x, y = tf.constant(np.ones(SHAPE, np.float32)), tf.constant(values)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = x * y
+        found: np.ndarray = tape.gradient(result, x, output_gradients=tf.constant(given)).numpy()
+        return found
+
+    assert np.isnan(run()[:, 40]).all()  # as TensorFlow has it
+    with lean_gradients():
+        found = run()
+    np.testing.assert_array_equal(found, np.where(given != 0, values, 0))
+
+
+def test_small_gradients_are_not_looked_through() -> None:
+    def run() -> None:
+        with lean_gradients():
+            pulled(tf.tanh, [drawn((4, 8, 16), 0)], (0,))
+
+    assert operations(run)["GatherNd"] == 0
+
+
+def test_a_gradient_that_is_somebody_elses_is_given_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def theirs(operation: Any, gradient: Any) -> Any:
+        shapes.append(tuple(gradient.shape))
+        return gradient * tf.cast(tf.range(gradient.shape[0]), gradient.dtype)[:, None, None]
+
+    registry = ops._gradient_registry._registry
+    monkeypatch.setitem(registry, "Tanh", {**registry["Tanh"], "type": theirs})
+    with lean_gradients():
+        (found,) = pulled(tf.tanh, [drawn(SHAPE, 0)], (0,))
+    assert shapes == [SHAPE]
+    expected = np.zeros(SHAPE, np.float32)
+    expected[:, 3] = np.linspace(-1, 1, 128).astype(np.float32) * np.arange(8, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_gradient_of_the_users_own_is_given_the_whole() -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def theirs(x: Any) -> Any:
+        def backward(gradient: Any) -> Any:
+            shapes.append(tuple(gradient.shape))
+            return tf.cumsum(gradient, 1)
+
+        return tf.identity(x), backward
+
+    def whole(x: Any) -> Any:
+        return tf.tanh(theirs(tf.tanh(x)))
+
+    expected = pulled(whole, [drawn(SHAPE, 0)], (0,))
+    with lean_gradients():
+        expect_close(pulled(whole, [drawn(SHAPE, 0)], (0,)), expected)
+    assert shapes == [SHAPE] * 2
+
+
+def test_the_gradient_of_a_pooled_output_is_that_of_the_tape() -> None:
+    """A model of two blocks, read at its first position, as an encoder's pooled output is."""
+    keras = tf.keras
+    ids = keras.Input((64,), dtype="int32", name="input_ids")
+    x = keras.layers.Embedding(100, 128)(ids)
+    for _ in range(2):
+        x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(2, 64)(x, x))
+        wide = keras.layers.Dense(256, activation="gelu")(x)
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dense(128)(wide))
+    pooled = keras.layers.Dense(128, activation="tanh")(x[:, 0])
+    model = keras.Model(ids, pooled)
+    given = np.random.default_rng(0).integers(0, 100, (16, 64))
+    found = embgrad.gradients(model, given, embgrad.Sum())
+    table = model.layers[1].embeddings
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(model(tf.constant(given, tf.int32), training=False))
+    slices = tape.gradient(total, table)
+    expected = slices.values.numpy().reshape(16, 64, 128)
+    np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", sorted(ROWWISE))
+def test_each_is_an_operation_of_tensorflows(name: str) -> None:
+    assert ops._gradient_registry.lookup(name).__module__.startswith("tensorflow.python.ops.")
+
+
+# In a graph that is being traced
+
+
+class Blocks(tf.Module):
+    """Rows, two blocks of what an encoder's layers are made of, and what stands at one position of them."""
+
+    def __init__(self, take: Function) -> None:
+        super().__init__()
+        random = np.random.default_rng(3)
+        self.rows = tf.Variable(random.normal(size=(50, 16)))
+        self.scale = tf.Variable(random.uniform(0.5, 1.5, 16))
+        self.kernels = [tf.Variable(random.normal(size=size) / 4) for size in ((16, 16), (16, 40), (40, 16))]
+        self._take = take
+
+    def __call__(self, ids: Any) -> Any:
+        x = tf.gather(self.rows, ids)
+        for _ in range(2):
+            weights = tf.nn.softmax(tf.matmul(x, x, transpose_b=True) / 4.0)
+            x = normed(x + tf.tensordot(tf.matmul(weights, x), self.kernels[0], 1), self.scale)
+            wide = tf.nn.gelu(tf.nn.bias_add(tf.tensordot(x, self.kernels[1], 1), tf.repeat(self.scale[:1], 40)))
+            x = normed(x + tf.tensordot(wide - tf.sigmoid(wide) * 0.5, self.kernels[2], 1), self.scale)
+        return tf.tanh(self._take(x))
+
+
+TAKES: dict[str, tuple[Function, bool]] = {
+    "the first": (lambda x: x[:, 0], True),
+    "another, all axes named": (lambda x: x[:, 2, :], True),
+    "the last": (lambda x: x[:, -1], False),
+    "one, its axis kept": (lambda x: x[:, 1:2][:, 0], False),
+    "every other column": (lambda x: x[:, 1, ::2], False),
+    "columns backwards": (lambda x: x[:, 1, ::-1], False),
+    "some examples": (lambda x: tf.concat([x[:1, 1], x[1:, 1]], 0), False),
+    "one and all": (lambda x: x[:, 0] * tf.reduce_mean(x, 1), False),
+    "all": (lambda x: tf.reduce_mean(x, 1), False),
+}
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations whose gradients were computed for some rows alone."""
+    found: list[str] = []
+    whole = TracedRows._spread
+
+    def spread(*args: Any) -> Any:
+        found.append(args[0])
+        return whole(*args)
+
+    monkeypatch.setattr(TracedRows, "_spread", spread)
+    return found
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("take", TAKES)
+def test_traces(take: str, split: bool, known: list[Any]) -> None:
+    function, is_known = TAKES[take]
+    model = Blocks(function)
+    random = np.random.default_rng(4)
+    for shape in ((3, 5), (3, 5), (1, 4), (4, 3), (2, 9)):
+        ids = random.integers(0, 50, shape)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", embgrad.EmbgradWarning)
+            found = embgrad.gradients(model, ids, embgrad.Sum(), compile=True, split=split).values
+        rows = tf.gather(model.rows, ids)
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(model(tf.constant(ids)))
+        slices = tape.gradient(total, model.rows)
+        expected = slices.values.numpy().reshape(rows.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
+    assert bool(known) == is_known
+
+
+def test_traces_of_operands_that_are_one_row_for_all_at_some_lengths() -> None:
+    """A size that no trace can know: where it is 1 at a later call, the model runs without the trace, and is right."""
+
+    def call(model: Any, ids: Any) -> Any:
+        x = tf.tanh(model(ids))
+        few = x[:, : tf.where(tf.shape(x)[1] > 5, 1, tf.shape(x)[1])]
+        return tf.tanh(x * tf.concat([few, few[:, :0]], 1))[:, 2]
+
+    random = np.random.default_rng(5)
+    table = tf.Variable(random.normal(size=(50, 8)))
+    model = tf.Module()
+    model.table = table
+    for shape in ((3, 4), (3, 4), (3, 7), (2, 6), (3, 4)):
+        ids = random.integers(0, 50, shape)
+        options = {"call": lambda model, ids: call(lambda ids: tf.gather(model.table, ids), ids)}
+        plain = embgrad.gradients(model, ids, embgrad.Sum(), **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", embgrad.EmbgradWarning)
+            found = embgrad.gradients(model, ids, embgrad.Sum(), compile=True, **options)
+        np.testing.assert_allclose(found.values, plain.values, rtol=1e-9, atol=1e-12)
+        assert (found.provenance["uncompiled"] is None) == (shape[1] <= 5)
