@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.arrays import to_numpy
-from embgrad.errors import BatchError, did_you_mean, listed
+from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.validation import checked_ids, checked_integers, checked_mask, checked_tokens, count_or_none
 
 __all__ = ["CONVENTIONS", "TokenBatch"]
@@ -81,9 +81,9 @@ class TokenBatch:
         put(self, "tokens", None if tokens is None else checked_tokens(tokens, self.ids, self.mask))
         cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
         put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
-        put(self, "extras", MappingProxyType(dict(extras or {})))
+        put(self, "extras", MappingProxyType(_checked_extras(extras)))
         put(self, "convention", _known_convention(convention))
-        put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
+        put(self, "mask_is_bool", _flag(mask_is_bool, "mask_is_bool") and mask is not None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -235,9 +235,25 @@ class TokenBatch:
         return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
 
 
+def _checked_extras(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise BatchError(
+            f"extras is {brief(given)}: expected a dict of further inputs by the names that the model has for them"
+        )
+    return dict(given)
+
+
+def _flag(given: Any, name: str) -> bool:
+    if not isinstance(given, (bool, np.bool_)):
+        raise BatchError(f"{name} is {brief(given)}: expected True or False")
+    return bool(given)
+
+
 def _known_convention(name: str) -> str:
     known = [*CONVENTIONS, "gluonnlp", "ids"]
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise BatchError(f"convention is {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}")
     return name
 

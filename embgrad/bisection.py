@@ -8,7 +8,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from embgrad.backend import Call
-from embgrad.calling import as_parts
+from embgrad.calling import as_parts, expect_callable
 from embgrad.errors import EmbgradError, ObjectiveError
 from embgrad.forms import batch_of
 from embgrad.progress import reporter
@@ -131,6 +131,8 @@ def bisect(
     number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)  # NumPy's numbers, too
     if tolerance is not None and not (number and 0 <= tolerance < float("inf")):
         raise EmbgradError(f"tolerance is {tolerance!r}: expected a number from 0 on, such as 1e-5, or None")
+    expect_callable(call_a, "call_a")
+    expect_callable(call_b, "call_b")
     tokens = batch_of(batch, tokenizer)
     first, second = _pair(objective)
     with reporter(progress) as report:

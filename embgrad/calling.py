@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.batch import TokenBatch
-from embgrad.errors import BatchError, listed
+from embgrad.errors import BatchError, brief, listed
 
-__all__ = ["CallPlan", "as_parts", "parameters_of", "plan_call", "plan_mapping"]
+__all__ = ["CallPlan", "as_parts", "expect_callable", "parameters_of", "plan_call", "plan_mapping"]
 
 #: The names by which models call each part of a batch, over the conventions of all frameworks. A mask is 1 at
 #: real positions under each of these; names that mean the reverse somewhere (`key_padding_mask`) are left out.
@@ -50,6 +50,16 @@ class CallPlan:
 def as_parts(model: Any) -> tuple[Any, ...]:
     """The parts of a model: those of a list or tuple, or the model alone."""
     return tuple(model) if isinstance(model, (list, tuple)) else (model,)
+
+
+def expect_callable(call: Any, name: str = "call") -> None:
+    """Refuse as the option `call` what cannot be called.
+
+    Raises:
+        BatchError: it is neither None nor a function.
+    """
+    if call is not None and not callable(call):
+        raise BatchError(f"{name} is {brief(call)}: expected a function, {name}(model, inputs) -> outputs")
 
 
 def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Parameter]:

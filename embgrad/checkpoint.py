@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.errors import FileFormatError, UnsupportedError, did_you_mean, listed
 
-__all__ = ["WeightTarget", "bert_names", "canonical_names", "load_bert", "read_weights"]
+__all__ = ["WeightTarget", "bert_names", "canonical_names", "load_bert", "read_weights", "weight_files"]
 
 #: Buffers that older checkpoints hold beside the weights: positions 0, 1, 2, …, and types of zeros.
 BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -75,8 +75,10 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
         UnsupportedError: the checkpoint is no BERT, or the framework cannot build this one.
         BackendError: the framework is not installed.
     """
+    from embgrad.files import expect_path
     from embgrad.registry import backend_named
 
+    expect_path(folder, "folder")
     backend = backend_named(framework)
     if "load_bert" not in backend.supports:
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
@@ -132,6 +134,20 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
     Raises:
         FileFormatError: a file is missing or broken.
     """
+    from embgrad.files import read_tensors
+
+    weights: dict[str, np.ndarray] = {}
+    for file in weight_files(folder):
+        weights.update(read_tensors(file)[0])
+    return weights
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold a checkpoint folder's weights. Weights in pickles are no one's to read.
+
+    Raises:
+        FileFormatError: one is missing, or the index of shards is broken.
+    """
     index = folder / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -140,22 +156,18 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
             raise FileFormatError(f"{index} is no index of safetensors shards: {error!r}") from error
     else:
         files = ["model.safetensors"]
-    weights: dict[str, np.ndarray] = {}
     for file in files:
         if not isinstance(file, str) or Path(file).name != file:
             raise FileFormatError(f"{index} names the shard {file!r}: expected a file in the same folder")
-        weights.update(_read(folder / file))
-    return weights
+        _expect_there(folder / file)
+    return [folder / file for file in files]
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
-    from embgrad.files import read_tensors
-
+def _expect_there(path: Path) -> None:
     if not path.exists():
         others = sorted(p.name for p in path.parent.glob("*") if p.suffix in (".bin", ".h5", ".pt", ".ckpt"))
         hint = f"; {listed(others)} is not read, convert it to safetensors" if others else ""
         raise FileFormatError(f"{path} is missing: expected the weights as safetensors{hint}")
-    return read_tensors(path)[0]
 
 
 def _without_prefix(weights: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:

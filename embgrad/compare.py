@@ -17,6 +17,7 @@ from embgrad.diagnosis import diagnosed
 from embgrad.diagnosis.findings import Finding
 from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
 from embgrad.figures import figures_of, lengths, position_figures
+from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.storage import load
 from embgrad.tolerance import tolerance_of, unit_roundoff
@@ -86,6 +87,7 @@ def compare(
         A Comparison, or for mappings Comparisons by name.
 
     Raises:
+        BackendError: no backend takes one of the models.
         BatchError: the two have no text in common.
         PointError: the two are of other points, of which the values have other shapes; or other names in mappings.
         FileFormatError: a file is not embgrad's.
@@ -248,6 +250,9 @@ def _models(models: Any) -> tuple[Any, Any]:
         raise EmbgradError(
             f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
         )
+    for model in models:
+        if model is not None:
+            backend_for(model)  # what is no model would else be passed over, and causes inside it never be tried
     return (models[0], models[1])
 
 

@@ -70,7 +70,7 @@ def with_layout(backend: Backend, model: Any, batch: TokenBatch, call: Call | No
 
 
 def example_axis(backend: Backend, model: Any, batch: TokenBatch, call: Call | None, point: Point) -> int | None:
-    """Which of the first two axes of a module's tensor is the examples, where there are as many of them as positions.
+    """Which of the first two axes of a point's tensor is the examples, where there are as many of them as positions.
 
     A forward pass with one example less shows it. None where the axes' lengths tell by themselves.
 
@@ -78,7 +78,9 @@ def example_axis(backend: Backend, model: Any, batch: TokenBatch, call: Call | N
         AmbiguousPointError: that forward pass did not show it either.
     """
     examples, positions = batch.shape
-    if examples != positions or examples == 1 or point.shape[:2] != batch.shape:
+    # Of a lookup the indices alone have such axes: a table's rows can be as long as the batch has positions, too.
+    shape = point.shape if point.lookup is None else point.lookup.indices.shape
+    if examples != positions or examples == 1 or shape[:2] != batch.shape:
         return None
     fewer = next((one for one in backend.points(model, batch[:-1], call) if one.key == point.key), None)
     shorter = () if fewer is None else fewer.shape[:2]

@@ -80,17 +80,25 @@ def encode(
         BatchError: the texts or the tokenizer are not of these kinds, or the tokenizer returned no ids.
     """
     examples = _examples(texts)
-    if padding_side not in (None, "right", "left"):
+    if padding_side is not None and (not isinstance(padding_side, str) or padding_side not in ("right", "left")):
         raise BatchError(
             f"padding_side is {padding_side!r}: expected 'right' or 'left'."
             f"{did_you_mean(str(padding_side), ('right', 'left'))}"
         )
+    _expect_id(pad_id)
     padding = padding_of(tokenizer)
     found = encoded(examples, tokenizer, max_length)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
     return padded(found, padding)
+
+
+def _expect_id(pad_id: Any) -> None:
+    """Refuse what pads with no id, whether there is anything to pad or not."""
+    whole = isinstance(pad_id, (int, np.integer)) and not isinstance(pad_id, bool)
+    if pad_id is not None and not (whole and 0 <= pad_id < 2**63):
+        raise BatchError(f"pad_id is {brief(pad_id)}: expected the id that pads, a whole number of at least 0, or None")
 
 
 def padding_of(tokenizer: Any) -> Padding:

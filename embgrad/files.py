@@ -13,9 +13,19 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from embgrad.errors import FileFormatError, brief
+from embgrad.errors import EmbgradError, FileFormatError, brief
 
-__all__ = ["read_tensors", "write_tensors", "write_whole"]
+__all__ = ["expect_path", "read_tensors", "write_tensors", "write_whole"]
+
+
+def expect_path(path: object, name: str = "path") -> None:
+    """Refuse what is no path.
+
+    Raises:
+        EmbgradError: it is neither text nor a path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise EmbgradError(f"{name} is {brief(path)}: expected the path of a file or folder, as text or a pathlib.Path")
 
 
 def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.assembly import joined
 from embgrad.backend import Call
+from embgrad.calling import expect_callable
 from embgrad.certifying import certified
 from embgrad.changes import checked_changes
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
@@ -21,7 +22,7 @@ from embgrad.progress import Progress, reporter
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.task import Task, level_of_user
-from embgrad.validation import count_or_none
+from embgrad.validation import count_or_none, expect_flag
 
 __all__ = ["asked", "gradients", "points"]
 
@@ -134,6 +135,7 @@ def gradients(
         UnsupportedError: the backend cannot do this for this model.
     """
     names = _names(at)
+    expect_flag(check, "check")
     tokens = batch_of(batch, tokenizer)
     batch_size = count_or_none(batch_size, "batch_size")
     given = {"override": override, "add": add, "edit": edit}
@@ -204,6 +206,7 @@ def points(model: Any, batch: Any, *, tokenizer: Any = None, call: Call | None =
         BackendError: no backend takes the model.
         BatchError: the batch is malformed, or an id lies outside the table.
     """
+    expect_callable(call)
     return [point for point in backend_for(model).points(model, batch_of(batch, tokenizer), call) if point.listed]
 
 
@@ -225,7 +228,6 @@ def _names(at: Any) -> tuple[str, ...]:
 
 
 def _check_options(pads: str, call: Call | None) -> None:
-    if call is not None and not callable(call):
-        raise BatchError(f"call is {call!r}: expected a function, call(model, inputs) -> outputs")
+    expect_callable(call)
     if not isinstance(pads, str) or pads not in ("keep", "zero"):
         raise BatchError(f"pads is {pads!r}: expected 'keep' or 'zero'.{did_you_mean(str(pads), ('keep', 'zero'))}")

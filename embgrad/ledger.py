@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.backend import Call, ParameterValues, Point, PointValues
 from embgrad.batch import TokenBatch
+from embgrad.calling import expect_callable
 from embgrad.disambiguation import told_apart
 from embgrad.errors import NoGradientError, PointError
 from embgrad.forms import batch_of
@@ -103,6 +104,7 @@ def table_gradients(
         NoGradientError: the objective does not depend on the table.
         EmbgradError: as `gradients` raises.
     """
+    expect_callable(call)
     tokens = batch_of(batch, tokenizer)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (at,), call, training)
@@ -159,7 +161,7 @@ def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> T
     shape = (lookup.rows, lookup.dim)
     zeros = np.zeros(shape, np.float64 if run.compute_dtype == "float64" else np.float32)
     by_lookups = np.sum([zeros, *(one for one in through if one is not None)], axis=0)
-    head = zeros if rest.gradient is None else rest.gradient
+    head = zeros if rest.gradient is None else np.ascontiguousarray(rest.gradient)
     _expect_finite(path, by_lookups, head)
     own = None
     if not task.training:

@@ -32,6 +32,9 @@ IGNORED = -100
 #: How far a row's sum may be from 1 for the row to be taken for probabilities, half precision included.
 PROBABILITY_TOLERANCE = 5e-3
 
+#: The same for rows of float32 or float64, which a softmax has summed to 1 far better.
+EXACT_TOLERANCE = 1e-5
+
 
 class Objective(ABC):
     """L of each example from one output of the model, and its cotangent.
@@ -206,7 +209,7 @@ class Projection(Objective):
         super().__init__(output=output, position=position)
         try:
             given = to_numpy(vector)
-            if given.dtype.kind in "cSU":
+            if given.dtype.kind in "cSUVMm":
                 raise TypeError(f"of dtype {given.dtype}")
             self.vector = np.array(given, dtype=np.float64)
         except (TypeError, ValueError, OverflowError) as error:
@@ -376,13 +379,24 @@ class Scalar:
 
 
 def _refuse_probabilities(values: np.ndarray) -> None:
-    if len(values) and _are_probabilities(values).all():
+    """Refuse what a softmax gave, told by its sums, as exact as its dtype; logits may come near to such by chance."""
+    if not len(values) or values.min() < 0:
+        return
+    near = PROBABILITY_TOLERANCE if _are_half(values) else EXACT_TOLERANCE
+    if _are_probabilities(values, near).all():
         raise ObjectiveError(
             "the output's rows are not negative and sum to 1, so the model seems to end in a softmax, and of='logits' would "
             "take a softmax of it again: pass of='probabilities', or name the logits with output=..."
         )
 
 
-def _are_probabilities(values: np.ndarray) -> np.ndarray:
-    near_one = np.abs(values.sum(1) - 1) < PROBABILITY_TOLERANCE
+def _are_half(values: np.ndarray) -> bool:
+    """Whether the values are of half precision, float16 or bfloat16, widened since."""
+    single = values.astype(np.float32)
+    with np.errstate(over="ignore"):
+        return bool((single.astype(np.float16) == values).all() or not (single.view(np.uint32) & 0xFFFF).any())
+
+
+def _are_probabilities(values: np.ndarray, near: float = PROBABILITY_TOLERANCE) -> np.ndarray:
+    near_one = np.abs(values.sum(1) - 1) < near
     return np.asarray(near_one & (values >= 0).all(1))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend import Call
-from embgrad.calling import as_parts
+from embgrad.calling import as_parts, expect_callable
 from embgrad.checkpoint import WeightTarget, canonical_names
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
@@ -86,10 +86,11 @@ def parameter_gradients(
         UnsupportedError: the backend cannot do this for this model, or the model has no canonical names.
         EmbgradError: as `gradients` raises.
     """
-    if names not in ("native", "canonical"):
+    if not isinstance(names, str) or names not in ("native", "canonical"):
         raise BatchError(
             f"names is {names!r}: expected 'native' or 'canonical'.{did_you_mean(str(names), ('native', 'canonical'))}"
         )
+    expect_callable(call)
     tokens = batch_of(batch, tokenizer)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (), call, training)

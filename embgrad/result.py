@@ -152,12 +152,12 @@ class EmbeddingGradients:
                 as in Shrikumar, Greenside and Kundaje, "Learning important features through propagating activation
                 differences", 2017).
         """
+        if not isinstance(kind, str) or kind not in ("norm", "dot"):
+            raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
         wide = self.values.astype(np.float64)  # the squares of small float32 numbers would be zero
         if kind == "norm":
             return np.asarray(np.linalg.norm(wide, axis=-1).astype(self.values.dtype))
-        if kind == "dot":
-            return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
-        raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
+        return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
 
     def words(self, kind: str = "norm") -> list[list[Word]]:
         """The words of each example with their saliency; sub-word tokens are merged, padding is left out.

@@ -124,8 +124,11 @@ def _at_modules(
 def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """The first lookup whose indices go up by one at real positions."""
     fitting = [one for one in lookups if _counts_up(one, batch)]
-    told = any(row.sum() > 1 for row in batch.real)
-    return _preferred(fitting, POSITION, told)
+    if any(row.sum() > 1 for row in batch.real):
+        return _preferred(fitting, POSITION, told=True)
+    # One real position goes up in any lookup; those that the mask leaves out tell where they count too, as in a micro-batch.
+    throughout = [one for one in fitting if any(map(_goes_up_throughout, _per_position(one.indices, batch)))]
+    return _preferred(fitting, POSITION, told=False) or _preferred(throughout, POSITION, told=True)
 
 
 def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
@@ -153,9 +156,16 @@ def _counts_up(lookup: Lookup, batch: TokenBatch) -> bool:
 
 def _goes_up(rows: np.ndarray, padding: int | None, batch: TokenBatch) -> bool:
     rows, real = np.broadcast_to(rows, batch.shape), batch.real
+    if _goes_up_throughout(rows):
+        return True
     # A table that declares a row of padding (RoBERTa's positions) gives it to pads, told or not.
     counted = real if padding is None else real & (rows != padding)
     return all((np.diff(row[kept]) == 1).all() for row, kept in zip(rows, counted, strict=True)) and bool(counted.any())
+
+
+def _goes_up_throughout(rows: np.ndarray) -> bool:
+    """From the first position to the last, whatever the mask leaves out."""
+    return rows.shape[1] > 1 and bool((np.diff(rows) == 1).all())
 
 
 def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray]:

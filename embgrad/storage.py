@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, FileFormatError, brief
-from embgrad.files import read_tensors, write_tensors
+from embgrad.files import expect_path, read_tensors, write_tensors
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
 
@@ -63,6 +63,7 @@ def save(
         EmbgradError: `results` is something else, or a result holds what no file can, such as float16 values.
         OSError: the file cannot be written.
     """
+    expect_path(path)
     single = isinstance(results, EmbeddingGradients)
     named = {"": results} if isinstance(results, EmbeddingGradients) else expect_results(results)
     arrays: dict[str, np.ndarray] = {}
@@ -88,7 +89,9 @@ def load(path: str | Path) -> EmbeddingGradients | dict[str, EmbeddingGradients]
     Raises:
         FileNotFoundError: there is no such file.
         FileFormatError: it is not whole, not embgrad's, or of a later version of the format.
+        EmbgradError: `path` is no path.
     """
+    expect_path(path)
     arrays, metadata = read_tensors(path, _KINDS)
     described = _described(path, metadata)
     try:

@@ -11,6 +11,7 @@ import numpy as np
 
 from embgrad.backend import Call
 from embgrad.errors import BatchError, EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
+from embgrad.files import expect_path
 from embgrad.gradient import asked
 from embgrad.objective import Scalar, Sum
 from embgrad.points import WORD
@@ -90,6 +91,8 @@ def stream(
         FileFormatError: the folder holds another run (other weights, objective, options, or source), or is broken.
         EmbgradError: another stream writes to the folder.
     """
+    if to is not None:
+        expect_path(to, "to")
     objectives = Objectives(objective)
     window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
     size = count_or_none(batch_size, "batch_size")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Real
 from typing import Any, Final
 
 import numpy as np
@@ -87,7 +88,7 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
         EmbgradError: `g` is no result and no list of tables of one shape, or `max_norm` is no number above 0.
         PointError: the result is at no lookup, see `EmbeddingGradients.per_example`.
     """
-    if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float, np.number)) or not max_norm > 0:
+    if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise EmbgradError(f"max_norm is {brief(max_norm)}: expected a number above 0")
     tables = _tables(g, "g")
     _expect_one_shape(tables)

@@ -34,6 +34,7 @@ from embgrad.objective import Objective
 from embgrad.points import WORD
 from embgrad.responding import Respond, objective_values, respond_with
 from embgrad.result import EmbeddingGradients
+from embgrad.validation import expect_flag
 from embgrad.version import __version__
 
 __all__ = ["Task", "level_of_user", "origins", "warn_of_unused"]
@@ -65,7 +66,9 @@ class Task:
     compiled: bool = False
 
     def check(self) -> None:
-        """Refuse what the backend cannot do, before anything runs."""
+        """Refuse what the backend cannot do, and options that are none, before anything runs."""
+        for name, flag in (("training", self.training), ("split", self.split), ("compile", self.compiled)):
+            expect_flag(flag, name)
         wanted: dict[str, Any] = {
             "training": self.training,
             "split": self.split,

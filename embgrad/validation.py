@@ -17,6 +17,7 @@ __all__ = [
     "checked_mask",
     "checked_tokens",
     "count_or_none",
+    "expect_flag",
     "is_text",
     "read_only",
 ]
@@ -41,6 +42,10 @@ def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
     """A mask as int64, read-only."""
     array = as_array(given, "mask")
     _expect_shape(array, "mask", shape)
+    if array.dtype.kind in "cVmM":  # which compare as numbers do, or not at all
+        raise BatchError(
+            f"mask is of dtype {array.dtype}: expected 1 at real positions and 0 at padding, as integers, floats or bools"
+        )
     wrong = np.argwhere((array != 0) & (array != 1))
     if wrong.size:
         place = tuple(int(i) for i in wrong[0])
@@ -82,6 +87,8 @@ def checked_tokens(
     given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None
 ) -> tuple[tuple[str, ...], ...]:
     """The tokens as tuples, one token a position."""
+    if not hasattr(given, "__iter__"):
+        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
     lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in given]
     if -1 in lengths:
         raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
@@ -137,6 +144,16 @@ def is_text(given: Any) -> bool:
     if isinstance(given, (list, tuple)):
         return bool(given) and is_text(given[0])
     return isinstance(given, (str, bytes))
+
+
+def expect_flag(given: Any, name: str) -> None:
+    """Refuse as an option what is neither True nor False: text, say, would count as True.
+
+    Raises:
+        BatchError: it is neither.
+    """
+    if not isinstance(given, (bool, np.bool_)):
+        raise BatchError(f"{name} is {brief(given)}: expected True or False")
 
 
 def count_or_none(given: Any, name: str) -> int | None:

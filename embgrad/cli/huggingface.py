@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from embgrad.checkpoint import read_weights
+from embgrad.checkpoint import read_weights, weight_files
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, did_you_mean, listed
 
 __all__ = ["from_transformers"]
@@ -23,7 +23,7 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
     Raises:
         BackendError: transformers is not installed.
         UnsupportedError: transformers has no such class in this framework.
-        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it.
+        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it, or its weights are no safetensors.
     """
     if importlib.util.find_spec("transformers") is None:
         raise BackendError(f"{path} needs the package 'transformers': pip install 'embgrad[{framework}]'")
@@ -38,6 +38,8 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
             + (": TensorFlow's classes need transformers below 5" if framework == "tensorflow" else "")
             + f"; build the model yourself and give path/to/file.py:name.{did_you_mean(name, dir(transformers))}"
         )
+    if framework == "torch":
+        weight_files(path)  # where there are none, transformers would look for pickles
     try:
         model, told = _tensorflow(found, path) if framework == "tensorflow" else _pretrained(found, path)
     except (OSError, ValueError, RuntimeError, ImportError) as error:

@@ -67,17 +67,22 @@ class Means(ABC):
         aligned = case.alignment.examples()
         for counts, what in self.counts(_with_labels(case)):
             found = counts[np.maximum(aligned, 0)]
-            if (found != 1).any():
+            if _tells(found):
                 text = f"a factor {_one_over(found)}: {target} took the mean over {what}"
                 yield Factor(self.cause, text, 1 / found, mean_on="target")
         for counts, what in self.counts(case.source):
-            if (counts != 1).any():
+            if _tells(counts):
                 text = f"a factor {_times(counts)}: {source} took the mean over {what}"
                 yield Factor(self.cause, text, counts, mean_on="source")
 
     @abstractmethod
     def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
         """How many there are of what the mean may be taken over, float64, (example,), and what that is."""
+
+
+def _tells(counts: np.ndarray) -> bool:
+    """Whether a mean over so many differs from a sum; over none, as in an example of nothing but padding, there is no mean."""
+    return bool((counts > 0).all() and (counts != 1).any())
 
 
 class MeanOverBatch(Means):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from embgrad.errors import EmbgradError, FileFormatError
+from embgrad.files import expect_path
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
 from embgrad.storage import load
@@ -32,6 +33,7 @@ def open_stream(folder: str | Path) -> StreamFolder:
         FileNotFoundError: there is no such folder, or no manifest in it.
         FileFormatError: the manifest is not as embgrad writes it, or of a later version.
     """
+    expect_path(folder, "folder")
     return StreamFolder(Path(folder), read_manifest(Path(folder)))
 
 

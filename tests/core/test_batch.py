@@ -225,6 +225,22 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"extras": [1, 2]}, r"extras is \[1, 2\]: expected a dict"),
+        ({"extras": "ab"}, "extras is 'ab': expected a dict"),
+        ({"extras": {3: 4}}, r"extras is \{3: 4\}: expected a dict"),
+        ({"tokens": 3}, "tokens are 3: expected a list of tokens for each example"),
+        ({"mask_is_bool": "no"}, "mask_is_bool is 'no': expected True or False"),
+        ({"convention": np.array(["ids", "tfhub"])}, r"convention is array.*expected one of 'huggingface'"),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.TokenBatch([[1, 2, 3], [4, 5, 6]], **options)
+
+
+@pytest.mark.parametrize(
     ("mask", "fragments"),
     [
         ([[1, 1]], ["mask has shape (1, 2)", "expected (2, 3), as the ids"]),
@@ -239,6 +255,8 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
         ([[0, -np.inf, 0], [0, 0, 0]], ["mask holds -inf at example 0, position 1"]),
         ([[0.5, 1, 1], [1, 1, 1]], ["mask holds 0.5 at example 0, position 0"]),
         ([["1", "1", "0"]] * 2, ["mask holds 1 at example 0, position 0"]),
+        (np.ones((2, 3), complex), ["mask is of dtype complex128", "integers, floats or bools"]),
+        (np.zeros((2, 3), [("a", int)]), ["mask is of dtype [('a'", "integers, floats or bools"]),
         ([[1, 1, None], [1, 1, 1]], ["mask are not a rectangular array", "got [[1, 1, None], [1, 1, 1]]"]),
         ([[1, 1], [1]], ["mask are not a rectangular array", "lengths [2, 1]"]),
     ],

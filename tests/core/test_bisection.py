@@ -305,6 +305,12 @@ def test_other_than_a_pair_of_objectives(objectives: object) -> None:
         embgrad.bisect(model(), model(), IDS, objectives)
 
 
+@pytest.mark.parametrize("name", ["call_a", "call_b"])
+def test_a_call_that_is_no_function(name: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=rf"{name} is \[\]: expected a function"):
+        embgrad.bisect(model(), model(), IDS, OBJECTIVE, **{name: []})  # type: ignore[arg-type]
+
+
 def test_values_that_are_not_finite_are_told_in_json() -> None:
     bad = weights()["layers.1.up.W"].copy()
     bad[0, 0] = np.nan

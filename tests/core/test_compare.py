@@ -133,6 +133,12 @@ def test_models_come_in_pairs(models: Any) -> None:
         embgrad.compare(gradient(), gradient(2.0), models=models)
 
 
+@pytest.mark.parametrize("models", [("folder/of/a/model", None), (None, 3), [object(), None]])
+def test_models_that_no_backend_takes(models: Any) -> None:
+    with pytest.raises(embgrad.BackendError):
+        embgrad.compare(gradient(), gradient(2.0), models=models)
+
+
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5"])
 def test_tolerances_that_are_none(tolerance: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match="expected a number of at least 0"):

@@ -55,6 +55,16 @@ def single() -> embgrad.EmbeddingGradients:
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_example_of_nothing_but_padding_has_no_mean() -> None:
+    a = replace(single(), mask=MASK * [[1], [0], [1]])
+    comparison = embgrad.compare(a, replace(a, values=a.values * 1.5 + 0.1))
+    assert not comparison.agrees
+    assert "mean-over-tokens" not in {cause for finding in comparison.findings for cause in finding.causes}
+    twice = embgrad.compare(a, replace(a, values=a.values / np.float32(len(IDS))))
+    assert [finding.causes for finding in twice.findings] == [("mean-over-batch",)]
+
+
 def times(number: Any) -> Callable[[Any], np.ndarray]:
     return lambda a: a.values * np.broadcast_to(np.asarray(number, np.float32).reshape(-1, 1, 1), (len(IDS), 1, 1))
 

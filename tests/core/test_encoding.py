@@ -319,8 +319,11 @@ def test_tokenizers_that_are_refused(given: Any, fragments: list[str]) -> None:
         ({"max_length": 4}, ["max_length cannot be kept with a callable", "cut the ids in the callable"]),
         ({"padding_side": "lefty"}, ["padding_side is 'lefty'", "Did you mean 'left'?"]),
         ({"padding_side": 1}, ["padding_side is 1", "expected 'right' or 'left'"]),
-        ({"pad_id": -1}, ["ids holds -1 at example 0, position 1"]),
-        ({"pad_id": 1.5}, ["ids holds 1.5 at example 0, position 1"]),
+        ({"pad_id": -1}, ["pad_id is -1", "a whole number of at least 0, or None"]),
+        ({"pad_id": 1.5}, ["pad_id is 1.5"]),
+        ({"pad_id": "0"}, ["pad_id is '0'"]),
+        ({"pad_id": 2**63}, ["pad_id is 9223372036854775808"]),
+        ({"padding_side": np.array(["left", "right"])}, ["padding_side is array", "expected 'right' or 'left'"]),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], fragments: list[str]) -> None:

@@ -188,6 +188,22 @@ def test_batches_and_options_that_are_refused(batch: Any, options: dict[str, Any
         gradients(mean, batch, **options)
 
 
+@pytest.mark.parametrize("name", ["training", "split", "check", "compile"])
+@pytest.mark.parametrize("flag", ["no", 0, None, np.array([1, 0])])
+def test_flags_are_true_or_false(name: str, flag: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=rf"{name} is .*: expected True or False"):
+        gradients(**{name: flag})
+
+
+def test_flags_of_numpy_and_a_call_that_is_none() -> None:
+    np.testing.assert_array_equal(gradients(split=np.True_).values, gradients(split=True).values)
+    for function in (embgrad.table_gradients, embgrad.parameter_gradients):
+        with pytest.raises(embgrad.BatchError, match="training is 'no': expected True or False"):
+            function(model(mean), IDS, embgrad.Sum(), training="no")
+    with pytest.raises(embgrad.BatchError, match=r"call is \[\]: expected a function"):
+        embgrad.points(model(mean), IDS, call=[])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [

@@ -112,6 +112,20 @@ def test_two_lookups_of_the_ids_in_one_table_are_one_table() -> None:
     assert (found.path, found.lookups) == ("E", 2)
 
 
+def test_the_arrays_are_contiguous() -> None:
+    """Of a head that is the table's transpose too, whose gradient comes transposed."""
+    found = embgrad.table_gradients(model(tied), IDS, embgrad.CrossEntropy(LABELS))
+    for array in (found.lookup, found.head, found.total, found.own):
+        assert array is not None
+        assert array.flags.c_contiguous
+
+
+@pytest.mark.parametrize("call", [[], 3, "model"])
+def test_a_call_that_is_no_function(call: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"call is .*: expected a function, call\(model, inputs\)"):
+        embgrad.table_gradients(model(tied), IDS, embgrad.Sum(), call=call)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_figures_and_what_is_said(dtype: str) -> None:
     found = embgrad.table_gradients(model(tied, dtype), IDS, embgrad.CrossEntropy(LABELS))

@@ -45,6 +45,25 @@ def ids(examples: int, positions: int) -> np.ndarray:
     return np.random.default_rng(3).permutation(np.arange(1, 40))[: examples * positions].reshape(examples, positions)
 
 
+def test_positions_in_a_table_as_narrow_as_the_batch_is_long() -> None:
+    """Two examples of two positions, and rows of two numbers: the indices, (position,), tell that there is no example axis."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Any:
+        places = lookup(model["P"], np.arange(input_ids.shape[1]))
+        return ((lookup(model["E"], input_ids) + places).tanh().mean(1)) @ model["W"]
+
+    random = np.random.default_rng(0)
+    built = ReferenceModel(
+        forward, {name: random.normal(size=(8, 2)) for name in "EP"} | {"W": random.normal(size=(2, 3))}
+    )
+    batch = np.array([[7, 3], [4, 6]])
+    found = embgrad.gradients(built, batch, OBJECTIVE, at="position")
+    word = embgrad.gradients(built, batch, OBJECTIVE)
+    # A position is added to the word's row, so that it has its gradient.
+    np.testing.assert_array_equal(found.values, word.values)
+    np.testing.assert_array_equal(found.ids, [[0, 1], [0, 1]])
+
+
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
 @pytest.mark.parametrize("at", ["layer.1", "embeddings", "position", "layer.-1", "E"])
 def test_two_examples_find_the_points(passes: list[Any], shape: tuple[int, int], at: str) -> None:

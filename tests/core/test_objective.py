@@ -333,6 +333,8 @@ def test_the_callers_vector_is_not_kept() -> None:
         (lambda: Projection("a"), ["vector is 'a'", "expected an array of real numbers"]),
         (lambda: Projection(["1", "2"]), ["vector is ['1', '2']", "expected an array of real numbers"]),
         (lambda: Projection([1j]), ["vector is [1j]", "expected an array of real numbers"]),
+        (lambda: Projection(np.zeros(2, "datetime64[D]")), ["expected an array of real numbers", "datetime64"]),
+        (lambda: Projection(np.zeros(2, [("a", int)])), ["expected an array of real numbers", "('a', '<i8')"]),
         (lambda: Projection([[1], [1, 2]]), ["vector is [[1], [1, 2]]"]),
         (lambda: Projection(3.0), ["vector has shape ()", "(classes,) or (example, classes)"]),
         (lambda: Projection([np.nan]), ["vector has shape (1,)", "expected finite numbers"]),
@@ -509,3 +511,18 @@ def test_an_objective_of_the_users_keeps_what_it_holds_when_it_is_cut() -> None:
 
     cut = Scaled(3.0).take(slice(1, 2), EXAMPLES)
     assert cut.evaluate(ROWS[1:2], BATCH[1:2])[0] == pytest.approx(3.0 * ROWS[1].sum())
+
+
+@pytest.mark.parametrize("row", [[0.3, 0.7004], [0.25, 0.751], [0.0, 0.9951]])
+def test_logits_that_come_near_to_probabilities_by_chance_are_taken(row: list[float]) -> None:
+    logits = np.array([row])
+    values, _ = CrossEntropy(1).evaluate(logits, TokenBatch([[1, 2]]))
+    np.testing.assert_allclose(values, -np.log(softmax(logits)[:, 1]))
+
+
+@pytest.mark.parametrize("classes", [2, 50_000])
+def test_a_softmax_in_single_precision_is_told(classes: int) -> None:
+    rows = softmax(drawn(1, 3, classes).astype(np.float32))
+    assert rows.dtype == np.float32
+    with pytest.raises(embgrad.ObjectiveError, match="end in a softmax"):
+        CrossEntropy([0, 1, 1]).evaluate(rows, BATCH)

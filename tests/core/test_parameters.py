@@ -177,10 +177,16 @@ def test_a_model_without_canonical_names() -> None:
 # What is refused
 
 
-@pytest.mark.parametrize("names", ["natives", "canonic", None, 3, ["native"]])
+@pytest.mark.parametrize("names", ["natives", "canonic", None, 3, ["native"], np.array(["native", "canonical"])])
 def test_names_that_are_refused(names: Any) -> None:
     with pytest.raises(embgrad.BatchError, match=r"names is .*: expected 'native' or 'canonical'"):
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names=names)
+
+
+@pytest.mark.parametrize("call", [[], 3, "model"])
+def test_a_call_that_is_no_function(call: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"call is .*: expected a function, call\(model, inputs\)"):
+        embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), call=call)
 
 
 def test_an_objective_that_depends_on_no_parameter() -> None:

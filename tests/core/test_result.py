@@ -98,6 +98,12 @@ def test_small_gradients_have_a_saliency() -> None:
     np.testing.assert_allclose(tiny.saliency(), 2e-30, rtol=1e-6)
 
 
+def test_an_array_of_kinds() -> None:
+    for ask in (result().saliency, result().words):
+        with pytest.raises(embgrad.EmbgradError, match=r"kind is array.*: expected 'norm' or 'dot'"):
+            ask(np.array(["norm", "dot"]))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["nrom", None, 2])
 def test_an_unknown_kind(kind: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match=f"kind is {kind!r}: expected 'norm' or 'dot'"):

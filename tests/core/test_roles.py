@@ -114,6 +114,23 @@ def test_positions_of_padding_on_the_left() -> None:
         assert trace.roles["position"] == "place#0"
 
 
+def test_positions_under_a_mask_with_holes() -> None:
+    """They go up by one from the first position to the last, though not at the real ones alone."""
+    mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
+    roles = bert(embgrad.TokenBatch(IDS, mask)).roles
+    assert roles["position"] == "embeddings.position_embeddings#0"
+    assert roles["embeddings"] == "embeddings:output#0"
+
+
+def test_positions_of_one_token_with_padding() -> None:
+    """As a micro-batch may be: what the mask leaves out tells the positions, whatever their table is called."""
+    batch = embgrad.TokenBatch([[7, 9]], [[0, 1]])
+    trace = Trace(batch)
+    for path, indices in (("words", batch.ids), ("segments", np.zeros((1, 2), int)), ("places", np.arange(2)[None])):
+        trace.table(path, indices)
+    assert trace.roles["position"] == "places#0"
+
+
 def test_gluonnlps_bert_has_no_module_for_its_embeddings() -> None:
     trace = Trace(embgrad.TokenBatch(IDS, types=np.zeros_like(IDS)))
     trace.module(

@@ -151,6 +151,18 @@ def test_a_single_result_is_of_the_first_format_which_every_embgrad_reads(tmp_pa
         assert json.loads(file.metadata()["embgrad"])["format"] == 1
 
 
+@pytest.mark.parametrize("path", [3, None, [], b"bytes"])
+def test_a_path_that_is_none(path: Any) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
+        embgrad.load(path)
+    with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
+        embgrad.save({}, path)
+    with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
+        embgrad.open_stream(path)
+    with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
+        embgrad.load_bert(path, "reference")
+
+
 def test_a_file_of_before_certificates_loads(tmp_path: Path) -> None:
     path = rewritten(tmp_path, removing("description", "certificate"))
     expect_same_bits(result(), embgrad.load(path))

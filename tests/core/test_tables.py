@@ -206,7 +206,7 @@ def test_tables_that_do_not_go_together() -> None:
             embgrad.EmbgradError, match=r"the shapes \(9, 2\) and \(9, 3\): expected gradients of one table"
         ):
             call()
-    for most in (0, -1, float("nan"), True, "1"):
+    for most in (0, -1, float("nan"), True, "1", np.complex128(1)):
         with pytest.raises(embgrad.EmbgradError, match=r"max_norm is .* expected a number above 0"):
             embgrad.clipped_table([a], most)  # type: ignore[arg-type]
     with pytest.raises(embgrad.EmbgradError, match="of one table at least"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -149,6 +150,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model.save_pretrained(place / name)
         (place / name / "vocab.txt").write_text(VOCABULARY.read_text())
     return place
+
+
+def test_weights_in_pickles_are_not_read(command: Any, folders: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folders / "gpt2", tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    done = command(
+        "gradients", "-m", str(folder), "--framework", "torch", "-t", "a film", "--objective", "Logit(5, position=-1)"
+    )
+    assert done.code == 2
+    assert "expected the weights as safetensors; 'pytorch_model.bin' is not read, convert it" in done.err
 
 
 @pytest.mark.parametrize(
