@@ -1,0 +1,168 @@
+"""Calls of `stream`: as the gradients of each batch, to a folder too, interrupted and resumed, in windows, as tables."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import embgrad
+from tests.fuzz.calls_files import damage, expect_same, folder
+from tests.fuzz.cases import REFUSAL, Case, expect, expect_close, expect_equal
+from tests.fuzz.drawing import Draw
+from tests.fuzz.nonsense import nonsense
+from tests.fuzz.worlds import World, drawn_world
+
+__all__ = ["broken_folder", "stream"]
+
+
+def stream(draw: Draw, framework: str) -> Case:
+    """A stream of texts."""
+    world = drawn_world(draw, framework, ("masked",), exact=True, least=2)
+    count, size = draw.whole(1, 7), draw.whole(1, 4)
+    texts = ["".join(draw.one("abcdef") for _ in range(draw.whole(0, 5))) for _ in range(count)]
+    labels = draw.wholes(0, world.classes - 1, count)
+
+    def tokenizer(text: str, pair: Any = None) -> list[int]:
+        return [1, *((ord(letter) - 95) % world.vocab for letter in text)]
+
+    if draw.chance(0.25):
+        return _broken(draw, world, texts, tokenizer)
+    labelled = draw.chance(0.4)
+    source: Any = list(zip(texts, labels.tolist(), strict=True)) if labelled else texts
+    objective = embgrad.Labelled(embgrad.CrossEntropy) if labelled else embgrad.CrossEntropy(labels)
+    options: dict[str, Any] = {"batch_size": size, "ahead": draw.one([0, 1, 2]), "tokenizer": tokenizer}
+    if draw.chance(0.3):
+        options["window"] = draw.whole(1, 8)
+    keep = draw.one(["all", "all", "saliency", "table"])
+    options["keep"] = keep
+    to, stop = draw.chance(0.5), draw.whole(0, 3)
+
+    def run() -> Any:
+        if not to:
+            with embgrad.stream(world.model, iter(source), objective, **options) as running:
+                return running.table() if keep == "table" else list(running)
+        with folder() as place:
+            with contextlib.suppress(_StopError):
+                embgrad.stream(world.model, _until(source, stop), objective, to=place, **options).finish()
+            kept = embgrad.stream(world.model, iter(source), objective, to=place, **options).finish()
+            expect(kept.complete, "the folder is not complete")
+            again = embgrad.open_stream(place)
+            return again.table() if keep == "table" else list(again)
+
+    def judge(found: Any) -> None:
+        whole = [
+            embgrad.gradients(
+                world.model, texts[i : i + size], embgrad.CrossEntropy(labels[i : i + size]), tokenizer=tokenizer
+            )
+            for i in range(0, count, size)
+        ]
+        if keep == "table":
+            expected = sum(one.table().to_dense() for one in whole)
+            expect_close(found.to_dense(), expected, 1e-9, "table()")
+            return
+        expect_equal(len(found), len(whole), "the number of results")
+        for mine, theirs in zip(found, whole, strict=True):
+            if keep == "saliency":
+                expect_close(mine.norm[theirs.real], theirs.saliency()[theirs.real], 1e-9, "norm")
+                expect_equal(mine.ids, theirs.ids, "ids")
+            elif "window" in options:
+                expect_close(mine.values[theirs.real], theirs.values[theirs.real], 1e-9, "values")
+                expect_equal(mine.ids, theirs.ids, "ids")
+                expect_close(mine.objective, theirs.objective, 1e-9, "objective")
+            else:
+                expect_same(mine, theirs)
+
+    said = {name: value for name, value in options.items() if name != "tokenizer"}
+    text = f"model: {world}\ntexts={texts}\nlabels={labels.tolist()}\nlabelled={labelled}, to a folder={to}, stop={stop}, {said}"
+    return Case("stream", text, run, judge, (), [world], [texts, labels], framework=framework)
+
+
+def broken_folder(draw: Draw, framework: str) -> Case:
+    """A folder of which a file is not as it was written: refused, or what is read, or made again, is right all the same."""
+    world = drawn_world(draw, "reference", ("masked",), exact=True, least=2)
+    count = draw.whole(2, 6)
+    texts = ["".join(draw.one("abcdef") for _ in range(draw.whole(0, 5))) for _ in range(count)]
+    keep = draw.one(["all", "saliency", "table"])
+    kind = draw.one(["truncated", "flipped", "longer", "empty", "missing", "a folder", "zeros", "text"])
+    which, share, bit, again = draw.random.random(), draw.random.random(), draw.whole(0, 7), draw.chance(0.5)
+
+    def tokenizer(text: str, pair: Any = None) -> list[int]:
+        return [1, *((ord(letter) - 95) % world.vocab for letter in text)]
+
+    def streamed(place: Any) -> Any:
+        return embgrad.stream(
+            world.model, iter(texts), embgrad.Sum(), tokenizer=tokenizer, batch_size=2, keep=keep, to=place
+        ).finish()
+
+    def read(kept: Any) -> Any:
+        return kept.table() if keep == "table" else list(kept)
+
+    def run() -> Any:
+        with folder() as place:
+            whole = read(streamed(place))
+            files = sorted(path for path in place.rglob("*") if path.is_file() and path.stat().st_size)
+            broken = files[int(which * len(files))]
+            damage(broken, kind, share, bit)
+            return whole, read(streamed(place) if again else embgrad.open_stream(place)), broken.name
+
+    def judge(found: Any) -> None:
+        whole, after, name = found
+        if keep == "table":
+            expect_equal(after.to_dense(), whole.to_dense(), f"the table, with {name} {kind}")
+            return
+        expect_equal(len(after), len(whole), f"the number of results, with {name} {kind}")
+        for mine, theirs in zip(after, whole, strict=True):
+            for array in ("norm", "dot", "ids") if keep == "saliency" else ("values", "activations", "ids"):
+                expect_equal(getattr(mine, array), getattr(theirs, array), f"{array}, with {name} {kind}")
+
+    text = f"model: {world}\ntexts={texts}\nkeep={keep!r}; {kind}: file {which}, at {share}, bit {bit}; streamed again: {again}"
+    refused = (*REFUSAL, FileNotFoundError, IsADirectoryError)
+    return Case("open_stream", text, run, judge, refused, [world], [texts], framework="reference")
+
+
+class _StopError(Exception):
+    """Stands for whatever interrupts a run."""
+
+
+def _until(source: Any, stop: int) -> Any:
+    yield from source[:stop]
+    raise _StopError
+
+
+def _broken(draw: Draw, world: World, texts: list[str], tokenizer: Any) -> Case:
+    wrong: dict[str, Any] = {
+        "keep": draw.one(["some", None, 3]),
+        "ahead": draw.one([-1, 0.5, "2", None, True]),
+        "batch_size": draw.one([0, -1, "x", 1.5]),
+        "window": draw.one([0, "x", 2.5]),
+        "tokenizer": draw.one([3, "bert", lambda *_: nonsense(draw)]),
+        "at": draw.one(["wrod", [], 3]),
+        "to": draw.one([__file__]),
+        "split": None,
+        "source": draw.one([3, None, [3], [b"x"], [None], [["a", "b", "c"]], [0.5]]),
+        "objective": draw.one(
+            [embgrad.CrossEntropy([0] * (len(texts) + 1)), embgrad.Labelled, 3, None, nonsense(draw)]
+        ),
+        "Labelled": None,
+    }
+    kind = draw.one(list(wrong))
+    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 2}
+    given: list[Any] = [world.model, texts, embgrad.Sum()]
+    if kind in ("source", "objective"):
+        given[1 if kind == "source" else 2] = wrong[kind]
+    elif kind == "split":
+        options |= {"split": True, "window": 4}
+    elif kind != "Labelled":
+        options[kind] = wrong[kind]
+
+    def run() -> Any:
+        if kind == "Labelled":
+            return embgrad.Labelled(draw.one([3, None, embgrad.Sum(), "x"]))
+        with embgrad.stream(*given, **options) as running:
+            return list(running)
+
+    refused: tuple[type[BaseException], ...] = REFUSAL
+    if kind == "to":
+        refused += (OSError,)
+    text = f"model: {world}\ntexts={texts}\nbroken: {kind}: {wrong[kind]!r}"
+    return Case("stream", text, run, None, refused, [world], [texts], framework=world.framework)

@@ -1,0 +1,100 @@
+"""A call of the fuzzer: what is called, with what, what must come of it, and how that is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+import embgrad
+from tests.fuzz.worlds import World
+
+__all__ = ["REFUSAL", "UNUSED", "Case", "Wrong", "expect", "expect_close", "expect_equal"]
+
+
+#: What a refusal of embgrad's is.
+REFUSAL: Final = (embgrad.EmbgradError,)
+
+#: What Gluon says, in the user's own pass, of a hybridised net in which a weight is of no use.
+UNUSED: Final = ("Parameter ",)
+
+
+class Wrong(Exception):
+    """A result is not what it must be."""
+
+
+@dataclass
+class Case:
+    """One call.
+
+    Attributes:
+        function: the public function.
+        text: the call with all that it is given, for a reader.
+        run: makes the call.
+        judge: raises Wrong where the result is wrong; None where there must be no result.
+        refused: what errors may come instead of a result, or must where `judge` is None: embgrad's, and those of the
+            user's own functions that come out as they are.
+        worlds: the models that are touched, which must stay as they were.
+        arguments: what is given, which must stay as it was.
+        warns: an EmbgradWarning may come.
+        random_moves: random numbers may be drawn.
+        framework: whose column it is counted in.
+        foreign: how warnings begin that the framework gives the user's own code in the call.
+    """
+
+    function: str
+    text: str
+    run: Callable[[], Any]
+    judge: Callable[[Any], None] | None
+    refused: tuple[type[BaseException], ...] = ()
+    worlds: Sequence[World] = ()
+    arguments: Sequence[Any] = ()
+    warns: bool = False
+    random_moves: bool = False
+    framework: str = "none"
+    foreign: tuple[str, ...] = ()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the call must be refused."""
+        return self.judge is None
+
+
+def expect(holds: Any, said: str) -> None:
+    """That something holds."""
+    if not holds:
+        raise Wrong(said)
+
+
+def expect_equal(found: Any, expected: Any, name: str) -> None:
+    """That two values are the same, arrays to the last bit."""
+    if isinstance(expected, np.ndarray) or isinstance(found, np.ndarray):
+        found, expected = np.asarray(found), np.asarray(expected)
+        same = found.shape == expected.shape and np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+    else:
+        same = found == expected
+    expect(same, f"{name} is {_shown(found)}: expected {_shown(expected)}")
+
+
+def expect_close(found: Any, expected: Any, tolerance: float, name: str, floor: float = 1e-2) -> None:
+    """That two arrays differ by no more than the tolerance times the largest expected entry, or the floor."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    expect(found.shape == expected.shape, f"{name} has the shape {found.shape}: expected {expected.shape}")
+    if not expected.size:
+        return
+    scale = max(float(np.abs(expected).max()), floor)
+    apart = np.abs(found.astype(np.float64) - expected)
+    largest = float(apart.max())  # NaN compares false
+    if not largest <= tolerance * scale:
+        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(np.nan_to_num(apart, nan=np.inf))), apart.shape))
+        raise Wrong(
+            f"{name} is {found[place]!r} at {place}, off by {largest:.3g}: expected {expected[place]!r} (tolerance "
+            f"{tolerance} of {scale:.3g})"
+        )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value.tolist() if isinstance(value, np.ndarray) else value)
+    return text if len(text) < 200 else text[:197] + "..."

@@ -1,0 +1,49 @@
+"""Random choices of one call, from nothing but the seed and the call's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+__all__ = ["Draw"]
+
+T = TypeVar("T")
+
+
+class Draw:
+    """NumPy's generator, with the choices that the generators of calls make."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self.random = np.random.default_rng([seed, number])
+
+    def one(self, choices: Sequence[T]) -> T:
+        """One of them, all as likely."""
+        return choices[int(self.random.integers(len(choices)))]
+
+    def weighted(self, choices: Mapping[T, float]) -> T:
+        """One of them, as likely as its weight says."""
+        weights = np.array(list(choices.values()), np.float64)
+        return list(choices)[int(self.random.choice(len(weights), p=weights / weights.sum()))]
+
+    def chance(self, share: float) -> bool:
+        """True in that share of the calls."""
+        return bool(self.random.random() < share)
+
+    def whole(self, least: int, most: int) -> int:
+        """A whole number from the least to the most, both included."""
+        return int(self.random.integers(least, most + 1))
+
+    def some(self, choices: Sequence[T], least: int = 1, most: int | None = None) -> list[T]:
+        """Several different ones, in any order."""
+        count = self.whole(least, min(len(choices), len(choices) if most is None else most))
+        return [choices[int(place)] for place in self.random.permutation(len(choices))[:count]]
+
+    def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
+        """Numbers from the normal distribution, float64."""
+        return np.asarray(self.random.normal(scale=scale, size=shape))
+
+    def wholes(self, least: int, most: int, shape: Any) -> np.ndarray:
+        """Whole numbers from the least to the most, both included, int64."""
+        return self.random.integers(least, most + 1, size=shape)

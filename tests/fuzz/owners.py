@@ -1,0 +1,35 @@
+"""Errors of the user's own functions, which must come out as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.fuzz.drawing import Draw
+
+__all__ = ["OwnError", "raising"]
+
+
+class OwnError(Exception):
+    """What a function of the user's raises."""
+
+
+def raising(draw: Draw) -> tuple[tuple[type[BaseException], ...], Callable[..., Any]]:
+    """The class of an error, and a function that raises it."""
+    error = draw.one(
+        [
+            OwnError("the user's function broke"),
+            OwnError("the user's function broke"),
+            KeyboardInterrupt("interrupted"),
+            StopIteration("nothing is left"),
+            ZeroDivisionError("division by zero"),
+            MemoryError("too large"),
+            AssertionError("not so"),
+            LookupError("nothing there"),
+        ]
+    )
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return (type(error),), raises

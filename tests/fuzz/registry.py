@@ -1,0 +1,69 @@
+"""The calls that the fuzzer makes: by public function what draws one, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tests.fuzz import (
+    calls_broken,
+    calls_commands,
+    calls_compare,
+    calls_files,
+    calls_gradients,
+    calls_invariants,
+    calls_points,
+    calls_stream,
+    calls_tables,
+    calls_values,
+)
+from tests.fuzz.cases import Case
+from tests.fuzz.drawing import Draw
+
+__all__ = ["FRAMEWORKS", "drawn_case", "framework_of"]
+
+#: All frameworks of which a call's number draws one, whether they are under test or not.
+FRAMEWORKS: Final = ("reference", "torch", "tensorflow", "gluon")
+
+#: What draws a call, and with which weight.
+CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
+    calls_gradients.gradients: 10.0,
+    calls_broken.broken_gradients: 8.0,
+    calls_broken.certificates: 0.5,
+    calls_invariants.invariants: 2.0,
+    calls_invariants.native_points: 1.0,
+    calls_tables.table_gradients: 1.5,
+    calls_tables.padding_report: 1.0,
+    calls_tables.parameter_gradients: 1.5,
+    calls_tables.broken_asking: 1.5,
+    calls_tables.table_sums: 1.0,
+    calls_points.points: 1.0,
+    calls_points.broken_points: 0.7,
+    calls_points.capture: 1.5,
+    calls_values.token_batches: 1.5,
+    calls_values.encode: 1.0,
+    calls_values.objectives: 1.5,
+    calls_values.backends: 0.1,
+    calls_files.save_and_load: 1.2,
+    calls_files.load_broken: 1.5,
+    calls_files.golden: 0.7,
+    calls_files.no_path: 0.3,
+    calls_files.pages: 0.7,
+    calls_commands.commands: 1.5,
+    calls_compare.compare: 1.2,
+    calls_compare.bisect: 0.8,
+    calls_stream.stream: 1.2,
+    calls_stream.broken_folder: 0.8,
+}
+
+
+def framework_of(seed: int, number: int) -> str:
+    """In which framework a call is made, told without importing it."""
+    return Draw(seed, number).one(FRAMEWORKS)
+
+
+def drawn_case(seed: int, number: int) -> Case:
+    """The call of that number."""
+    draw = Draw(seed, number)
+    framework = draw.one(FRAMEWORKS)
+    return draw.weighted(CALLS)(draw, framework)

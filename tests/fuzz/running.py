@@ -1,0 +1,101 @@
+"""Makes the calls one after the other, tells of failures as they come, and counts."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.fuzz.cases import Case
+from tests.fuzz.registry import drawn_case, framework_of
+from tests.fuzz.verdicts import Verdict, verdict_of
+
+__all__ = ["Tally", "numbers", "run"]
+
+
+@dataclass
+class Tally:
+    """What came of all calls.
+
+    Attributes:
+        verdicts: by public function, framework and kind of verdict how many.
+        errors: by class how many.
+        seconds: by public function and framework how long the calls took, of the
+            processor's time, the building of models included.
+        failed: the numbers of the calls that failed.
+    """
+
+    verdicts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    warned: int = 0
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, number: int, case: Case, verdict: Verdict, seconds: float) -> None:
+        """Count one call."""
+        self.verdicts[case.function, case.framework, verdict.kind] += 1
+        key = case.function, case.framework
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        self.warned += verdict.warned
+        if verdict.error is not None:
+            self.errors[verdict.error] += 1
+        if verdict.kind == "failed":
+            self.failed.append(number)
+
+    @property
+    def calls(self) -> int:
+        """How many calls were made."""
+        return sum(self.verdicts.values())
+
+
+def numbers(seed: int, calls: int, frameworks: Sequence[str]) -> Iterator[int]:
+    """The numbers of so many calls, passing over those of frameworks that are not under test."""
+    number = done = 0
+    while done < calls:
+        if framework_of(seed, number) in frameworks:
+            yield number
+            done += 1
+        number += 1
+
+
+def run(
+    seed: int,
+    chosen: Iterator[int],
+    tell: Callable[[str], None],
+    draw: Callable[[int, int], Case] = drawn_case,
+) -> Tally:
+    """Make these calls.
+
+    Args:
+        chosen: their numbers.
+        tell: is told of each failure, with what makes it again.
+        draw: gives the call of a seed and a number.
+    """
+    tally = Tally()
+    for number in chosen:
+        start = time.process_time()
+        case, verdict = _made(draw, seed, number)
+        tally.add(number, case, verdict, time.process_time() - start)
+        if verdict.kind == "failed":
+            tell(reproducer(seed, number, case, verdict))
+    return tally
+
+
+def _made(draw: Callable[[int, int], Case], seed: int, number: int) -> tuple[Case, Verdict]:
+    """The call and what comes of it; where the call cannot even be drawn, that is a failure of the fuzzer's own."""
+    try:
+        case = draw(seed, number)
+    except Exception:
+        said = f"the call could not be drawn:\n{traceback.format_exc()}"
+        return Case("the fuzzer", "", lambda: None, None), Verdict("failed", said=said)
+    return case, verdict_of(case, seed=number)
+
+
+def reproducer(seed: int, number: int, case: Case, verdict: Verdict) -> str:
+    """A failure, and how to see it again."""
+    return (
+        f"FAILED call {number} of seed {seed}: embgrad.{case.function} ({case.framework})\n"
+        f"again: python -m tests.fuzz --seed {seed} --only {number}\n{case.text}\n{verdict.said}\n"
+    )

@@ -1,0 +1,49 @@
+"""What a call may happen inside of: the framework's own contexts, which it must neither mind nor leave otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tests.fuzz.drawing import Draw
+
+__all__ = ["surrounded"]
+
+
+def surrounded(draw: Draw, framework: str) -> tuple[str, Callable[[], AbstractContextManager[Any]]]:
+    """The name of a context, and what opens it."""
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {"nothing": contextlib.nullcontext}
+    if draw.chance(0.75) or framework == "reference":
+        return "nothing", contexts["nothing"]
+    if framework == "torch":
+        import torch
+
+        contexts |= {
+            "torch.no_grad()": torch.no_grad,
+            "torch.inference_mode()": torch.inference_mode,
+            "torch.enable_grad()": torch.enable_grad,
+            "torch.autograd.set_detect_anomaly(True)": lambda: torch.autograd.set_detect_anomaly(True),
+        }
+    elif framework == "tensorflow":
+        import tensorflow as tf
+
+        contexts |= {
+            "tf.GradientTape()": tf.GradientTape,
+            "tf.GradientTape(persistent=True)": lambda: tf.GradientTape(persistent=True),
+            "tf.device('CPU:0')": lambda: tf.device("CPU:0"),
+            "tf.name_scope('mine')": lambda: tf.name_scope("mine"),
+        }
+    else:
+        import mxnet as mx
+
+        contexts |= {
+            "autograd.record()": mx.autograd.record,
+            "autograd.record(train_mode=False)": lambda: mx.autograd.record(train_mode=False),
+            "autograd.pause()": mx.autograd.pause,
+            "autograd.train_mode()": mx.autograd.train_mode,
+            "name.Prefix('mine_')": lambda: mx.name.Prefix("mine_"),
+        }
+    name = draw.one(list(contexts))
+    return name, contexts[name]

@@ -1,0 +1,234 @@
+"""A short run of the fuzzer in every framework under test, and that the fuzzer can fail."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.registry import backend_named
+from tests.conftest import backends_under_test
+from tests.fuzz import calls_gradients
+from tests.fuzz.cases import Case
+from tests.fuzz.drawing import Draw
+from tests.fuzz.oracle import Changes, Oracle, Question
+from tests.fuzz.registry import drawn_case, framework_of
+from tests.fuzz.running import numbers, run
+from tests.fuzz.telling import told
+from tests.fuzz.verdicts import Verdict, verdict_of
+
+SEED = 20
+CALLS = 60
+
+
+@pytest.mark.parametrize("framework", backends_under_test())
+def test_a_short_run(framework: str) -> None:
+    said: list[str] = []
+    tally = run(SEED, numbers(SEED, CALLS, [framework]), said.append)
+    assert tally.calls == CALLS
+    assert not tally.failed, "\n".join(said)
+    right = sum(count for key, count in tally.verdicts.items() if key[2] == "right")
+    refused = sum(count for key, count in tally.verdicts.items() if key[2] == "refused")
+    assert right > 0.3 * CALLS
+    assert refused > 0.1 * CALLS
+    assert f"{CALLS} calls, 0 failed" in told(tally)
+
+
+def test_a_call_follows_from_the_seed_and_its_number_alone() -> None:
+    chosen = list(numbers(SEED, 5, ["reference"]))
+    assert chosen == list(itertools.islice((n for n in itertools.count() if framework_of(SEED, n) == "reference"), 5))
+    for number in chosen:
+        one, other = drawn_case(SEED, number), drawn_case(SEED, number)
+        assert (one.function, one.framework) == (other.function, other.framework)
+        assert verdict_of(one, seed=number) == verdict_of(other, seed=number)
+        assert _without_addresses(one.text) == _without_addresses(other.text)
+
+
+def _without_addresses(text: str) -> list[str]:
+    return [word for word in text.split() if "0x" not in word]
+
+
+# The oracle by itself
+
+
+def test_the_oracle_against_finite_differences() -> None:
+    random = np.random.default_rng(0)
+    sizes = {"E": (8, 3), "E2": (8, 3), "W": (3, 2), "b": (2,), "W1": (3, 3), "b1": (3,)}
+    weights = {name: random.normal(size=shape) for name, shape in sizes.items()}
+    ids, cotangent = random.integers(0, 8, (2, 3)), random.normal(size=(2, 2))
+    question = Question("layers", weights, ids, None, lambda outputs: (outputs["logits"] * cotangent).sum(-1))
+    found = Oracle(question).at("layer.0")
+
+    def values(step: np.ndarray) -> np.ndarray:
+        return Oracle(replace(question, changes=Changes(add={"layer.0": step}))).values()
+
+    for place in np.ndindex(*found.value.shape):
+        step = np.zeros(found.value.shape)
+        step[place] = 1e-5
+        assert (values(step) - values(-step)) / 2e-5 == pytest.approx(
+            found.each[(slice(None), *place)], rel=1e-7, abs=1e-9
+        )
+
+
+# It can fail
+
+
+def _case(framework: str) -> Case:
+    """A right call of `gradients` at `word` that no option makes hard to disturb."""
+    for number in itertools.count():
+        one = calls_gradients.asked(Draw(SEED, number), framework, ("hidden",), exact=True)
+        if not one.aim.scalar and not one.world.disturbed and len(one.batch.meant) > 1 and one.world.dim > 1:
+            return calls_gradients.plain(one)
+    raise AssertionError
+
+
+def _failed(case: Case) -> str:
+    verdict = verdict_of(case, seed=1)
+    assert verdict.kind == "failed"
+    return verdict.said
+
+
+@pytest.fixture(params=backends_under_test())
+def framework(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_right_call_is_right(framework: str) -> None:
+    assert verdict_of(_case(framework), seed=1) == Verdict("right", warned=verdict_of(_case(framework), seed=1).warned)
+
+
+def test_a_number_that_is_off_is_a_failure(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = type(backend_named(framework))
+    genuine = backend.run
+
+    def off(self: Any, *args: Any, **options: Any) -> Any:
+        found = genuine(self, *args, **options)
+        shifted = {
+            name: replace(one, gradients=[g if g is None else g * (1 + 1e-3) for g in one.gradients])
+            for name, one in found.points.items()
+        }
+        return replace(found, points=shifted)
+
+    monkeypatch.setattr(backend, "run", off)
+    assert "values at 'word' is" in _failed(_case(framework))
+
+
+def _hook(model: Any, framework: str) -> None:
+    if framework in ("torch", "gluon"):
+        model.register_forward_hook(lambda *_: None)
+    else:
+        model.note = "mine"  # neither has hooks
+
+
+@pytest.mark.parametrize("what", ["hook", "argument", "random", "environment", "settings"])
+def test_what_is_left_behind_is_a_failure(framework: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _case(framework)
+    (world,) = case.worlds
+    leave: dict[str, Callable[[], Any]] = {
+        "hook": lambda: _hook(world.model, framework),
+        "argument": lambda: case.arguments[0].append(3),
+        "random": lambda: np.random.random(),
+        "environment": lambda: monkeypatch.setenv("EMBGRAD_LEFT_BEHIND", "1"),
+        "settings": lambda: np.seterr(all="raise"),
+    }
+    case.arguments = [[1, 2], *case.arguments]
+    genuine, errors = case.run, np.geterr()
+
+    def leaving() -> Any:
+        found = genuine()
+        leave[what]()
+        return found
+
+    case.run = leaving
+    try:
+        assert "left behind" in _failed(case)
+    finally:
+        np.seterr(**errors)
+
+
+def _raising(error: BaseException) -> Callable[[], Any]:
+    def run() -> Any:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("from inside"), "ValueError: from inside"),
+        (KeyError("x"), "KeyError"),
+        (embgrad.BatchError("a refusal of what is right"), "expected a result"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_another_error_is_a_failure(error: BaseException, said: str) -> None:
+    assert said in _failed(replace(_case("reference"), run=_raising(error)))
+
+
+def test_a_refusal_that_says_nothing_is_a_failure() -> None:
+    case = replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,))
+    assert "that says nothing" in _failed(replace(case, run=_raising(embgrad.BatchError(" "))))
+    assert verdict_of(replace(case, run=_raising(embgrad.BatchError("no"))), seed=1).kind == "refused"
+
+
+def test_a_result_where_a_refusal_is_due_is_a_failure() -> None:
+    assert "expected a refusal" in _failed(replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(RuntimeWarning, "a warning of another kind"), (embgrad.EmbgradWarning, "that is not expected")]
+)
+def test_a_warning_that_is_not_expected_is_a_failure(kind: type[Warning], said: str) -> None:
+    case = _case("reference")
+    genuine = case.run
+
+    def warning() -> Any:
+        warnings.warn("mind", kind, stacklevel=2)
+        return genuine()
+
+    assert said in _failed(replace(case, run=warning, warns=False))
+
+
+def test_a_result_that_shares_memory_is_a_failure() -> None:
+    case = _case("reference")
+    (world,) = case.worlds
+    genuine = case.run
+
+    def sharing() -> Any:
+        return replace(genuine(), before=world.model["E"].value)
+
+    assert "shares memory" in _failed(replace(case, run=sharing, judge=lambda found: None))
+
+
+def test_a_call_that_cannot_be_drawn_is_a_failure() -> None:
+    said: list[str] = []
+
+    def broken(seed: int, number: int) -> Case:
+        raise IndexError("nothing to draw from")
+
+    assert run(SEED, iter([3]), said.append, broken).failed == [3]
+    assert "could not be drawn" in said[0]
+    assert "IndexError: nothing to draw from" in said[0]
+
+
+def test_a_failure_says_how_to_see_it_again() -> None:
+    said: list[str] = []
+
+    def broken(seed: int, number: int) -> Case:
+        return replace(_case("reference"), run=_raising(ValueError("inside")))
+
+    def one() -> Iterator[int]:
+        yield 7
+
+    tally = run(SEED, one(), said.append, broken)
+    assert tally.failed == [7]
+    assert f"python -m tests.fuzz --seed {SEED} --only 7" in said[0]
+    assert "model: reference's harness" in said[0]
+    assert "1 calls, 1 failed: [7]" in told(tally)

@@ -1,0 +1,124 @@
+"""Makes one call and says what came of it: a right result, a refusal with a message, or a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import embgrad
+from tests.fuzz.cases import Case, Wrong
+from tests.fuzz.snapshot import Snapshot, arrays_in
+
+__all__ = ["Verdict", "verdict_of"]
+
+#: What MXNet, of 2022, and what the frameworks themselves warn of.
+FOREIGN: Final = (DeprecationWarning, PendingDeprecationWarning)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a call.
+
+    Attributes:
+        kind: "right", "refused", or "failed".
+        error: the class of the error that came, if one did.
+        said: of a failure what is wrong.
+        warned: how many EmbgradWarnings came.
+    """
+
+    kind: str
+    error: str | None = None
+    said: str = ""
+    warned: int = 0
+
+
+def verdict_of(case: Case, seed: int) -> Verdict:
+    """What comes of a call."""
+    before = Snapshot(case.worlds, case.arguments, seed)
+    raised: BaseException | None = None
+    result: Any = None
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught, _quiet():
+        warnings.simplefilter("always")
+        try:
+            result = case.run()
+        except (Exception, KeyboardInterrupt) as error:
+            raised = error
+    said += _of_warnings(case, [one.message for one in caught])
+    said += [f"left behind: {one}" for one in before.differences(case.random_moves)]
+    error = None if raised is None else type(raised).__name__
+    if raised is not None:
+        said += _of_error(case, raised)
+    elif case.judge is None:
+        said.append(f"expected a refusal, and it gave {_short(result)}")
+    else:
+        said += _of_result(case, result)
+        if not said:
+            said += _of_ownership(case, before, result)
+    warned = sum(issubclass(one.category, embgrad.EmbgradWarning) for one in caught)
+    if said:
+        return Verdict("failed", error, "\n".join(said), warned)
+    return Verdict("right" if raised is None else "refused", error, "", warned)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What a call prints is no one's to read here."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _of_warnings(case: Case, caught: list[Any]) -> Iterator[str]:
+    for message in caught:
+        if isinstance(message, embgrad.EmbgradWarning):
+            if not case.warns:
+                yield f"an EmbgradWarning that is not expected: {message}"
+            elif not str(message).strip():
+                yield "an EmbgradWarning that says nothing"
+        elif not (isinstance(message, FOREIGN) or str(message).startswith(case.foreign)):
+            yield f"a warning of another kind: {type(message).__name__}: {message}"
+
+
+def _of_error(case: Case, raised: BaseException) -> Iterator[str]:
+    if not isinstance(raised, case.refused):
+        shown = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__))
+        expected = " or ".join(one.__name__ for one in case.refused) or "a result"
+        yield f"{type(raised).__name__}: {raised}\nexpected {expected}\n{shown}"
+    elif not str(raised).strip():
+        yield f"{type(raised).__name__} that says nothing"
+
+
+def _of_result(case: Case, result: Any) -> Iterator[str]:
+    assert case.judge is not None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            case.judge(result)
+    except Wrong as wrong:
+        yield str(wrong)
+    except Exception:
+        yield f"the result cannot be judged:\n{traceback.format_exc()}"
+
+
+def _of_ownership(case: Case, before: Snapshot, result: Any) -> Iterator[str]:
+    """The caller may write into the arrays of a result, and nothing else changes."""
+    for array in arrays_in(result):
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            yield f"an array of the result is {'not contiguous' if array.flags.writeable else 'read-only'}"
+            continue
+        array[...] = 7
+    for one in before.differences(random_moves=True):
+        yield f"the result shares memory: {one}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # a result that cannot be shown is a finding, too
+        text = f"a {type(value).__name__}, whose repr raises {error!r}"
+    return text if len(text) < 300 else text[:297] + "..."

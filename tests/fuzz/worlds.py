@@ -1,0 +1,141 @@
+"""The model of a call: a small one of the conformance suite's, with weights of its own, in one framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.registry import backend_named
+from tests.fuzz.drawing import Draw
+from tests.fuzz.oracle import POINTS
+
+__all__ = ["TOLERANCE", "World", "abilities", "drawn_world", "harness_of"]
+
+#: How far a right result may be from the oracle, relative to its largest entry, by the dtype that the model computes in.
+TOLERANCE: Final[Mapping[str, float]] = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.15, "float16": 0.03}
+
+#: The smallest scale that an error is measured by: where all entries are tiny, they are what larger ones leave.
+FLOOR: Final = 1e-2
+
+#: How many rows of a table lookups by position may need at most.
+PLACES: Final = 7
+
+
+@cache
+def harness_of(framework: str) -> Any:
+    """The conformance suite's harness for the framework."""
+    if framework == "torch":
+        import_module("torch._dynamo")  # which leaves a variable in the environment when it is first imported
+    return import_module(f"tests.conformance.harness_{framework}").Harness()
+
+
+def abilities(framework: str) -> frozenset[str]:
+    """What the framework's backend supports."""
+    return backend_named(framework).supports
+
+
+@dataclass
+class World:
+    """A model, and what it was made of.
+
+    Attributes:
+        weights: as the model holds them, float64.
+        dtype: in which it computes.
+    """
+
+    framework: str
+    architecture: str
+    weights: dict[str, np.ndarray]
+    dtype: str
+    frozen: bool = False
+    disturbed: bool = False
+    model: Any = field(default=None, repr=False)
+
+    @property
+    def harness(self) -> Any:
+        return harness_of(self.framework)
+
+    @property
+    def vocab(self) -> int:
+        return len(self.weights["E"])
+
+    @property
+    def dim(self) -> int:
+        return int(self.weights["E"].shape[1])
+
+    @property
+    def classes(self) -> int:
+        """How many entries a row of the default output has."""
+        return {"tied": self.vocab, "named": self.dim}.get(self.architecture, len(self.weights["b"]))
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.dtype]
+
+    def built(self) -> Any:
+        """A new model of these weights."""
+        model = self.harness.build(self.architecture, self.weights, dtype=self.dtype, frozen=self.frozen)
+        if self.disturbed:
+            self.harness.disturb(model)
+        return model
+
+    def __str__(self) -> str:
+        shapes = ", ".join(f"{name} {one.shape}" for name, one in self.weights.items())
+        more = "".join(f", {name}" for name in ("frozen", "disturbed") if getattr(self, name))
+        return f"{self.framework}'s harness, architecture {self.architecture!r}, {self.dtype}{more}; weights {shapes}"
+
+
+def drawn_world(
+    draw: Draw,
+    framework: str,
+    architectures: tuple[str, ...] = tuple(POINTS),
+    *,
+    exact: bool = False,
+    like: Any = None,
+    least: int = 1,
+) -> World:
+    """A model.
+
+    Args:
+        architectures: those that may be drawn.
+        exact: computes in float64.
+        least: how many classes at least.
+        like: a world whose architecture, weights and dtype it has.
+    """
+    harness = harness_of(framework)
+    wanted = {"float64": 3.0, "float32": 2.0, "float16": 0.3, "bfloat16": 0.3}
+    dtype = draw.weighted({name: wanted[name] for name in harness.precisions})
+    dtype = "float64" if exact else dtype if like is None else like.dtype
+    architecture = draw.one(architectures) if like is None else like.architecture
+    weights = _weights(draw, max(least, 2 if architecture == "probabilities" else 1)) if like is None else like.weights
+    world = World(framework, architecture, _rounded(weights, dtype), dtype, draw.chance(0.15), draw.chance(0.15))
+    if world.framework == "tensorflow" and architecture in ("flat", "scaled", "no_lookup"):
+        world.disturbed = False  # a plain tf.Module has nothing to disturb
+    world.model = world.built()
+    return world
+
+
+def _weights(draw: Draw, least: int) -> dict[str, np.ndarray]:
+    vocab, dim, classes = draw.whole(PLACES, 12), draw.whole(1, 5), draw.whole(least, 4)
+    shapes = {
+        "E": (vocab, dim),
+        "E2": (vocab, dim),
+        "W": (dim, classes),
+        "b": (classes,),
+        "W1": (dim, dim),
+        "b1": (dim,),
+    }
+    return {name: draw.normal(*shape, scale=0.7) for name, shape in shapes.items()}
+
+
+def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """The weights as the dtype holds them, float64; NumPy has no bfloat16."""
+    if dtype == "bfloat16":
+        kept = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
+        return {name: value.astype(np.uint32).view(np.float32).astype(np.float64) for name, value in kept.items()}
+    return {name: value.astype(dtype).astype(np.float64) for name, value in weights.items()}
