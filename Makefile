@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .demo
 TOX := .tox/runner/bin/tox
 
-.PHONY: help demo test browser bench lint clean
+.PHONY: help demo test browser bench docs lint clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -11,7 +11,9 @@ help: ## Say what can be made
 demo: $(VENV)/.installed ## The same call in three frameworks, on real BERT weights
 	$(VENV)/bin/python -m embgrad.demo
 
-test: $(TOX) browser ## All tests, each in its own environment
+# Environments are installed side by side, since that mostly waits; tests take all cores, and so run in one after the other.
+test: $(TOX) browser ## All tests, each in its own environment, in EMBGRAD_TEST_WORKERS processes (2)
+	$(TOX) run-parallel --parallel auto --notest
 	$(TOX) run
 
 browser: ## Chromium, in which the tests open the page: found, or installed where apt-get may
@@ -28,6 +30,9 @@ browser: ## Chromium, in which the tests open the page: found, or installed wher
 bench: $(TOX) ## Time and memory beside code by hand and other tools, into docs/performance.md
 	$(TOX) run -e benchmarks
 
+docs: $(TOX) ## The documentation as pages, into build/docs
+	$(TOX) run -e docs
+
 lint: $(TOX) ## Style and types
 	$(TOX) run -e lint
 
@@ -42,4 +47,4 @@ $(TOX):
 	.tox/runner/bin/python -m pip install --quiet "tox>=4"
 
 clean: ## Remove the environments
-	rm -rf $(VENV) .tox
+	rm -rf $(VENV) .tox build

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Fail before anything runs where a framework that is named is missing."""
+    backends_under_test()
+    config.addinivalue_line("markers", "framework(name): runs a model of this framework, beside what it is a test of")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Begin every test at the same random numbers, its fixtures included: weights that happen to lie at a kink (a tie in a
@@ -41,6 +48,11 @@ def pytest_runtest_setup() -> None:
     for name, seed in SOURCES.items():
         if name in sys.modules:
             seed(sys.modules[name])
+
+
+def parameters_in(name: str) -> list[str]:
+    """The parameters in a test's name."""
+    return name.partition("[")[2].rstrip("]").split("-")
 
 
 def installed(package: str) -> bool:
@@ -75,6 +87,51 @@ def beside_under_test() -> list[str]:
 def pytest_report_header() -> str:
     """Say what is under test, so that nothing is left out unseen."""
     return f"backends under test: {', '.join([*backends_under_test(), *beside_under_test()])}"
+
+
+def left_out() -> list[str]:
+    """What is not under test; its tests are left out, unless their path is given."""
+    under_test = {*backends_under_test(), *beside_under_test()}
+    return [name for name in (*PACKAGES, *BESIDE) if name not in under_test]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say at the end what was left out, and how many conformance checks each backend has run: the counts must be the same."""
+    if left_out():
+        terminalreporter.write_line(f"not under test, and left out unless its path was given: {', '.join(left_out())}")
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        if report.when == "call" and "test_conformance.py" in report.nodeid:
+            counts.update(set(backends_under_test()) & {*parameters_in(report.nodeid)})
+    if counts:
+        told = ", ".join(f"{name} {counts[name]}" for name in backends_under_test() if name in counts)
+        terminalreporter.write_line(f"conformance checks run: {told}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """One thread in each worker, unless the environment says otherwise: those of several only wait for one another."""
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        os.environ.setdefault(name, "1")
+    # A function that TensorFlow's graph calls may ask the model again: with one thread between operations it waits for ever.
+    os.environ.setdefault("TF_NUM_INTEROP_THREADS", "2")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `--dist loadfile` say which tests share a process."""
+    from tests.workers import Scheduling
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests on models of a framework that is not under test."""
+    under_test = backends_under_test()
+    out = [item for item in items for mark in item.iter_markers("framework") if mark.args[0] not in under_test]
+    if out:
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=out)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,40 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-
-import ray
-
+from tests.ray.cluster import local_ray
 from tests.ray.models import VOCAB, WORDS, Observed, kill_one
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[None]:
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *([path] if path else [])]
-    )  # the actors import tests.ray.models
-    ray.init(
-        address="local",
-        num_cpus=2,
-        object_store_memory=200_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"USE_TF": "0"}},  # or transformers imports TensorFlow, too, in each actor
-        logging_level="ERROR",
-    )
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    try:
+    with local_ray():
         yield
-    finally:
-        ray.shutdown()
-        if path is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = path
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).parents[2]
+from tests.ray.cluster import local_ray
+
 SUBJECTS = ("The plot", "Her second novel", "A quiet man from the harbour", "The committee", "My sister")
 VERBS = (
     "collapses halfway through",
@@ -56,38 +55,14 @@ def pooled(rows: Any) -> Any:
     return embgrad.Sum(output="pooled")
 
 
-@contextmanager
-def local_ray() -> Iterator[None]:
-    """Two CPUs of this machine, for as long as it is open."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("USE_TF", "0")  # or transformers imports TensorFlow in each actor
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    import ray
-    import ray.data
-
-    ray.init(
-        address="local",
-        num_cpus=2,
-        object_store_memory=200_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.CRITICAL,
-    )
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run it; 0 where no row was lost or counted twice, and the results are those of one process to rounding."""
     parser = argparse.ArgumentParser(prog="python -m tests.ray.demo", description=__doc__)
     parser.add_argument("--sentences", type=int, default=400)
     count = parser.parse_args(arguments).sentences
     texts = sentences(count)
-    with local_ray(), tempfile.TemporaryDirectory() as folder:
+    os.environ.setdefault("USE_TF", "0")  # or transformers imports TensorFlow in this process, too
+    with local_ray(logging.CRITICAL), tempfile.TemporaryDirectory() as folder:
         return run(texts, Path(folder))
 
 

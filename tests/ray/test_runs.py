@@ -19,16 +19,12 @@ import ray.data
 
 import embgrad
 import embgrad.ray
-from tests.conftest import backends_under_test
 from tests.ray import models
 from tests.ray.models import Observed, labelled
 
 Items = Callable[..., list[dict[str, Any]]]
 #: Two more rounding errors than one process makes: rows share other batches, and sums come in another order.
 CLOSE = {"float32": 2e-6, "float64": 1e-12}
-
-
-UNDER_TEST = backends_under_test()
 
 
 def of_one_process(
@@ -174,7 +170,7 @@ def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", num_cpus=1)
 
 
-@pytest.mark.skipif("torch" not in UNDER_TEST, reason="PyTorch is not under test")
+@pytest.mark.framework("torch")
 def test_saliencies_of_texts_in_torch(items: Items) -> None:
     rows = items(24)
     dataset = embgrad.ray.gradients(ray.data.from_items(rows), models.torch_bert, labelled, kind="dot", batch_size=4)
@@ -189,7 +185,7 @@ def test_saliencies_of_texts_in_torch(items: Items) -> None:
         assert difference < CLOSE["float32"] * scale
 
 
-@pytest.mark.skipif("tensorflow" not in UNDER_TEST, reason="TensorFlow is not under test")
+@pytest.mark.framework("tensorflow")
 def test_the_sum_in_keras(items: Items) -> None:
     """The net takes no mask, and its mean is over all positions."""
     rows = items(24)
@@ -204,7 +200,7 @@ def test_the_sum_in_keras(items: Items) -> None:
     close(found.to_dense(), np.sum(each, axis=0), "float32")
 
 
-@pytest.mark.skipif("gluon" not in UNDER_TEST, reason="Gluon is not under test")
+@pytest.mark.framework("gluon")
 def test_tables_of_each_row_in_gluon(items: Items) -> None:
     rows = items(24)
     objective = embgrad.Projection(np.linspace(-1, 1, 16), output="pooled")

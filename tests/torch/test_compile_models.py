@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from embgrad_torch import kept, program
 
 import embgrad
+from tests.torch import kept_traces
+
+#: In float32, of which compiled code adds up in another order.
+agree = partial(kept_traces.agree, rel=1e-5)
 
 SIZES: dict[str, Any] = {"vocab_size": 40}
 ENCODER = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -59,53 +63,19 @@ def objective_for(build: Any) -> Any:
     return embgrad.Logit(1, position=0) if build in (gpt2, llama) else embgrad.Logit(1)
 
 
-def agree(model: Any, batch: Any, objective: Any, **options: Any) -> Any:
-    plain = embgrad.gradients(model, batch, objective, **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", embgrad.EmbgradWarning)
-        compiled = embgrad.gradients(model, batch, objective, compile=True, **options)
-    pairs = [(plain[name], compiled[name]) for name in plain] if isinstance(plain, dict) else [(plain, compiled)]
-    for one, other in pairs:
-        assert other.provenance["compiled"] is True
-        for name in ("values", "activations", "objective"):
-            expected = getattr(one, name)
-            np.testing.assert_allclose(getattr(other, name), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    return compiled
-
-
-@pytest.fixture
-def exports(monkeypatch: Any) -> list[Any]:
-    """The exports that are made meanwhile."""
-    made: list[Any] = []
-
-    def counted(*args: Any) -> Any:
-        made.append(args)
-        return exported(*args)
-
-    exported = kept.exported
-    monkeypatch.setattr(kept, "exported", counted)
-    return made
-
-
-@pytest.fixture
-def one_by_one(monkeypatch: Any) -> None:
-    """The pieces of a graph run operator by operator."""
-    monkeypatch.setattr(program, "FEW", 10**6)
-
-
 @pytest.mark.parametrize("build", [bert], ids=lambda build: build.__name__)
-def test_compiled_pieces(build: Any, exports: list[Any]) -> None:
+def test_compiled_pieces(build: Any, traces: list[Any]) -> None:
     torch.manual_seed(0)
     model = build().eval()
     for shape in ((3, 7), (2, 2), (5, 33)):
         agree(model, batch_for(build, *shape), objective_for(build))
-    assert len(exports) == 1
+    assert len(traces) == 1
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
         for parameter in model.parameters():
             parameter.add_(0.01)
     agree(model, batch_for(build, 4, 6), objective_for(build))
-    assert len(exports) == 1
+    assert len(traces) == 1
 
 
 def test_compiled_pieces_between_points_and_with_several_pullbacks() -> None:
@@ -125,12 +95,12 @@ def test_compiled_pieces_between_points_and_with_several_pullbacks() -> None:
 
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("build", [roberta, distilbert, gpt2, llama, t5], ids=lambda build: build.__name__)
-def test_lengths_and_numbers_of_examples(build: Any, exports: list[Any]) -> None:
+def test_lengths_and_numbers_of_examples(build: Any, traces: list[Any]) -> None:
     torch.manual_seed(0)
     model = build().eval()
     for shape in ((2, 7), (5, 2), (2, 33), (1, 7), (1, 2)):
         agree(model, batch_for(build, *shape), objective_for(build))
-    assert len(exports) == 2  # of one example another
+    assert len(traces) == 2  # of one example another
 
 
 @pytest.mark.usefixtures("one_by_one")

@@ -1,0 +1,158 @@
+"""`compile=True`: what cannot be traced or compiled runs as without, and says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import embgrad
+from tests.torch.kept_traces import IDS, PROJECTION, Net, agree, falls_back
+
+pytestmark = pytest.mark.usefixtures("one_by_one")
+
+
+class Clamped(torch.autograd.Function):
+    """Its backward pass does something else only where gradients are large."""
+
+    @staticmethod
+    def forward(context: Any, value: Any) -> Any:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return gradient.clamp(-1, 1)
+
+
+def _clamped(model: Any, rows: Any) -> Any:
+    return Clamped.apply(model.inner(rows))
+
+
+def _hooked(model: Any, rows: Any) -> Any:
+    bent = model.inner(rows)
+    bent.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return bent
+
+
+def _deciding(model: Any, rows: Any) -> Any:
+    return model.inner(rows) * (2 if rows.sum().item() > 0 else 1)
+
+
+def _counting(model: Any, rows: Any) -> Any:
+    return model.inner(rows) * rows.sum().item()
+
+
+def _choosing(model: Any, rows: Any) -> Any:
+    return model.inner(rows) + rows[rows > 0].sum()
+
+
+def _differentiating(model: Any, rows: Any) -> Any:
+    leaf = rows.detach().requires_grad_()
+    return model.inner(rows) * torch.autograd.grad(model.inner(leaf).sum(), leaf)[0]
+
+
+def _drawing(model: Any, rows: Any) -> Any:
+    return model.inner(rows) + 0 * torch.randn_like(rows)
+
+
+def _leaving(model: Any, rows: Any) -> Any:
+    return model.inner(torch.tensor(rows.detach().numpy()) + rows)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (_clamped, "Clamped is a torch.autograd.Function, whose own backward pass"),
+        (_hooked, "registers a hook on a gradient"),
+        (_deciding, "depends on the values of tensors"),
+        (_counting, "depends on the values of tensors"),
+        (_choosing, "depends on the values of tensors"),
+        (_differentiating, "takes gradients in its own forward pass"),
+        (_drawing, "draws random numbers"),
+        (_leaving, "cannot be followed without values"),
+    ],
+)
+def test_what_cannot_be_traced_falls_back(body: Any, why: str, capfd: Any) -> None:
+    model = Net()
+    model.body = lambda rows: body(model, rows)
+    falls_back(model, why)
+    assert "def forward" not in capfd.readouterr().err
+
+
+def test_what_is_seen_before_a_trace_falls_back() -> None:
+    hooked, scripted, scaled = Net(), Net(), Net()
+    hooked.inner.register_forward_hook(lambda module, given, gave: gave * 2)
+    falls_back(hooked, "inner has a hook")
+    scripted.inner = torch.jit.script(scripted.inner)
+    falls_back(scripted, "inner is a TorchScript module")
+    scaled.table = nn.Embedding(12, 6, max_norm=0.5).double()
+    falls_back(scaled, "max_norm")
+    model = Net()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        falls_back(model, "torch.autocast is in force")
+    with torch.inference_mode():
+        made = Net()
+    falls_back(made, "is no ordinary tensor")
+    falls_back(
+        Net(), "the model is given a object", call=lambda model, inputs: model(inputs["input_ids"]), batch=_odd()
+    )
+
+
+def _odd() -> dict[str, Any]:
+    return {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "odd": object()}
+
+
+def test_training_mode() -> None:
+    class Dropping(Net):
+        def body(self, rows: Any) -> Any:
+            return functional.dropout(self.inner(rows), 0.5, self.training)
+
+    model = Dropping()
+    agree(model, IDS)
+    torch.manual_seed(3)
+    with pytest.warns(embgrad.EmbgradWarning, match="draws random numbers"):
+        first = embgrad.gradients(model, IDS, PROJECTION, training=True, compile=True)
+    torch.manual_seed(3)
+    np.testing.assert_array_equal(first.values, embgrad.gradients(model, IDS, PROJECTION, training=True).values)
+    normal = Net()
+    normal.inner = nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1), nn.BatchNorm1d(6)).double()
+    normal.body = lambda rows: normal.inner(rows).reshape(rows.shape)
+    before = normal.inner[2].running_mean.clone()
+    agree(normal, IDS, training=True)
+    assert torch.equal(normal.inner[2].running_mean, before)
+    assert normal.inner[2].num_batches_tracked == 0
+
+
+@pytest.fixture
+def without_compiler() -> dict[str, str]:
+    return {**os.environ, "CXX": "/nowhere/g++", "PATH": "", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+
+
+def test_without_a_compiler(without_compiler: dict[str, str]) -> None:
+    source = """
+import warnings, numpy as np, torch, embgrad
+from torch import nn
+model = nn.Sequential(nn.Embedding(9, 4), *(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(12)))
+ids = np.array([[1, 2, 3], [4, 5, 6]])
+plain = embgrad.gradients(model, ids, embgrad.Sum())
+for _ in range(2):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = embgrad.gradients(model, ids, embgrad.Sum(), compile=True)
+    print([str(one.message) for one in said if issubclass(one.category, embgrad.EmbgradWarning)])
+    assert np.array_equal(found.values, plain.values) and found.provenance["compiled"] is False
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=without_compiler, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    said = run.stdout.strip().splitlines()
+    assert len(said) == 2
+    assert all("compile=True: no C++ compiler (g++) is on the path, which torch.compile needs" in line for line in said)

@@ -1,0 +1,134 @@
+"""`compile=True` leaves everything as it was: models, what users have compiled, threads; and errors come out as without."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import embgrad
+from tests.torch.kept_traces import IDS, LONGER, PROJECTION, Net, agree
+
+pytestmark = pytest.mark.usefixtures("one_by_one")
+
+
+def test_what_is_wrong_is_said_as_without() -> None:
+    model = Net()
+    agree(model, IDS)
+    wrong = np.array(IDS)
+    wrong[1, 2] = 99
+    with pytest.raises(embgrad.BatchError, match="id 99 at example 1, position 2 is outside the table"):
+        embgrad.gradients(model, wrong, PROJECTION, compile=True)
+    with torch.no_grad():
+        model.outer.bias[0] = float("nan")
+    with pytest.raises(embgrad.ObjectiveError, match="finite"):
+        embgrad.gradients(model, IDS, PROJECTION, compile=True)
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit", "objective"])
+def test_exceptions_of_the_users_functions_come_out(option: str) -> None:
+    model = Net()
+    raising = [False]
+
+    def change(value: Any) -> Any:
+        if raising:
+            raise raising[0]
+        return value
+
+    def ask() -> Any:
+        if option == "objective":
+            return embgrad.gradients(model, IDS, lambda out: change(out)[:, 0], compile=True)
+        return embgrad.gradients(model, IDS, PROJECTION, at="outer", compile=True, **{option: {"word": change}})
+
+    raising.clear()
+    ask()
+    for error in (KeyboardInterrupt("stop"), RuntimeError("stop"), ValueError("stop")):
+        raising[:] = [error]
+        with pytest.raises(type(error), match=r"^stop$"):
+            ask()
+
+
+def test_the_model_is_as_found() -> None:
+    class Writing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("sums", torch.zeros(6, dtype=torch.float64))
+            self.seen: list[Any] = []
+            self.last = None
+
+        def body(self, rows: Any) -> Any:
+            self.sums.add_(1)
+            self.seen.append(rows)
+            self.last = rows
+            return self.inner(rows) + self.sums
+
+    model = Writing().train()
+    model.inner.weight.grad = torch.ones_like(model.inner.weight)
+    weights = {name: (id(one), one.detach().clone()) for name, one in model.named_parameters()}
+    random = torch.get_rng_state()
+    for _ in range(2):
+        embgrad.gradients(model, IDS, PROJECTION, compile=True)
+        assert model.seen == []
+        assert model.last is None
+        assert not model.sums.any()
+        assert all(one.training for one in model.modules())
+        assert all(id(one) == weights[name][0] for name, one in model.named_parameters())
+        assert all(torch.equal(one, weights[name][1]) and one.requires_grad for name, one in model.named_parameters())
+        assert torch.equal(model.inner.weight.grad, torch.ones_like(model.inner.weight))
+        assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+        assert torch.equal(torch.get_rng_state(), random)
+    agree(model, IDS)
+
+
+def test_the_model_is_not_kept_alive() -> None:
+    model = Net()
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    embgrad.gradients(model, IDS, lambda logits: logits[:, 0], compile=True)
+    reference, weight = weakref.ref(model), weakref.ref(model.inner.weight)
+    del model
+    gc.collect()
+    assert reference() is None
+    assert weight() is None
+
+
+def test_what_the_user_has_compiled_stays_compiled() -> None:
+    compiled: list[Any] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        compiled.append(module)
+        return module.forward
+
+    model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 3)).double()
+    called = torch.compile(model, backend=backend, dynamic=False)
+    with torch.no_grad():
+        called(torch.tensor(IDS))
+        found = len(compiled)
+        agree(called, IDS, embgrad.Sum())
+        called(torch.tensor(IDS))
+    assert len(compiled) == found == 1
+
+
+def test_several_threads() -> None:
+    model, other, failed = Net(), Net(), []
+    plain = {len(batch): embgrad.gradients(model, batch, PROJECTION).values for batch in (IDS, LONGER)}
+
+    def work(own: Any, compile: bool) -> None:
+        try:
+            for batch in (IDS, LONGER) * 2:
+                values = embgrad.gradients(own, batch, PROJECTION, compile=compile).values
+                np.testing.assert_allclose(values, plain[len(batch)], rtol=1e-9)
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, args=one) for one in ((model, True), (model, True), (other, False)) * 2]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failed
