@@ -250,7 +250,8 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
             optimiser.step()
     tap.mean()
 
-    The loop computes what it would have computed, bit for bit. Passes of this thread through this model count; those that
+    The loop computes what it would have computed, bit for bit; of a hybridised Gluon net, what it would have computed operator
+    by operator, which may differ in the last bit where a weight is used twice. Passes of this thread through this model count; those that
     `embgrad.gradients` makes do not. One that is never left is closed when nobody holds it any more, and a warning says so.
 
     Args:

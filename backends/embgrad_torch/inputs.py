@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
-from embgrad.errors import UnsupportedError
+from embgrad.errors import OutputError, UnsupportedError
 
 __all__ = ["Plan", "TorchTensors", "device_of", "plan", "planned", "to_numpy", "to_tensors"]
 
@@ -172,6 +172,11 @@ class TorchTensors:
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """See `to_numpy`."""
+        if tensor.device.type == "meta":
+            raise OutputError(
+                f"the output of shape {tuple(tensor.shape)} is on the device 'meta', which holds no values: expected one that was "
+                "computed; give the model its weights, model.to_empty(device=...) and load_state_dict(...), and leave .to('meta') out"
+            )
         return to_numpy(tensor)
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:

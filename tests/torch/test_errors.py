@@ -182,3 +182,14 @@ def test_the_module_imports_no_framework() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
     code = code.replace("import sys", "import torch, sys")
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "True\n"
+
+
+def test_an_output_without_values() -> None:
+    class Moved(Net):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).to("meta")
+
+    with pytest.raises(
+        embgrad.OutputError, match=r"the output of shape \(2, 3\) is on the device 'meta', which holds no"
+    ):
+        embgrad.gradients(Moved(), IDS, embgrad.Sum())
