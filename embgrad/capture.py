@@ -251,8 +251,9 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     tap.mean()
 
     The loop computes what it would have computed, bit for bit; of a hybridised Gluon net, what it would have computed operator
-    by operator, which may differ in the last bit where a weight is used twice. Passes of this thread through this model count; those that
-    `embgrad.gradients` makes do not. One that is never left is closed when nobody holds it any more, and a warning says so.
+    by operator, which may differ in the last bit where a weight is used twice. Passes of this thread through this model count;
+    those that `embgrad.gradients` makes do not. One that is never left is closed when nobody holds it any more, and a warning
+    says so.
 
     Args:
         model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon.

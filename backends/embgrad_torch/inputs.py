@@ -174,8 +174,8 @@ class TorchTensors:
         """See `to_numpy`."""
         if tensor.device.type == "meta":
             raise OutputError(
-                f"the output of shape {tuple(tensor.shape)} is on the device 'meta', which holds no values: expected one that was "
-                "computed; give the model its weights, model.to_empty(device=...) and load_state_dict(...), and leave .to('meta') out"
+                f"the output of shape {tuple(tensor.shape)} is on the device 'meta', which holds no values: expected one that "
+                "was computed; give the model its weights (to_empty, then load_state_dict), and leave .to('meta') out"
             )
         return to_numpy(tensor)
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from embgrad_tensorflow import kept
 
 import embgrad
+from tests.compiled import same
 from tests.tensorflow.helpers import KERAS, assert_slopes, policy
 from tests.tensorflow.test_models import BODIES, VECTOR, functional
 
@@ -52,17 +53,6 @@ def both(model: Any, batch: Any, objective: Any, **options: Any) -> tuple[Any, A
         warnings.simplefilter("error", embgrad.EmbgradWarning)
         embgrad.gradients(model, batch, objective, compile=True, **options)
         return plain, embgrad.gradients(model, batch, objective, compile=True, **options)
-
-
-def same(plain: Any, compiled: Any, rel: float = 1e-10) -> None:
-    assert compiled.provenance["compiled"] is True
-    assert compiled.provenance["uncompiled"] is None
-    for name in ("values", "activations", "objective"):
-        one, other = getattr(plain, name), getattr(compiled, name)
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(other, one, rtol=0, atol=rel * max(np.abs(one).max(), 1e-30))
-    assert plain.provenance["path"] == compiled.provenance["path"]
-    assert plain.provenance["compute_dtype"] == compiled.provenance["compute_dtype"]
 
 
 class Net(tf.Module):

@@ -13,7 +13,7 @@ from embgrad_tensorflow.tracedrows import TracedRows
 from tensorflow.python.framework import ops
 
 import embgrad
-from tests.tensorflow.test_leangradients import drawn, operations
+from tests.tensorflow.test_leangradients import drawn, heard, operations
 
 #: Large enough to be looked through.
 SHAPE = (8, 64, 128)
@@ -117,20 +117,7 @@ def test_whichever_position_it_is(position: int) -> None:
 
 def sizes_of_products(run: Callable[[], Any]) -> list[int]:
     """How many rows the products with a matrix have that a pullback makes."""
-    from tensorflow.python.framework import op_callbacks
-
-    seen: list[int] = []
-
-    def called(kind: Any, inputs: Any, *_: Any, **__: Any) -> None:
-        if tf.compat.as_str(kind) == "MatMul":
-            seen.append(inputs[0].shape[0])
-
-    op_callbacks.add_op_callback(called)
-    try:
-        run()
-    finally:
-        op_callbacks.remove_op_callback(called)
-    return seen
+    return [operands[0].shape[0] for name, operands in heard(run) if name == "MatMul"]
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,15 @@ def pulled(function: Callable[..., Any], operands: list[Any], watched: tuple[int
 
 def operations(run: Callable[[], Any]) -> Counter[str]:
     """The operations that this thread runs meanwhile."""
-    seen: Counter[str] = Counter()
+    return Counter(name for name, _ in heard(run))
 
-    def called(kind: Any, *_: Any, **__: Any) -> None:
-        seen[tf.compat.as_str(kind)] += 1
+
+def heard(run: Callable[[], Any]) -> list[tuple[str, Any]]:
+    """The same in order, each with its operands."""
+    seen: list[tuple[str, Any]] = []
+
+    def called(kind: Any, inputs: Any, *_: Any, **__: Any) -> None:
+        seen.append((tf.compat.as_str(kind), inputs))
 
     op_callbacks.add_op_callback(called)
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import embgrad
+from tests.compiled import same
 
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 6, 10], [6, 10, 11, 2, 2]])
 LONGER = np.array([[5, 2, 9, 4, 1, 11, 7], [3, 8, 7, 0, 0, 0, 0]])
@@ -38,17 +39,6 @@ class Net(nn.Module):
     def forward(self, input_ids: Any) -> Any:
         self.ran += 1
         return self.outer(self.body(self.rows(input_ids)).mean(1))
-
-
-def same(plain: Any, compiled: Any, rel: float = 1e-10) -> None:
-    assert compiled.provenance["compiled"] is True, compiled.provenance["uncompiled"]
-    assert compiled.provenance["uncompiled"] is None
-    for name in ("values", "activations", "objective"):
-        one, other = getattr(plain, name), getattr(compiled, name)
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(other, one, rtol=0, atol=rel * max(np.abs(one).max(), 1e-30))
-    assert plain.provenance["path"] == compiled.provenance["path"]
-    assert plain.provenance["compute_dtype"] == compiled.provenance["compute_dtype"]
 
 
 def agree(model: Any, batch: Any, objective: Any = PROJECTION, rel: float = 1e-10, **options: Any) -> Any:

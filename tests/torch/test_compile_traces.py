@@ -11,7 +11,8 @@ from embgrad_torch import kept
 from torch import nn
 
 import embgrad
-from tests.torch.kept_traces import IDS, LONGER, PROJECTION, Net, agree, falls_back, same
+from tests.compiled import same
+from tests.torch.kept_traces import IDS, LONGER, PROJECTION, Net, agree, falls_back
 
 pytestmark = pytest.mark.usefixtures("one_by_one")
 
