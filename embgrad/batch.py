@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.errors import BatchError, brief, did_you_mean, listed
-from embgrad.validation import checked_ids, checked_integers, checked_mask, checked_tokens, count_or_none
+from embgrad.validation import checked_ids, checked_integers, checked_mask, checked_tokens, count_or_none, expect_flag
 
 __all__ = ["CONVENTIONS", "TokenBatch"]
 
@@ -83,7 +83,8 @@ class TokenBatch:
         put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
         put(self, "extras", MappingProxyType(_checked_extras(extras)))
         put(self, "convention", _known_convention(convention))
-        put(self, "mask_is_bool", _flag(mask_is_bool, "mask_is_bool") and mask is not None)
+        expect_flag(mask_is_bool, "mask_is_bool")
+        put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -243,12 +244,6 @@ def _checked_extras(given: Any) -> dict[str, Any]:
             f"extras is {brief(given)}: expected a dict of further inputs by the names that the model has for them"
         )
     return dict(given)
-
-
-def _flag(given: Any, name: str) -> bool:
-    if not isinstance(given, (bool, np.bool_)):
-        raise BatchError(f"{name} is {brief(given)}: expected True or False")
-    return bool(given)
 
 
 def _known_convention(name: str) -> str:

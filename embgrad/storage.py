@@ -63,9 +63,9 @@ def save(
         EmbgradError: `results` is something else, or a result holds what no file can, such as float16 values.
         OSError: the file cannot be written.
     """
-    expect_path(path)
     single = isinstance(results, EmbeddingGradients)
     named = {"": results} if isinstance(results, EmbeddingGradients) else expect_results(results)
+    expect_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
     for number, (name, result) in enumerate(named.items()):
