@@ -156,11 +156,16 @@ def test_a_path_that_is_none(path: Any) -> None:
     with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
         embgrad.load(path)
     with pytest.raises(embgrad.EmbgradError, match=r"path is .*: expected the path of a file or folder"):
-        embgrad.save({}, path)
+        embgrad.save(result(), path)
     with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
         embgrad.open_stream(path)
     with pytest.raises(embgrad.EmbgradError, match=r"folder is .*: expected the path"):
         embgrad.load_bert(path, "reference")
+
+
+def test_the_arguments_of_save_in_the_wrong_order() -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"the path comes second, embgrad\.save\(results, path\)"):
+        embgrad.save("g.safetensors", result())  # type: ignore[arg-type]
 
 
 def test_a_file_of_before_certificates_loads(tmp_path: Path) -> None:
