@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from embgrad.visible import visible_lines
+
 __all__ = [
     "AmbiguousPointError",
     "BackendError",
@@ -29,7 +31,36 @@ __all__ = [
 
 
 class EmbgradError(Exception):
-    """The base of every error that embgrad raises on purpose."""
+    """The base of every error that embgrad raises on purpose.
+
+    `str(error)` is the message, and on a line of its own the page that says more of this error.
+    """
+
+    @property
+    def message(self) -> str:
+        """What was wrong, what was expected and what to do next, without the line that names the page.
+
+        Names in it may be anyone's: what could not be seen in them is spelled out.
+        """
+        return visible_lines(super().__str__())
+
+    @classmethod
+    def page(cls) -> str:
+        """The page of the documentation on this error, as in `docs/errors/batcherror.md`."""
+        return f"docs/errors/{cls._documented().lower()}.md"
+
+    @classmethod
+    def see(cls) -> str:
+        """The line that names the page, and the command that prints it."""
+        return f"see {cls.page()}, or run: embgrad explain {cls._documented()}"
+
+    @classmethod
+    def _documented(cls) -> str:
+        """The nearest class of this module: one defined elsewhere, as by a backend, has no page of its own."""
+        return next(kind.__name__ for kind in cls.__mro__ if kind.__module__ == __name__)
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.see()}"
 
 
 class EmbgradWarning(UserWarning):

@@ -114,7 +114,7 @@ class Golden:
         try:
             expected = _named(self.load())
         except FileFormatError as error:
-            raise FileFormatError(f"{error}. {self._how('write it anew')}") from None
+            raise FileFormatError(f"{error.message}. {self._how('write it anew')}") from None
         departures = list(_other_names(expected, given))
         comparisons: dict[Name, Comparison] = {}
         pair: Any = models if isinstance(models, (tuple, list)) else (None, models)
@@ -126,7 +126,7 @@ class Golden:
             try:
                 comparisons[name] = compare(a, b, models=pair, tolerance=tolerance, call=call)
             except (BatchError, PointError) as error:  # which the two themselves are the reason for
-                departures.append(_Departure(f"{_at(name)}{error}"))
+                departures.append(_Departure(f"{_at(name)}{error.message}"))
             else:
                 departures += _departures(name, comparisons[name])
         found = comparisons.get(None) or Comparisons({str(name): one for name, one in comparisons.items()})

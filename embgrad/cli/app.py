@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli import bisecting, comparing, demonstrating, doctor, gradients, reporting, showing
+from embgrad.cli import bisecting, comparing, demonstrating, doctor, explaining, gradients, reporting, showing
 from embgrad.cli.errors import UsageError
 from embgrad.cli.options import Command
 from embgrad.cli.running import FAILED, READER_GONE
@@ -39,6 +39,7 @@ COMMANDS = {
     "bisect": (bisecting.bisect, "The first point at which two models part."),
     "show": (showing.show, "Saved gradients as coloured tokens."),
     "report": (reporting.report, "Results side by side, as an HTML page."),
+    "explain": (explaining.explain, "What an error means, and what to do."),
     "demo": (demonstrating.demo, "One call in three frameworks."),
 }
 

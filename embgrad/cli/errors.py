@@ -8,4 +8,7 @@ __all__ = ["UsageError"]
 
 
 class UsageError(EmbgradError, ValueError):
-    """The options, or what they name, are not what the command expects."""
+    """The options, or what they name, are not what the command expects; its message says so in full."""
+
+    def __str__(self) -> str:
+        return self.message

@@ -66,14 +66,16 @@ def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
         return FAILED
     except Exception as error:  # the command's edge: whatever a model or a framework raises becomes a line
         terminal.fail(_told(error, terminal.debug))
+        if isinstance(error, EmbgradError) and not isinstance(error, UsageError):
+            terminal.note(error.see())
         if terminal.debug:
             traceback.print_exception(error, file=sys.stderr)
         return FAILED
 
 
 def _told(error: Exception, debug: bool) -> str:
-    if isinstance(error, (EmbgradError, UsageError)):
-        return str(error)
+    if isinstance(error, EmbgradError):
+        return error.message
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, FileNotFoundError):

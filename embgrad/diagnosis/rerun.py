@@ -168,7 +168,7 @@ class Source:
         try:
             return run()
         except EmbgradError as error:  # what does not apply to this model
-            self.refused = str(error)
+            self.refused = error.message
         except Exception as error:  # the framework's own, of what it cannot do with: told in the notes
             self.failures[cause] = f"{type(error).__name__}: {error}"
         return None
@@ -193,7 +193,7 @@ def source_of(case: Case) -> Source | str:
     try:
         return Source(case, _window(case), objective)
     except EmbgradError as error:  # of a file that says otherwise than embgrad writes it
-        return f"{name} does not tell how it was made, so that its model was not run anew: {error}"
+        return f"{name} does not tell how it was made, so that its model was not run anew: {error.message}"
 
 
 def departure(source: Source) -> str | None:

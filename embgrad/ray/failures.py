@@ -48,7 +48,7 @@ def _own(error: BaseException) -> EmbgradError | None:
         if found:
             name, message = found[-1]  # what it was raised from stands before it
             kind = getattr(embgrad.errors, name, EmbgradError)
-            usable = isinstance(kind, type) and issubclass(kind, EmbgradError)
-            return (kind if usable else EmbgradError)(message.strip())
+            made = kind if isinstance(kind, type) and issubclass(kind, EmbgradError) else EmbgradError
+            return made(message.strip().removesuffix(made.see()).rstrip())
         seen = seen.__cause__ or seen.__context__
     return None

@@ -114,18 +114,18 @@ class Worker:
     def _naming_the_row(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """The error of the first row that fails by itself, and its name."""
         assert self._built is not None
-        if isinstance(error, OF_ALL_ROWS) or str(error).startswith(NO_COLUMN):
-            return _again(error, str(error))
+        if isinstance(error, OF_ALL_ROWS) or error.message.startswith(NO_COLUMN):
+            return _again(error, error.message)
         for number in range(rows.num_rows):
             row = rows.slice(number, 1)
             try:
                 self._gradients(row, examples_of(row, self._asked.inputs, self._built[1]))
             except EmbgradError as alone:
-                return _again(alone, f"{named_row(row, self._asked.inputs)}: {alone}")
+                return _again(alone, f"{named_row(row, self._asked.inputs)}: {alone.message}")
         together = (
             f"{rows.num_rows} rows together, of which {named_row(rows.slice(0, 1), self._asked.inputs)} is the first"
         )
-        return _again(error, f"{together}: {error}")
+        return _again(error, f"{together}: {error.message}")
 
 
 class GradientWorker(Worker):

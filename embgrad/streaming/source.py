@@ -135,7 +135,7 @@ class Source:
             try:
                 batch = as_batch(given)
             except BatchError as error:
-                raise BatchError(f"batch {number} of the source: {error}") from error
+                raise BatchError(f"batch {number} of the source: {error.message}") from error
             if self.labelled:
                 labels = _as_many(labels, len(batch), number)
             digest = self._digest(made, [batch, labels])

@@ -175,7 +175,7 @@ def test_a_backend_by_name(installed: list[Any]) -> None:
 @pytest.mark.parametrize(("extra", "hint"), [("a", r"'embgrad\[a\]'"), (None, "no_such_framework")])
 def test_a_backend_whose_framework_is_missing(installed: list[Any], extra: str | None, hint: str) -> None:
     installed.append(FakeEntryPoint("a", backend("a", package="no_such_framework", extra=extra)))
-    message = rf"'a' needs the package 'no_such_framework', which is not installed: pip install {hint}$"
+    message = rf"'a' needs the package 'no_such_framework', which is not installed: pip install {hint}\n"
     with pytest.raises(embgrad.BackendError, match=message):
         registry.backend_named("a")
 

@@ -3,7 +3,8 @@
 A page is run from top to bottom, in one namespace and an empty folder. What it prints is compared with the ```text fence that
 follows a ```python fence with nothing between: white space counts alike, however much; a `...` that stands alone stands for
 anything; a number with a point may be off by one in the last place shown, or by a hundredth. Where that fence ends in the line
-with which a traceback of Python ends, the snippet has to raise that. A fence in another language is not run.
+with which a traceback of Python ends, the snippet has to raise that; the line in which embgrad's own errors name their page is
+left out. A fence in another language is not run.
 
 `<!-- needs: torch, minilm -->` on a page says what it needs beside NumPy. What a reader has already, and the page does not
 repeat, stands in a comment `<!-- python ... -->`, which is run in its place, or on another page, `<!-- after: other.md -->`,
@@ -112,7 +113,8 @@ def _printed_by(snippet: Snippet, page: str, names: dict[str, Any]) -> str:
             name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
             if name not in (snippet.printed or ""):  # not an error that the page speaks of
                 raise
-            stream.write(f"{name}: {error}\n")
+            said = error.message if isinstance(error, embgrad.EmbgradError) else error
+            stream.write(f"{name}: {said}\n")
     return stream.getvalue()
 
 

@@ -344,11 +344,12 @@ def test_no_row_can_stand_in_for_another(items: Items) -> None:
 def test_our_errors_come_out_of_rays() -> None:
     text = (
         "ray::MapWorker()\n  File 'x.py', line 3\nembgrad.errors.ObjectiveError: inner\n\nThe above exception was the direct "
-        "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n\nThe above exception was"
+        "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
+        f"{embgrad.BatchError.see()}\n\nThe above exception was"
     )
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong$"), plain_errors():
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors/batcherror"), plain_errors():
         raise RuntimeError(text)
-    with pytest.raises(EmbgradError, match=r"^of ours$"), plain_errors():
+    with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
         raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
     for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), embgrad.BatchError("plain")):
         with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():

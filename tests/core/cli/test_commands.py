@@ -17,6 +17,7 @@ import typer.testing
 import embgrad
 from embgrad.cli import main
 from embgrad.cli.app import app
+from embgrad.cli.explaining import NAMES
 from embgrad.cli.terminal import plain
 from tests.core.cli.commands import ASK, child, expected
 
@@ -29,6 +30,7 @@ def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
     assert done.stderr == f"embgrad: the command line needs {missing}: pip install 'embgrad[cli]'\n"
 
 
+ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "tokenizers", "jinja2")
 
 
@@ -46,7 +48,7 @@ def test_help_imports_no_framework_and_is_quick() -> None:
     assert [one[0] for one in found] == [0, 0, 0]
     assert found[0][2] == []
     assert min(one[1] for one in found) < 0.6
-    for name in ("doctor", "gradients", "compare", "bisect", "show", "report", "demo"):
+    for name in ("doctor", "gradients", "compare", "bisect", "show", "report", "explain", "demo"):
         assert f"\n  {name} " in done[0].stdout
 
 
@@ -55,7 +57,7 @@ def test_importing_the_package_brings_in_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["doctor", "gradients", "compare", "bisect", "show", "report", "demo"])
+@pytest.mark.parametrize("name", ["doctor", "gradients", "compare", "bisect", "show", "report", "explain", "demo"])
 def test_every_command_has_help(name: str) -> None:
     runner = typer.testing.CliRunner()
     long, short = (runner.invoke(app, [name, option]) for option in ("--help", "-h"))
@@ -314,3 +316,41 @@ def test_what_cannot_be_shown_leaves_nothing_on_stdout(command: Any) -> None:
     done = command("show", "g.safetensors", "--words")
     assert (done.code, done.out) == (2, "")
     assert "the tokens of this result are not known" in done.err
+
+
+def test_explain_prints_the_errors_page(command: Any) -> None:
+    done = command("explain", "BatchError")
+    assert (done.code, done.err) == (0, "")
+    page = (ROOT / "docs" / "errors" / "batcherror.md").read_text(encoding="utf-8")
+    assert done.out.startswith("# BatchError\n")
+    assert done.out.rstrip() in page, "as it stands, no line wrapped"
+    for spelled in ("batcherror", "embgrad.errors.BatchError", "embgrad.BatchError", "docs/errors/batcherror.md"):
+        assert command("explain", spelled).out == done.out
+    assert json.loads(command("explain", "BatchError", "--json").out) == {
+        "error": "BatchError",
+        "text": done.out.rstrip(),
+    }
+
+
+def test_explain_lists_the_errors(command: Any) -> None:
+    done = command("explain")
+    assert done.code == 0
+    assert "UnknownPointError     No point of that name exists." in done.out
+    assert json.loads(command("explain", "--json").out)["errors"].keys() == NAMES.keys()
+    for name in NAMES:
+        assert command("explain", name).out.startswith(f"# {name}\n")
+
+
+def test_explain_of_no_error(command: Any) -> None:
+    done = command("explain", "BathError")
+    assert (done.code, done.out) == (2, "")
+    assert "there is no error 'BathError': expected one of EmbgradError," in done.err
+    assert "Did you mean 'BatchError'?" in done.err
+
+
+def test_an_errors_page_is_named_below_it(command: Any, place: Path) -> None:
+    (place / "outside.json").write_text("[[4, 99]]")
+    done = command("gradients", "-m", "models.py:build", "--ids", "outside.json")
+    assert done.code == 2
+    assert "see docs/errors/batcherror.md, or run: embgrad explain BatchError" in done.err.splitlines()[-1]
+    assert "see docs" not in command("gradients", "--ids", "ids.json").err, "the options are no matter of a page"
