@@ -1,4 +1,4 @@
-"""Tells whether two functions do the same, so that what was made with one serves for another; keeps neither alive."""
+"""Tells whether two functions, or two requests, do the same, so that what was made for one serves for another."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, Final
 
-__all__ = ["PLAIN", "Same", "code_of", "identity_of"]
+from embgrad.backend import NativeObjective, Request
+
+__all__ = ["PLAIN", "Same", "asked_of", "code_of", "identity_of"]
 
 #: What is the same where it is equal.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
+def asked_of(request: Request) -> Hashable:
+    """Stands for what is asked of a model: points, outputs and options, whatever values come with them."""
+    native = request.respond if isinstance(request.respond, NativeObjective) else None
+    return (
+        request.points,
+        request.outputs,
+        *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
+        request.training,
+        request.several,
+        None if native is None else (native.scalar,),
+        None if request.call is None else identity_of(request.call),
+    )
+
+
 def identity_of(function: Any) -> Hashable:
-    """Stands for a function: two made of one piece of Python, around the same objects, do the same."""
+    """Stands for a function, and keeps nothing alive: two made of one piece of Python, around the same objects, do the same."""
     if isinstance(function, types.MethodType):
         return (identity_of(function.__func__), Same(function.__self__))
     if not isinstance(function, types.FunctionType):

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend import Change, NativeObjective, Request, Run
 
-__all__ = ["Recorder", "ReplayError", "Watching"]
+__all__ = ["Recorder", "ReplayError", "Watching", "agreeing"]
+
+#: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
+AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
 
 #: The function of a native objective, and what takes which of the tensors that the model returned its value depends on → the
 #: function, which tells that when it is called.
 Watching = Callable[[Callable[[Any], Any], Callable[[tuple[int, ...]], None]], Callable[[Any], Any]]
+
+
+def agreeing(dtypes: Iterable[str]) -> float:
+    """How far apart two runs may be, relative to their size, that compute in these dtypes; other names do not round."""
+    return max((AGREEING[one] for one in dtypes if one in AGREEING), default=AGREEING["float32"])
 
 
 class ReplayError(Exception):

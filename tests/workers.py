@@ -18,5 +18,5 @@ def place_of(nodeid: str) -> str:
     """What runs in one process, with what its fixtures make once: all on Ray, since each process would start one."""
     module = nodeid.partition("::")[0]
     if module.endswith("test_conformance.py"):
-        return next(one for one in backends_under_test() if one in parameters_in(nodeid))
+        return next((one for one in backends_under_test() if one in parameters_in(nodeid)), module)
     return "ray" if "/ray/" in module else module

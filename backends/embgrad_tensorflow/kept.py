@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,9 +13,9 @@ from tensorflow.python.eager import record
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.identity import PLAIN, code_of, identity_of
+from embgrad.identity import PLAIN, asked_of, code_of
 from embgrad.points import WORD
-from embgrad.replaying import Recorder, ReplayError
+from embgrad.replaying import Recorder, ReplayError, agreeing
 from embgrad.traces import Traces
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
@@ -31,9 +31,6 @@ __all__ = ["run_kept"]
 
 #: How many lengths have a trace of their own, where one of any length cannot be had.
 LENGTHS: Final = 8
-
-#: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
-AGREEING: Final[Mapping[Any, float]] = {tf.float64: 1e-8, tf.float32: 1e-4, tf.float16: 5e-2, tf.bfloat16: 1e-1}
 
 _forms: Traces[_Form] = Traces()
 
@@ -145,7 +142,7 @@ class _Keeper:
             if trace is None and self._form.exact and len(self._form.traces) >= LENGTHS:
                 return self._as_asked(found, f"each length takes a trace of its own, and {LENGTHS} are kept")
             made, given = self._made(trace, recorder, found, generators)
-            apart = recorder.apart(found, given, AGREEING[made.coarsest])
+            apart = recorder.apart(found, given, agreeing(made.computing))
             if apart is not None:
                 raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
         except (UntraceableError, UnfitError, ReplayError, FailedError, OtherUseError) as error:
@@ -257,19 +254,11 @@ def _key_of(name: str, found: Run) -> str:
 
 def _key(planned: Plan, request: Request) -> Hashable:
     """All that a trace depends on, beside shapes and values."""
-    native = isinstance(request.respond, NativeObjective)
     return (
         repr(tf.nest.map_structure(_described, planned.arguments)),
         planned.outputs,
         planned.graph,
-        request.points,
-        request.outputs,
-        *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
-        request.training,
-        request.several,
-        native and request.respond.scalar,  # type: ignore[union-attr]
-        native,
-        None if request.call is None else identity_of(request.call),
+        asked_of(request),
     )
 
 

@@ -38,9 +38,6 @@ __all__ = ["Trace", "is_placeholder", "traced"]
 # The user's own compiled functions are written out, so that nothing is left in their caches, and all of them is seen.
 _function_calls: Final = Interception(lambda: Function, "__call__")
 
-#: The dtypes in which results round coarsely, the coarsest first.
-COARSE: Final = (tf.bfloat16, tf.float16, tf.float32)
-
 #: What Keras, TensorFlow and terminals put around an error's own text.
 WRAPPED: Final = re.compile(r"^(Exception encountered when calling|in user code:|\s*File \")")
 COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -62,7 +59,7 @@ class Trace:
         used: which of the tensors in it the native objective depends on.
         written: the resources of the variables that a run writes to and that are to be put back.
         compute_dtype: that of the first point, or else the first output.
-        coarsest: the dtype in the graph that rounds most.
+        computing: the names of the dtypes in the graph.
     """
 
     function: Any
@@ -76,7 +73,7 @@ class Trace:
     used: tuple[int, ...]
     written: tuple[Any, ...]
     compute_dtype: str
-    coarsest: Any
+    computing: frozenset[str]
 
 
 def traced(
@@ -186,7 +183,7 @@ class _Tracing:
             self._used,
             tuple(written.values()),
             str(facts["first"].dtype.name),
-            next((one for one in COARSE if one in dtypes), tf.float64),
+            frozenset(one.name for one in dtypes),
         )
 
     def _with(self, tensors: Sequence[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.identity import PLAIN, code_of, identity_of
-from embgrad.replaying import Recorder, ReplayError
+from embgrad.identity import PLAIN, asked_of, code_of
+from embgrad.replaying import Recorder, ReplayError, agreeing
 from embgrad.traces import Traces
 from embgrad_torch import inputs
 from embgrad_torch.inputs import Plan
@@ -34,14 +34,6 @@ LENGTHS: Final = 8
 
 #: How many shapes are remembered of one way of asking, each with the trace that serves.
 SHAPES: Final = 256
-
-#: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
-AGREEING: Final[Mapping[Any, float]] = {
-    torch.float64: 1e-8,
-    torch.float32: 1e-4,
-    torch.float16: 5e-2,
-    torch.bfloat16: 1e-1,
-}
 
 _forms: Traces[_Form] = Traces()
 
@@ -189,7 +181,7 @@ class _Keeper:
         try:
             trace = Trace(programmed(exported(self._known, self._batch, self._request, self._planned, recorder.used)))
             given = self._run(trace, recorder.replaying())
-            apart = recorder.apart(found, given, AGREEING[_coarsest(trace, found)])
+            apart = recorder.apart(found, given, agreeing(_dtypes(trace, found)))
             if apart is not None:
                 raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
         except (UntraceableError, FailedError, ReplayError, StaleError, OtherUseError) as error:
@@ -221,16 +213,14 @@ def _watching(function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], 
     return watched
 
 
-def _coarsest(trace: Trace, found: Run) -> Any:
-    """The dtype of the weights, and of what was computed, that rounds most."""
-    dtypes = [dtype for _, dtype in trace.program.shapes if dtype in AGREEING]
-    dtypes.append(getattr(torch, found.compute_dtype, torch.float32))
-    return max((one for one in dtypes if one in AGREEING), key=AGREEING.__getitem__, default=torch.float32)
+def _dtypes(trace: Trace, found: Run) -> Iterator[str]:
+    """Those of the weights, and of what was computed."""
+    yield from (str(dtype).removeprefix("torch.") for _, dtype in trace.program.shapes)
+    yield found.compute_dtype
 
 
 def _key(known: Structure, planned: Plan, request: Request) -> Hashable:
     """All that a trace depends on, beside shapes and values."""
-    native = request.respond if isinstance(request.respond, NativeObjective) else None
     leaves, form = pytree.tree_flatten(planned.arguments)
     return (
         tuple(known.paths),
@@ -239,14 +229,7 @@ def _key(known: Structure, planned: Plan, request: Request) -> Hashable:
         tuple(map(_described, leaves)),
         repr(form),
         planned.unused,
-        request.points,
-        request.outputs,
-        *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
-        request.training,
-        request.several,
-        native is not None and native.scalar,
-        native is not None,
-        None if request.call is None else identity_of(request.call),
+        asked_of(request),
         *_settings(),
     )
 

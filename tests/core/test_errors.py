@@ -11,6 +11,7 @@ import pytest
 import embgrad
 from embgrad import errors
 from embgrad.ray.importing import MissingPackageError
+from embgrad.testing.checks_errors import MISTAKES
 from tests.raised.sites import CLASSES
 
 ROOT = Path(__file__).parents[2]
@@ -51,3 +52,7 @@ def test_an_error_that_tells_of_another_names_one_page() -> None:
     with pytest.raises(embgrad.BatchError, match="batch 1 of the source: ids holds -2") as raised:
         list(embgrad.stream(model, batches(), embgrad.Sum()))
     assert str(raised.value).count("see docs/errors/") == 1
+
+
+def test_every_class_is_provoked_in_every_framework() -> None:
+    assert {*MISTAKES} == {*CLASSES.values()}
