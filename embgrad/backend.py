@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.points import Lookup, Point
 from embgrad.watching import PointWatch
-
-if TYPE_CHECKING:
-    from embgrad.weights import Weight
 
 __all__ = [
     "ABILITIES",
@@ -31,6 +28,7 @@ __all__ = [
     "Respond",
     "Run",
     "TableRest",
+    "Weight",
 ]
 
 #: Calls the model in the user's own way: `call(model, inputs) -> outputs`. `inputs` is what `TokenBatch.inputs` gives, with
@@ -155,6 +153,38 @@ class ParameterValues:
         """The gradient; zeros where there is no way."""
         dtype = np.float64 if self.dtype == "float64" else np.float32
         return np.zeros(self.shape, dtype) if self.gradient is None else self.gradient
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter or buffer of floating point, trainable or not.
+
+    Attributes:
+        name: as `parameter_gradients` names it, in the framework's spelling.
+        module: the attribute path of the module that owns it, as `embgrad.points` spells it; "" for the model itself, and where
+            no module is known to own it.
+        shape: its shape.
+        dtype: its dtype, such as "float32" or "bfloat16".
+        get: gives a copy of its values, float32, or float64 where it is that.
+        put: puts values of that shape in their place, in its own dtype; the parameter stays the same object, on its device,
+            with its gradient buffer.
+        canonical: in a BERT's encoder the name of the checkpoint's weight that belongs there, as `load_bert` reads it; else None.
+        transposed: it is the transpose of that.
+    """
+
+    name: str
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+    get: Callable[[], np.ndarray] = field(repr=False)
+    put: Callable[[np.ndarray], None] = field(repr=False)
+    canonical: str | None = None
+    transposed: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two axes or more."""
+        return len(self.shape) > 1
 
 
 @dataclass(frozen=True)

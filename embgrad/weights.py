@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from embgrad.arrays import to_numpy
+from embgrad.backend import Weight
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 from embgrad.locating import expect_ability
 from embgrad.registry import backend_for
 
-__all__ = ["Weight", "depth_of", "substituted", "weights_of"]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A parameter or buffer of floating point, trainable or not.
-
-    Attributes:
-        name: as `parameter_gradients` names it, in the framework's spelling.
-        module: the attribute path of the module that owns it, as `embgrad.points` spells it; "" for the model itself, and where
-            no module is known to own it.
-        shape: its shape.
-        dtype: its dtype, such as "float32" or "bfloat16".
-        get: gives a copy of its values, float32, or float64 where it is that.
-        put: puts values of that shape in their place, in its own dtype; the parameter stays the same object, on its device,
-            with its gradient buffer.
-        canonical: in a BERT's encoder the name of the checkpoint's weight that belongs there, as `load_bert` reads it; else None.
-        transposed: it is the transpose of that.
-    """
-
-    name: str
-    module: str
-    shape: tuple[int, ...]
-    dtype: str
-    get: Callable[[], np.ndarray] = field(repr=False)
-    put: Callable[[np.ndarray], None] = field(repr=False)
-    canonical: str | None = None
-    transposed: bool = False
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether it has two axes or more."""
-        return len(self.shape) > 1
+__all__ = ["depth_of", "substituted", "weights_of"]
 
 
 def weights_of(model: Any) -> list[Weight]:

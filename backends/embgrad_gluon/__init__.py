@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Point, Request, Run
+from embgrad.backend import Call, Listener, Point, Request, Run, Weight
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget
-from embgrad.weights import Weight
 from embgrad_gluon import bert, capture, graphpoints, run, walk, weights
 from embgrad_gluon.importing import import_mxnet
 

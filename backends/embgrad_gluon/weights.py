@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.arrays import owned
+from embgrad.backend import Weight
 from embgrad.calling import as_parts
 from embgrad.locks import model_lock
-from embgrad.weights import Weight
 from embgrad_gluon import bert
 from embgrad_gluon.graphpoints import scope_paths
 from embgrad_gluon.importing import import_mxnet

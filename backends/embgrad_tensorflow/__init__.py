@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Listener, Point, Request, Run
+from embgrad.backend import Call, Listener, Point, Request, Run, Weight
 from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
-from embgrad.weights import Weight
 
 __all__ = ["TensorFlowBackend"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad.arrays import owned
+from embgrad.backend import Weight
 from embgrad.calling import as_parts
 from embgrad.locks import model_lock
-from embgrad.weights import Weight
 from embgrad_tensorflow.parameters import Parameters, native_variable
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, is_saved, walk

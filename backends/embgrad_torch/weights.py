@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from embgrad.arrays import owned
+from embgrad.backend import Weight
 from embgrad.calling import as_parts
 from embgrad.checkpoint import bert_names
 from embgrad.locks import model_lock
-from embgrad.weights import Weight
 from embgrad_torch.walk import place_of, spelled, walk
 
 __all__ = ["alone", "putter", "weights"]
@@ -70,8 +70,8 @@ def _has_values(tensor: Any) -> bool:
 
 def _canonical(walked: Iterable[tuple[str, Any]]) -> dict[int, str]:
     """By the identity of an encoder's parameter the checkpoint's name of it, where the model holds one BERT."""
-    transformers = sys.modules.get("transformers")
-    kind = getattr(transformers, "BertModel", None) if transformers is not None else None
+    # Where nobody has a BERT, asking transformers for the class would import it, and TensorFlow with it.
+    kind = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
     encoders: Sequence[Any] = [module for _, module in walked if kind is not None and isinstance(module, kind)]
     if len(encoders) != 1:
         return {}

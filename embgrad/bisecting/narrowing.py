@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.backend import Weight
 from embgrad.bisecting.pairing import LAYER, Pair, Side, paired_points
 from embgrad.bisecting.readings import Reading
 from embgrad.figures import Figures, figures_of
 from embgrad.points import INPUT
 from embgrad.tolerance import unit_roundoff
-from embgrad.weights import Weight
 
 __all__ = ["PIECES", "Judge", "Part", "Step", "narrowed"]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from embgrad.backend import Weight
 from embgrad.bisecting.readings import Reader
 from embgrad.checkpoint import LAYER_MODULES
 from embgrad.points import OUTPUT, Point
-from embgrad.weights import Weight
 
 __all__ = ["Pair", "Side", "paired_by_order", "paired_points", "paired_weights", "uncounted"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.arrangement import Arrangement, of_lookup, of_module
-from embgrad.backend import Backend, Call, PointValues, Request
+from embgrad.backend import Backend, Call, PointValues, Request, Weight
 from embgrad.batch import TokenBatch
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
@@ -20,7 +20,7 @@ from embgrad.points import WORD, Point
 from embgrad.registry import backend_for
 from embgrad.responding import objective_values, respond_with
 from embgrad.task import Task, warn_of_unused
-from embgrad.weights import Weight, weights_of
+from embgrad.weights import weights_of
 
 __all__ = ["Reader", "Reading"]
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from embgrad.backend import Weight
 from embgrad.batch import TokenBatch
 from embgrad.bisecting.narrowing import Judge, Part, Step, narrowed
 from embgrad.bisecting.pairing import Pair, Side, uncounted
 from embgrad.bisecting.randomness import differing
 from embgrad.bisecting.readings import Reading
-from embgrad.bisecting.suspects import Suspect, suspects
-from embgrad.bisecting.telling import by_weights, module_of, told
+from embgrad.bisecting.suspects import suspects
+from embgrad.bisecting.telling import Found, by_weights, module_of, told
 from embgrad.errors import ObjectiveError, PointError, listed
-from embgrad.figures import Figures, figures_of
+from embgrad.figures import figures_of
 from embgrad.points import WORD
 from embgrad.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.tolerance import HALVES, tolerance_for, unit_roundoff
-from embgrad.weights import Weight
 
 __all__ = ["OBJECTIVE", "Found", "Search", "told"]
 
@@ -39,27 +39,6 @@ LAST: Final = f"{LAYER}.-1"
 
 #: How often a model is run: for its values and gradients, twice for its randomness, and inside the stretch.
 PASSES: Final = 4
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search found, see `Bisection`.
-
-    Attributes:
-        figures: those of the first point that parts; None where there are none.
-        notes: what else is to be said.
-    """
-
-    tolerance: float
-    steps: tuple[Step, ...] = ()
-    first: str | None = None
-    direction: str | None = None
-    after: str | None = None
-    part: Part | None = None
-    parameters: tuple[Suspect, ...] = ()
-    random: Mapping[str, str] = field(default_factory=dict)
-    figures: Figures | None = None
-    notes: tuple[str, ...] = ()
 
 
 class Search:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.backend import Weight
 from embgrad.bisecting.pairing import Side, paired_by_order, paired_weights
 from embgrad.figures import figures_of
 from embgrad.tolerance import unit_roundoff
-from embgrad.weights import Weight
 
 __all__ = ["Suspect", "suspects"]
 

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from embgrad.bisecting.narrowing import PIECES, Part
+from embgrad.backend import Weight
+from embgrad.bisecting.narrowing import PIECES, Part, Step
 from embgrad.bisecting.pairing import LAYER
 from embgrad.bisecting.suspects import Suspect
+from embgrad.figures import Figures
 
-if TYPE_CHECKING:
-    from embgrad.bisecting.searching import Found
-    from embgrad.weights import Weight
-
-__all__ = ["by_weights", "module_of", "told"]
+__all__ = ["Found", "by_weights", "module_of", "told"]
 
 #: How many weights are named in a sentence.
 MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, see `Bisection`.
+
+    Attributes:
+        figures: those of the first point that parts; None where there are none.
+        notes: what else is to be said.
+    """
+
+    tolerance: float
+    steps: tuple[Step, ...] = ()
+    first: str | None = None
+    direction: str | None = None
+    after: str | None = None
+    part: Part | None = None
+    parameters: tuple[Suspect, ...] = ()
+    random: Mapping[str, str] = field(default_factory=dict)
+    figures: Figures | None = None
+    notes: tuple[str, ...] = ()
 
 
 def by_weights(found: Found) -> Found:

@@ -8,10 +8,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from embgrad.backend import Weight
 from embgrad.bisecting.pairing import paired_weights
 from embgrad.diagnosis.rerun import Source, Variant
 from embgrad.registry import backend_for
-from embgrad.weights import Weight, weights_of
+from embgrad.weights import weights_of
 
 __all__ = ["Beside", "DifferentWeights", "MisplacedWeights"]
 

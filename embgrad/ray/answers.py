@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,22 @@ from embgrad.ray.settings import Inputs
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import scatter
 
-if TYPE_CHECKING:
-    from embgrad.ray.worker import Answer
+__all__ = ["Answer", "Wanted", "with_answers"]
 
-__all__ = ["Wanted", "with_answers"]
+
+@dataclass(frozen=True)
+class Answer:
+    """The gradients of some rows of a block.
+
+    Attributes:
+        rows: their numbers in the block.
+        found: the gradients.
+        own: True at the rows' own positions, (row, position).
+    """
+
+    rows: np.ndarray
+    found: EmbeddingGradients
+    own: np.ndarray
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from embgrad.errors import (
 )
 from embgrad.gradient import gradients
 from embgrad.objective import Objective, Scalar
-from embgrad.ray.answers import Wanted, with_answers
+from embgrad.ray.answers import Answer, Wanted, with_answers
 from embgrad.ray.columns import NO_COLUMN, Columns, Examples, examples_of, named_row
 from embgrad.ray.partial import Partial
 from embgrad.ray.settings import Asked
@@ -31,25 +30,10 @@ from embgrad.ray.tally import tally_of
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 
-__all__ = ["Answer", "GradientWorker", "TableWorker"]
+__all__ = ["GradientWorker", "TableWorker"]
 
 #: Errors that are of the model or of what is asked, whichever the row.
 OF_ALL_ROWS: Final = (BackendError, OutputError, PointError, UnsupportedError)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The gradients of some rows of a block.
-
-    Attributes:
-        rows: their numbers in the block.
-        found: the gradients.
-        own: True at the rows' own positions, (row, position).
-    """
-
-    rows: np.ndarray
-    found: EmbeddingGradients
-    own: np.ndarray
 
 
 class Worker:

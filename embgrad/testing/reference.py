@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.arrays import owned
-from embgrad.backend import Call, Listener, NativeObjective, ParameterValues, Point, Request, Run, TableRest
+from embgrad.backend import Call, Listener, NativeObjective, ParameterValues, Point, Request, Run, TableRest, Weight
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call
 from embgrad.errors import UnsupportedError
@@ -22,7 +22,6 @@ from embgrad.points import UNNAMED_TABLE
 from embgrad.structures import first, with_first
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
 from embgrad.watching import PointWatch
-from embgrad.weights import Weight
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 

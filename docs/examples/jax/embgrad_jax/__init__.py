@@ -10,11 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run
+from embgrad.backend import Call, Point, Request, Run, Weight
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.locks import model_lock
-from embgrad.weights import Weight
 
 __all__ = ["JaxBackend"]
 

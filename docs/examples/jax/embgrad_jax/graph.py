@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from embgrad.arrays import owned
-from embgrad.weights import Weight
+from embgrad.backend import Weight
 
 __all__ = ["is_floating", "modules_of", "nodes_of", "to_numpy", "variables_of", "weights_of"]
 
