@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from embgrad.errors import FileFormatError, UnsupportedError, did_you_mean, listed
+from embgrad.configuration import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
+from embgrad.errors import FileFormatError, UnsupportedError, brief, listed
+from embgrad.files import expect_path, read_json, read_shapes, read_tensors
 
-__all__ = ["WeightTarget", "bert_names", "canonical_names", "load_bert", "read_weights", "weight_files"]
+__all__ = [
+    "LAYER_MODULES",
+    "WeightTarget",
+    "bert_names",
+    "canonical_names",
+    "load_bert",
+    "read_weights",
+    "weight_files",
+]
+
+Held = TypeVar("Held")
 
 #: Buffers that older checkpoints hold beside the weights: positions 0, 1, 2, …, and types of zeros.
 BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
-
-#: Each Linear or LayerNorm of one layer of a BERT in Hugging Face's names, with what it holds.
-LAYER_MODULES: Final = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
 
 
 @dataclass(frozen=True)
@@ -52,17 +51,14 @@ class WeightTarget:
 
 def bert_names(layers: int) -> list[str]:
     """The names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
-    names = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
-    modules = ["embeddings.LayerNorm"]
-    modules += [f"encoder.layer.{layer}.{module}" for layer in range(layers) for module in LAYER_MODULES]
-    modules.append("pooler.dense")
-    return names + [f"{module}.{part}" for module in modules for part in ("weight", "bias")]
+    return list(weight_names(layers))
 
 
 def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[str] = ()) -> Any:
     """A BERT encoder with a checkpoint's weights, in evaluation mode, without a network.
 
-    Reads `config.json` and the safetensors as NumPy, so no other framework than the one asked for is imported.
+    Reads `config.json` and the safetensors as NumPy, so no other framework than the one asked for is imported. Nothing is built
+    before the configuration fits the weights' shapes, and of the configuration only what makes a BERT is handed on.
 
     Args:
         folder: a checkpoint folder in Hugging Face's format, with safetensors.
@@ -71,22 +67,24 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
         ignore: patterns, as of a shell, of weights that may be left over, such as "cls.*" for a pretraining head.
 
     Raises:
-        FileFormatError: a file is missing or broken, or a weight is missing, left over or of a wrong shape.
+        FileFormatError: a file is missing or broken, a field of the configuration is not of its kind, or a weight is missing,
+            left over or of a wrong shape.
         UnsupportedError: the checkpoint is no BERT, or the framework cannot build this one.
         BackendError: the framework is not installed.
     """
-    from embgrad.files import expect_path
     from embgrad.registry import backend_named
 
     expect_path(folder, "folder")
     backend = backend_named(framework)
     if "load_bert" not in backend.supports:
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
-    config = _config(Path(folder))
-    weights = _without_prefix(read_weights(Path(folder)), Path(folder))
+    folder = Path(folder)
+    config = bert_config(folder)
+    expect_fitting(config, _without_prefix(_of_all(folder, read_shapes), folder), folder)
+    weights = _without_prefix(read_weights(folder), folder)
     model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-    _check(targets, weights, patterns, Path(folder))
+    _check(targets, weights, patterns, folder)
     for target in targets:
         value = weights[target.source]
         target.put(value.T if target.transposed else value)
@@ -108,38 +106,26 @@ def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
     return {target.native: target for target in targets}
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileFormatError(
-            f"{folder} holds no config.json: expected a checkpoint folder in Hugging Face's format, with config.json and "
-            "model.safetensors"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} cannot be read as JSON: {error}; expected a model's configuration") from error
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind != "bert":
-        raise UnsupportedError(
-            f"{path} says model_type {kind!r}: load_bert expects 'bert'. Build other models with their own library; "
-            "embgrad.gradients takes them as they are"
-        )
-    return dict(config)
-
-
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
     """A checkpoint folder's weights by name, as NumPy, of one safetensors file or of its shards.
 
     Raises:
         FileFormatError: a file is missing or broken.
     """
-    from embgrad.files import read_tensors
+    return _of_all(folder, lambda file: read_tensors(file)[0])
 
-    weights: dict[str, np.ndarray] = {}
+
+def _of_all(folder: Path, read: Callable[[Path], Mapping[str, Held]]) -> dict[str, Held]:
+    """What is read of each of a checkpoint folder's files, by the weights' names."""
+    found: dict[str, Held] = {}
     for file in weight_files(folder):
-        weights.update(read_tensors(file)[0])
-    return weights
+        for name, held in read(file).items():
+            if name in found:
+                raise FileFormatError(
+                    f"{file} holds the weight {brief(name)}, which another file of the folder holds, too: expected each once"
+                )
+            found[name] = held
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -149,16 +135,19 @@ def weight_files(folder: Path) -> list[Path]:
         FileFormatError: one is missing, or the index of shards is broken.
     """
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileFormatError(f"{index} is no index of safetensors shards: {error!r}") from error
-    else:
+    try:
+        files = sorted(set(read_json(index)["weight_map"].values()))
+    except FileNotFoundError:
+        if index.is_symlink():
+            raise FileFormatError(
+                f"{index} is a symbolic link to what is not there: expected an index of shards"
+            ) from None
         files = ["model.safetensors"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(f"{index} is no index of safetensors shards: {brief(error, 200)}") from error
     for file in files:
-        if not isinstance(file, str) or Path(file).name != file:
-            raise FileFormatError(f"{index} names the shard {file!r}: expected a file in the same folder")
+        if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
+            raise FileFormatError(f"{index} names the shard {brief(file)}: expected a file in the same folder")
         _expect_there(folder / file)
     return [folder / file for file in files]
 
@@ -170,16 +159,16 @@ def _expect_there(path: Path) -> None:
         raise FileFormatError(f"{path} is missing: expected the weights as safetensors{hint}")
 
 
-def _without_prefix(weights: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """The names without a leading "bert." and with today's names for the oldest checkpoints' gamma and beta."""
-    renamed: dict[str, np.ndarray] = {}
+def _without_prefix(weights: Mapping[str, Held], folder: Path) -> dict[str, Held]:
+    """By the names without a leading "bert." and with today's names for the oldest checkpoints' gamma and beta."""
+    renamed: dict[str, Held] = {}
     for spelled, value in weights.items():
         name = spelled.removeprefix("bert.")
         for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
             name = name.replace(old, new)
         if name in renamed:
             raise FileFormatError(
-                f"{folder} holds the weight {name!r} twice, once as {spelled!r}: expected one encoder in a checkpoint"
+                f"{folder} holds the weight {brief(name)} twice, once as {brief(spelled)}: expected one encoder in a checkpoint"
             )
         renamed[name] = value
     return {name: value for name, value in renamed.items() if name not in BUFFERS}
@@ -192,11 +181,7 @@ def _check(
     missing = [name for name in wanted if name not in weights]
     left = [name for name in weights if name not in wanted and not any(fnmatchcase(name, one) for one in ignore)]
     if missing:
-        name = min(missing)
-        raise FileFormatError(
-            f"{folder} lacks {len(missing)} of the model's weights: {listed(sorted(missing))}; expected all of "
-            f"{len(wanted)}.{did_you_mean(name, left)}"
-        )
+        raise FileFormatError(lacking(folder, sorted(missing)[:8], len(missing), len(wanted), set(left)))
     if left:
         raise FileFormatError(
             f"{folder} holds {len(left)} weights that the encoder has no place for: {listed(sorted(left))}; if they belong "
@@ -207,7 +192,4 @@ def _check(
         shape = value.shape[::-1] if target.transposed else value.shape
         if shape != target.shape:
             expected = target.shape[::-1] if target.transposed else target.shape
-            raise FileFormatError(
-                f"{folder} holds {target.source!r} of shape {value.shape}: the configuration makes it {expected}; are "
-                "config.json and the weights of one model?"
-            )
+            raise FileFormatError(misshapen(folder, target.source, value.shape, expected))

@@ -12,6 +12,7 @@ from embgrad.diagnosis.findings import Finding
 from embgrad.errors import did_you_mean
 from embgrad.figures import Figures, PositionFigures
 from embgrad.result import EmbeddingGradients
+from embgrad.visible import visible
 
 __all__ = ["Comparison", "Comparisons"]
 
@@ -64,7 +65,7 @@ class Comparison:
         lines += [f"{name:>12} {one.relative_l2:11.3e} {one.largest:11.3e} {one.cosine:11.8f}" for name, one in rows]
         lines += [f"finding: {finding}" for finding in self.findings]
         lines += [f"note: {note}" for note in self.notes]
-        return "\n".join([*lines, self.advice] if self.advice else lines)
+        return "\n".join(map(visible, [*lines, self.advice] if self.advice else lines))
 
     def _repr_html_(self) -> str | None:
         """What notebooks show; None, and so the text, without the extra `report`."""
@@ -136,7 +137,7 @@ class Comparisons(Mapping[str, Comparison]):
         return {"agrees": self.agrees, "comparisons": {name: one.to_dict() for name, one in self.items()}}
 
     def __repr__(self) -> str:
-        return "\n\n".join(f"{name}\n{one!r}" for name, one in self.items())
+        return "\n\n".join(f"{visible(name)}\n{one!r}" for name, one in self.items())
 
 
 def _listed_by_position(figures: PositionFigures) -> dict[str, list[list[float | None]]]:

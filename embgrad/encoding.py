@@ -208,7 +208,7 @@ def _padding_of_tokenizers(tokenizer: Any) -> Padding:
 
 
 def _with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    with _settings_kept(getattr(tokenizer, "backend_tokenizer", None)):
+    with _settings_kept(getattr(tokenizer, "backend_tokenizer", None)), _failures_told():
         return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
 
 
@@ -224,6 +224,20 @@ def _settings_kept(tokenizer: Any) -> Iterator[None]:
     finally:
         tokenizer.no_truncation() if truncation is None else tokenizer.enable_truncation(**truncation)
         tokenizer.no_padding() if padding is None else tokenizer.enable_padding(**padding)
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    """As an error of ours what the library `tokenizers` raises where its file is broken: a bare Exception, or none at all."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":  # which is Rust's panic
+            raise
+        raise BatchError(
+            f"the tokenizer cannot encode the texts: {error}; expected a tokenizer whose vocabulary holds its special tokens; "
+            "fetch its tokenizer.json again"
+        ) from error
 
 
 def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
@@ -250,7 +264,8 @@ def _with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length
     unlimited.no_padding()
     unlimited.no_truncation()
     inputs: list[Any] = [example if len(example) == 2 else example[0] for example in examples]
-    whole, encoded = unlimited.encode_batch(inputs), own.encode_batch(inputs)
+    with _failures_told():
+        whole, encoded = unlimited.encode_batch(inputs), own.encode_batch(inputs)
     return [
         Encoded(one.ids, types, one.tokens, _words(one.word_ids, one.sequence_ids), len(full.ids) - len(one.ids))
         for one, full, types in zip(encoded, whole, _types_that_tell(encoded), strict=True)

@@ -5,17 +5,36 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from embgrad.errors import EmbgradError, FileFormatError, brief
+from embgrad.headers import MOST_HEADER, Entry, Header, once, read_array, read_header
 
-__all__ = ["expect_path", "read_tensors", "write_tensors", "write_whole"]
+__all__ = [
+    "MOST_JSON",
+    "expect_path",
+    "opened",
+    "read_bounded",
+    "read_json",
+    "read_shapes",
+    "read_tensors",
+    "write_tensors",
+    "write_whole",
+]
+
+#: The most bytes of a checkpoint's files of JSON: an index of shards has some 90 a weight.
+MOST_JSON: Final = 2**24
+
+#: The bytes of a file's name that stand in the name of the one that is written beside it.
+MOST_NAME: Final = 200
 
 
 def expect_path(path: object, name: str = "path") -> None:
@@ -26,6 +45,10 @@ def expect_path(path: object, name: str = "path") -> None:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise EmbgradError(f"{name} is {brief(path)}: expected the path of a file or folder, as text or a pathlib.Path")
+    if "\0" in str(os.fspath(path)):
+        raise EmbgradError(
+            f"{name} is {brief(path)}: expected a path without the character NUL, which no file's name has"
+        )
 
 
 def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None:
@@ -52,9 +75,11 @@ def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None
 
 
 def _write_beside(target: Path, data: bytes, durable: bool) -> None:
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    # A name may be as long as the system lets it be: there has to be room for what is put around it.
+    name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _as_file(handle) as file:
             file.write(data)
             if durable:
                 file.flush()
@@ -66,6 +91,15 @@ def _write_beside(target: Path, data: bytes, durable: bool) -> None:
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        raise
+
+
+def _as_file(handle: int) -> BufferedWriter:
+    """The file of a handle, which is closed where there can be none."""
+    try:
+        return os.fdopen(handle, "wb")
+    except BaseException:
+        os.close(handle)
         raise
 
 
@@ -92,16 +126,28 @@ def write_tensors(
         durable: as in `write_whole`.
 
     Raises:
+        EmbgradError: there is more text than `read_tensors` would read.
         OSError: the folder cannot be written to.
     """
     contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
-    write_whole(path, safetensors.numpy.save(contiguous, metadata=dict(metadata)), durable=durable)
+    length = sum(map(len, metadata.values()))
+    if length <= MOST_HEADER:  # beyond, safetensors may have a limit of its own
+        data = safetensors.numpy.save(contiguous, metadata=dict(metadata))
+        length = int.from_bytes(data[:8], "little")
+    if length > MOST_HEADER:
+        raise EmbgradError(
+            f"{path} would have a header of {length} bytes or more, for the tokens' texts are in it, and {MOST_HEADER} is the "
+            "most that is read back: write fewer examples to one file"
+        )
+    write_whole(path, data, durable=durable)
 
 
 def read_tensors(
     path: str | Path, kinds: Collection[str] | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
+
+    It takes the memory of the tensors, which the file is long enough for, and for a moment up to thirty times its header's.
 
     Args:
         path: the file.
@@ -112,55 +158,92 @@ def read_tensors(
         FileFormatError: it is no safetensors file, or a broken one, or holds tensors of other types.
     """
     path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: expected a safetensors file")
+    with _header_of(path) as (file, header):
+        _expect_kinds(path, header.entries, kinds)
+        return {name: read_array(file, entry) for name, entry in header.entries.items()}, header.metadata
+
+
+def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a safetensors file's tensors, of which its header alone is read; it is as long as they need.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        FileFormatError: it is no safetensors file, or a broken one.
+    """
+    with _header_of(Path(path)) as (_, header):
+        return {name: entry.shape for name, entry in header.entries.items()}
+
+
+@contextlib.contextmanager
+def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
+    """The file, open, with its header."""
     try:
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no regular file")
-        with safetensors.safe_open(str(path), framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            found = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            _expect_names_once(path)
-            _expect_kinds(path, found, kinds)
-            tensors = {name: file.get_tensor(name) for name, kind in found.items() if kind != "BF16"}
-        if "BF16" in found.values():
-            tensors.update(_read_bfloat16(path))
+        with opened(path) as file:
+            yield file, read_header(file, os.fstat(file.fileno()).st_size)
     except FileFormatError:
         raise
-    except (safetensors.SafetensorError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise FileFormatError(f"{path} is no whole safetensors file: {error}; write or fetch it again") from error
-    return tensors, metadata
+    except (FileNotFoundError, NotADirectoryError):
+        what = "is a symbolic link to what is not there" if path.is_symlink() else "does not exist"
+        raise FileNotFoundError(f"{path} {what}: expected a safetensors file") from None
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} is no whole safetensors file: {_why(error)}; write or fetch it again") from error
 
 
-def _expect_names_once(path: Path) -> None:
-    """Refuse a header that names something twice, of which safetensors keeps the last and says nothing."""
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[BufferedReader]:
+    """A regular file, open to be read: a pipe would be waited for, and a device has no end.
 
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("its header has a name twice")
-        return found
+    Raises:
+        ValueError: it is something else.
+        OSError: it cannot be opened.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is no regular file")
+    # Of what has come into its place meanwhile nothing is waited for, either.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
+        yield file
 
-    with path.open("rb") as file:
-        json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=once)
+
+def read_bounded(path: str | Path, most: int) -> bytes:
+    """A regular file's bytes.
+
+    Raises:
+        ValueError: it is something else, or longer than `most`.
+        OSError: it cannot be read.
+    """
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ValueError(f"it is {size} bytes long, and {most} is the most that is read")
+        return file.read(size)
 
 
-def _expect_kinds(path: Path, found: Mapping[str, str], kinds: Collection[str] | None) -> None:
-    wrong = [name for name, kind in found.items() if kinds is not None and kind not in kinds]
+def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
+    """What a file of JSON holds; parsed, it may take up to thirty times the file's length.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, names a key twice, is nested too deeply, no regular file, or longer than `most`.
+        OSError: it cannot be read.
+    """
+    try:
+        return json.loads(read_bounded(path, most).decode("utf-8"), object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _why(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _expect_kinds(path: Path, found: Mapping[str, Entry], kinds: Collection[str] | None) -> None:
+    wrong = [name for name, entry in found.items() if kinds is not None and entry.kind not in kinds]
     if wrong:
         raise FileFormatError(
-            f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]]}: expected {' or '.join(kinds or ())}"
+            f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
         )
-
-
-def _read_bfloat16(path: Path) -> dict[str, np.ndarray]:
-    """The bfloat16 tensors as float32: NumPy lacks the type, whose bits are float32's upper half."""
-    found = {}
-    for name, entry in safetensors.deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
-        if entry["dtype"] == "BF16":
-            halves = np.frombuffer(entry["data"], np.uint16).reshape(entry["shape"])
-            found[name] = (halves.astype(np.uint32) << 16).view(np.float32)
-    return found
 
 
 def _umask() -> int:

@@ -14,6 +14,7 @@ from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.points import split_name
 from embgrad.rowsparse import RowSparse, scatter, scatter_each
+from embgrad.visible import visible
 
 __all__ = ["EmbeddingGradients", "Word"]
 
@@ -89,7 +90,7 @@ class EmbeddingGradients:
         objective = source.get("objective", {}).get("class", "?")
         if self.objective is not None:
             objective += f" = {_figures(self.objective)}"
-        return (
+        return visible(
             f"EmbeddingGradients({' × '.join(map(str, self.shape))} {self.values.dtype}, at {source.get('point')!r} = "
             f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective}, "
             f"norm {np.linalg.norm(self.values):.4g}, {padding})"

@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.files import expect_path, read_tensors, write_tensors
+from embgrad.headers import once
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
 
@@ -163,7 +164,7 @@ def _described(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """The file's own words on what it holds, of a version that can be read."""
     foreign = f"{path} is a safetensors file, but not one of embgrad's: {_EXPECTED}"
     try:
-        described = json.loads(metadata["embgrad"], object_pairs_hook=_once)
+        described = json.loads(metadata["embgrad"], object_pairs_hook=once)
     except (KeyError, ValueError, RecursionError) as error:
         raise FileFormatError(foreign) from error
     version: Any = described.get("format") if isinstance(described, dict) else None
@@ -174,14 +175,6 @@ def _described(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             f"{path} has format {brief(version)}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
         )
     return dict(described)
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys come once: of two, one reader would take the first and another the last."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
 
 
 def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> dict[str, EmbeddingGradients]:

@@ -22,6 +22,10 @@ PER_MATRIX: Final = 24.0
 USUAL_DEPTH: Final = 76
 
 
+#: The most weight matrices that are believed.
+MOST_DEPTH: Final = 100_000
+
+
 def unit_roundoff(dtype: Any) -> float:
     """Half the gap between 1 and the next number: of "bfloat16" too, which NumPy lacks."""
     name = str(dtype)
@@ -50,6 +54,16 @@ def tolerance_of(a: EmbeddingGradients, b: EmbeddingGradients) -> float:
     coarse = max((name if name in HALVES else "float32" for name in names), key=unit_roundoff)
     if not all(name in HALVES for name in names):
         coarse = "float64" if all(name == "float64" for name in names) else "float32"
-    depths = [one.provenance.get("matrices") for one in (a, b)]
-    known = [int(depth) for depth in depths if isinstance(depth, int) and not isinstance(depth, bool) and depth >= 0]
+    known = [depth for depth in map(remembered_depth, (a, b)) if depth is not None]
     return tolerance_for(coarse, max(known, default=None))
+
+
+def remembered_depth(result: EmbeddingGradients) -> int | None:
+    """The number of weight matrices that a result says its model has; None where it says none, or what no model has.
+
+    It may come from a file, and must not make the tolerance as wide as one likes.
+    """
+    depth = result.provenance.get("matrices")
+    if not isinstance(depth, int) or isinstance(depth, bool) or not 0 <= depth <= MOST_DEPTH:
+        return None
+    return depth

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from embgrad.checkpoint import WeightTarget, bert_names
-from embgrad.errors import BackendError, UnsupportedError, listed
+from embgrad.errors import BackendError, UnsupportedError, brief, listed
 from embgrad_torch.weights import putter
 
 __all__ = ["bert", "bert_targets"]
@@ -30,8 +30,15 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
             "'embgrad[torch]'"
         ) from error
     settings = BertConfig.from_dict(dict(config))
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # the weights that it draws are not kept
-        model = BertModel(settings).eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):  # the weights that it draws are not kept
+            model = BertModel(settings).eval()
+    except (KeyError, ValueError) as error:
+        raise UnsupportedError(
+            f"transformers cannot build a BERT of the configuration (hidden_act={brief(config.get('hidden_act'))}, "
+            f"position_embedding_type={brief(config.get('position_embedding_type'))}, …): {error}; expected what its BertConfig "
+            "takes"
+        ) from error
     names = bert_names(settings.num_hidden_layers)
     other = sorted({name for name, _ in model.named_parameters()} ^ set(names))
     if other:
@@ -45,8 +52,8 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
 def bert_targets(model: Any) -> list[WeightTarget] | None:
     """Where each weight of a checkpoint belongs in an existing model; None where it is no plain `transformers.BertModel`."""
-    transformers = sys.modules.get("transformers")
-    if transformers is None or not isinstance(model, transformers.BertModel):
+    kind = getattr(sys.modules.get("transformers.models.bert.modeling_bert"), "BertModel", None)
+    if kind is None or not isinstance(model, kind):
         return None
     names = bert_names(model.config.num_hidden_layers)
     return _targets(model, names) if {name for name, _ in model.named_parameters()} == set(names) else None

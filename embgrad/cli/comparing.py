@@ -15,6 +15,7 @@ from embgrad.cli.files import loaded_results, restricted
 from embgrad.cli.models import Loaded, frameworks_from, load_model
 from embgrad.cli.running import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
+from embgrad.visible import visible
 
 __all__ = ["Compared", "Models", "against_first", "compare", "compared", "expect_none_for_models"]
 
@@ -190,7 +191,8 @@ def told(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
         if number:
             terminal.say()
         terminal.say(
-            f"{label}: {'agrees' if one.agrees else 'differs'}", style="bold green" if one.agrees else "bold red"
+            f"{visible(label)}: {'agrees' if one.agrees else 'differs'}",
+            style="bold green" if one.agrees else "bold red",
         )
         terminal.say(repr(one))
     terminal.give({"agrees": agrees, "comparisons": {label: one.to_dict() for label, one in comparisons.items()}})

@@ -9,7 +9,9 @@ import numpy as np
 
 from embgrad.cli.asking import Results
 from embgrad.cli.terminal import Terminal
+from embgrad.report.text import token_text
 from embgrad.result import EmbeddingGradients
+from embgrad.visible import visible
 
 __all__ = ["described", "has_positions", "model_of", "named", "summarised"]
 
@@ -43,7 +45,7 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
 def summarised(results: Results, terminal: Terminal) -> None:
     """The results for people: a line on each point, and the examples of the first."""
     for name, result in named(results).items():
-        terminal.say(f"at {name}: {_headline(result)}", style="bold")
+        terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
         for line in _lines(result):
             terminal.say(line, indent=2)
     _, first = next(iter(named(results).items()))
@@ -73,7 +75,7 @@ def _objective(result: EmbeddingGradients) -> str:
     name = described.pop("class", "?")
     spelled = f"{name}({', '.join(f'{key}={value!r}' for key, value in described.items())})"
     total = "" if result.objective is None else f", in all {float(np.sum(result.objective)):.6g}"
-    return spelled + total
+    return visible(spelled) + total
 
 
 def _table(result: EmbeddingGradients, terminal: Terminal) -> None:
@@ -86,7 +88,7 @@ def _table(result: EmbeddingGradients, terminal: Terminal) -> None:
     per_example = len(result.values) == len(result.objective)
     for number, value in enumerate(result.objective):
         norm = f"{_norm(result.values[number]):.4g}" if per_example else ""
-        tokens = "" if result.tokens is None else " ".join(_real(result, number))
+        tokens = "" if result.tokens is None else " ".join(map(token_text, _real(result, number)))
         table.add_row(str(number), f"{value:.6g}", norm, terminal.text(tokens))
     terminal.say(table)
 
@@ -129,4 +131,4 @@ def _norm(values: np.ndarray) -> float:
 def model_of(result: EmbeddingGradients) -> str:
     """The model's class and its framework."""
     source = result.provenance
-    return f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})"
+    return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,8 +82,17 @@ def _loaded(file: str) -> Results:
         return load(file)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stdin.safetensors"
-        path.write_bytes(read_bytes("-"))
+        _spool(path)
         try:
             return load(path)
         except FileFormatError as error:
-            raise FileFormatError(str(error).replace(str(path), STDIN)) from error
+            raise FileFormatError(error.message.replace(str(path), STDIN)) from error
+
+
+def _spool(path: Path) -> None:
+    """Write what comes from stdin to a file, bit by bit: it may be as long as any file of results."""
+    if sys.stdin is None or sys.stdin.isatty() or not hasattr(sys.stdin, "buffer"):
+        path.write_bytes(read_bytes("-"))  # which says what is wrong
+        return
+    with path.open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from safetensors import SafetensorError
 
 from embgrad.checkpoint import read_weights, weight_files
-from embgrad.errors import BackendError, FileFormatError, UnsupportedError, did_you_mean, listed
+from embgrad.configuration import read_config
+from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, did_you_mean, listed
 
-__all__ = ["from_transformers"]
+__all__ = ["CLOSED", "from_transformers"]
+
+#: Nothing is fetched, and no code of the checkpoint's own is run. Left out, transformers asks on stdin, where texts may be.
+CLOSED: Final = {"local_files_only": True, "trust_remote_code": False}
 
 
 def from_transformers(path: Path, framework: str, architecture: str | None) -> Any:
@@ -23,7 +29,8 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
     Raises:
         BackendError: transformers is not installed.
         UnsupportedError: transformers has no such class in this framework.
-        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it, or its weights are no safetensors.
+        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it, or its weights are no safetensors, or
+            its configuration names code elsewhere.
     """
     if importlib.util.find_spec("transformers") is None:
         raise BackendError(f"{path} needs the package 'transformers': pip install 'embgrad[{framework}]'")
@@ -38,19 +45,36 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
             + (": TensorFlow's classes need transformers below 5" if framework == "tensorflow" else "")
             + f"; build the model yourself and give path/to/file.py:name.{did_you_mean(name, dir(transformers))}"
         )
+    _expect_no_code(path)
     if framework == "torch":
         weight_files(path)  # where there are none, transformers would look for pickles
     try:
         model, told = _tensorflow(found, path) if framework == "tensorflow" else _pretrained(found, path)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise FileFormatError(f"{path} cannot be loaded as a {name}: {' '.join(str(error).split())[:300]}") from error
     _expect_complete(told, path, name)
     return model.eval() if framework == "torch" else model
 
 
+def _expect_no_code(path: Path) -> None:
+    """Refuse kernels that are named by a repository: transformers 4.57 fetches them, and runs them, if it finds `kernels`."""
+    pending: list[Any] = [read_config(path)]
+    while pending:
+        one = pending.pop()
+        pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        for name, value in one.items() if isinstance(one, dict) else ():
+            told = value.values() if isinstance(value, dict) else [value]
+            named = [each for each in told if isinstance(each, str) and not each.isidentifier()]
+            if "_implementation" in name and named:
+                raise FileFormatError(
+                    f"{path / 'config.json'} says {name} {brief(named[0])}, which is code from elsewhere: expected a name that "
+                    "transformers has, such as 'eager'; take it out of the configuration"
+                )
+
+
 def _pretrained(found: Any, path: Path) -> tuple[Any, Any]:
     """The model, and what Hugging Face says of its loading."""
-    model, told = found.from_pretrained(str(path), local_files_only=True, output_loading_info=True)
+    model, told = found.from_pretrained(str(path), **CLOSED, output_loading_info=True)
     return model, told
 
 
@@ -67,7 +91,7 @@ def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
     import transformers
     from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
-    config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(str(path), **CLOSED)
     model = found.from_config(config) if found.__name__.startswith("TFAuto") else found(config)
     model.build_in_name_scope()
     model, told = load_pytorch_state_dict_in_tf2_model(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from embgrad.checkpoint import load_bert
 from embgrad.cli.errors import UsageError
 from embgrad.cli.huggingface import from_transformers
 from embgrad.cli.importing import imported, is_reference
-from embgrad.errors import BackendError, FileFormatError, UnsupportedError, listed
+from embgrad.configuration import read_config
+from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
 from embgrad.registry import backend_for, backend_named, list_backends
 
 __all__ = ["FRAMEWORKS", "Loaded", "frameworks_from", "load_model", "prepare_tensorflow"]
@@ -139,12 +139,12 @@ def _saved_model(path: Path) -> Any:
 
 
 def _checkpoint(path: Path, framework: str, ignore: Sequence[str]) -> Any:
-    config = _config(path)
+    config = read_config(path)
     kind, architecture = config.get("model_type"), _architecture(config, path)
     if kind == "bert" and (architecture is None or architecture in BARE or ignore):
         return load_bert(path, framework, ignore=ignore)
     if ignore:
-        raise UsageError(f"--ignore goes with a BERT, and {path} says model_type {kind!r}: leave it out")
+        raise UsageError(f"--ignore goes with a BERT, and {path} says model_type {brief(kind)}: leave it out")
     if framework not in ("torch", "tensorflow"):
         aside = "; --ignore PATTERN leaves the head's weights aside, as --ignore 'cls.*' does" if kind == "bert" else ""
         raise UnsupportedError(
@@ -154,22 +154,13 @@ def _checkpoint(path: Path, framework: str, ignore: Sequence[str]) -> Any:
     return from_transformers(path, framework, architecture)
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((path / "config.json").read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise FileFormatError(
-            f"{path / 'config.json'} cannot be read as JSON: {error}; expected a model's configuration"
-        ) from error
-
-
 def _architecture(config: dict[str, Any], path: Path) -> str | None:
     given = config.get("architectures")
     if given is None or given == []:
         return None
     if not isinstance(given, list) or not isinstance(given[0], str):
         raise FileFormatError(
-            f"{path / 'config.json'} says architectures {given!r}: expected a list with a class's name"
+            f"{path / 'config.json'} says architectures {brief(given)}: expected a list with a class's name"
         )
     return given[0]
 

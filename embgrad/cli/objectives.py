@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from embgrad import objective as objectives
 from embgrad.cli.errors import UsageError
+from embgrad.cli.texts import read_bytes
 from embgrad.errors import did_you_mean, listed
 from embgrad.objective import Objective
 
@@ -68,7 +69,7 @@ def labels_from(given: str | None) -> Any:
     if not re.fullmatch(r"[-\d\s,\[\]]+", given):
         if not Path(given).is_file():
             raise UsageError(f"--labels {given!r}: expected whole numbers such as 0,1,1, or a file of them")
-        text, name = Path(given).read_bytes().decode("utf-8-sig", "replace"), given
+        text, name = read_bytes(given).decode("utf-8-sig", "replace"), given
     try:
         if text.lstrip().startswith("["):
             return json.loads(text)

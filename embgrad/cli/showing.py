@@ -15,6 +15,7 @@ from embgrad.cli.running import OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.errors import did_you_mean
 from embgrad.result import EmbeddingGradients
+from embgrad.visible import visible
 
 __all__ = ["show"]
 
@@ -48,7 +49,7 @@ def show(
         results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
         shown = {name: _shown(name, result, kind, words, terminal) for name, result in results.items()}
         for name, lines in shown.items():
-            terminal.say(f"at {name}, {model_of(results[name])}", style="bold")
+            terminal.say(f"at {visible(name)}, {model_of(results[name])}", style="bold")
             for line in (*lines, ""):
                 terminal.say(line)
         terminal.say(legend(kind, terminal.coloured), style="dim")

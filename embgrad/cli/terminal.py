@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, TextIO
 
-from embgrad.report.text import visible
+from embgrad.visible import visible, visible_lines
 
 __all__ = ["Terminal", "own_stdout", "plain"]
 
@@ -93,7 +93,7 @@ class Terminal:
         """Text that is no markup, for a table."""
         from rich.text import Text
 
-        return Text(_lines(text), style=style)
+        return Text(visible_lines(text), style=style)
 
     def give(self, answer: Mapping[str, Any]) -> None:
         """The answer for machines, where it is wanted."""
@@ -118,7 +118,7 @@ class Terminal:
         if not self.err.is_terminal or self.err.is_dumb_terminal:
             yield
             return
-        with self.err.status(visible(text)):
+        with self.err.status(self.text(visible(text))):  # a string would be read as Rich's markup
             yield
 
     @contextlib.contextmanager
@@ -167,11 +167,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def _lines(text: str) -> str:
-    """What is shown of a text of several lines."""
-    return "\n".join(visible(line) for line in text.split("\n"))
 
 
 def _console(stream: TextIO | None) -> Any:

@@ -16,9 +16,12 @@ from embgrad.cli.errors import UsageError
 from embgrad.errors import did_you_mean, listed
 from embgrad.forms import as_batch
 
-__all__ = ["Text", "given_texts", "ids_from", "read_bytes"]
+__all__ = ["MOST_INPUT", "Text", "given_texts", "ids_from", "read_bytes"]
 
 Text = str | tuple[str, str]
+
+#: The most bytes of texts, ids or labels that a command takes at once: of more, the gradients would not fit any memory.
+MOST_INPUT: Final = 2**26
 
 #: What a file of ids may hold beside those of the known conventions.
 FIELDS: Final = ("ids", "mask", "types", "tokens")
@@ -61,19 +64,27 @@ def given_texts(
     return found
 
 
-def read_bytes(file: str) -> bytes:
-    """A file's bytes, or those of stdin for "-".
+def read_bytes(file: str, most: int = MOST_INPUT) -> bytes:
+    """A file's bytes, or those of stdin for "-". A pipe is read to its end, and of what has none `most` bytes.
 
     Raises:
-        UsageError: stdin is a terminal, or closed.
+        UsageError: stdin is a terminal, or closed; or there are more than `most` bytes.
         OSError: the file cannot be read.
     """
     if file != "-":
-        return Path(file).read_bytes()
-    if sys.stdin is None or sys.stdin.isatty():
+        with Path(file).open("rb") as opened:
+            data = opened.read(most + 1)
+    elif sys.stdin is None or sys.stdin.isatty():
         raise UsageError("'-' stands for stdin, and nothing is piped in: name a file, or pipe one in")
-    buffer = getattr(sys.stdin, "buffer", None)
-    return buffer.read() if buffer is not None else sys.stdin.read().encode()
+    else:
+        buffer = getattr(sys.stdin, "buffer", None)
+        data = buffer.read(most + 1) if buffer is not None else sys.stdin.read(most + 1).encode()
+    if len(data) > most:
+        raise UsageError(
+            f"{'<stdin>' if file == '-' else file} is longer than {most} bytes, the most that is read: expected less; give it "
+            "in parts, or to embgrad.stream in Python"
+        )
+    return data
 
 
 def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from embgrad.cli.errors import UsageError
+from embgrad.cli.huggingface import CLOSED
 from embgrad.cli.importing import imported, is_reference
+from embgrad.errors import brief
+from embgrad.files import read_bounded, read_json
 
-__all__ = ["tokenizer_from", "tokenizer_of"]
+__all__ = ["MOST_TOKENIZER", "MOST_TOKENS", "MOST_VOCABULARY", "tokenizer_from", "tokenizer_of"]
+
+#: The most bytes of a vocab.txt, and the most lines: BERT's has 231,508 in 30,522.
+MOST_VOCABULARY: Final = 2**24
+MOST_TOKENS: Final = 2**21
+
+#: The most bytes of a tokenizer.json: MiniLM's has 15 a token.
+MOST_TOKENIZER: Final = 2**27
 
 #: Files that Hugging Face's own tokenizers are made of, beside those that are read here.
 HUGGING_FACE: Final = ("tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -52,7 +61,13 @@ def tokenizer_of(folder: Path) -> Any:
     if any((folder / name).is_file() for name in HUGGING_FACE) and importlib.util.find_spec("transformers"):
         import transformers
 
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        try:
+            return transformers.AutoTokenizer.from_pretrained(str(folder), **CLOSED)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = " ".join(str(error).split())[:300]
+            raise UsageError(
+                f"{folder} holds no tokenizer that transformers can load: {why}; name one with --tokenizer"
+            ) from error
     raise UsageError(
         f"{folder} holds no tokenizer: expected tokenizer.json or vocab.txt; name one with --tokenizer, or give ids with --ids"
     )
@@ -65,8 +80,12 @@ def _of_file(path: Path) -> Any:
 
     if path.suffix == ".json":
         try:
-            return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises that class itself
+            return tokenizers.Tokenizer.from_str(read_bounded(path, MOST_TOKENIZER).decode("utf-8"))
+        except (
+            BaseException
+        ) as error:  # the library raises Exception itself, or what Rust's panic becomes, which is none
+            if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+                raise
             raise UsageError(f"{path} is no tokenizer.json: {error}") from error
     return _wordpiece(path)
 
@@ -76,10 +95,7 @@ def _wordpiece(path: Path) -> Any:
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-    try:
-        tokens = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no vocabulary: {error}; expected one token a line, in UTF-8") from None
+    tokens = _lines(path)
     while tokens and not tokens[-1].strip():
         tokens.pop()
     vocabulary = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
@@ -98,6 +114,19 @@ def _wordpiece(path: Path) -> Any:
     return tokenizer
 
 
+def _lines(path: Path) -> list[str]:
+    """The lines of a vocabulary."""
+    try:
+        data = read_bounded(path, MOST_VOCABULARY)
+        if b"\0" in data:
+            raise ValueError("it holds the byte 0, which no text has")
+        if (lines := data.count(b"\n") + 1) > MOST_TOKENS:
+            raise ValueError(f"it has {lines} lines, and {MOST_TOKENS} are the most that are read")
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    except ValueError as error:
+        raise UsageError(f"{path} is no vocabulary: {error}; expected one token a line, in UTF-8") from None
+
+
 def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
     """How text is made plain: as tokenizer_config.json says, or else in lower case where the vocabulary has no capitals."""
     capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
@@ -105,11 +134,15 @@ def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
     if not config.is_file():
         return {"lowercase": not capitals}
     try:
-        said = dict(json.loads(config.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        said = dict(read_json(config))
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{config} cannot be read as JSON: {error}; expected a tokenizer's settings") from None
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        if said.get(name) not in (True, False, None):
+            raise UsageError(f"{config} says {name} {brief(said[name])}: expected true, false or null")
+    lower, chinese = said.get("do_lower_case"), said.get("tokenize_chinese_chars")
     return {
-        "lowercase": bool(said.get("do_lower_case", not capitals)),
-        "strip_accents": said.get("strip_accents"),
-        "handle_chinese_chars": bool(said.get("tokenize_chinese_chars", True)),
+        "lowercase": not capitals if lower is None else bool(lower),
+        "strip_accents": None if said.get("strip_accents") is None else bool(said["strip_accents"]),
+        "handle_chinese_chars": True if chinese is None else bool(chinese),
     }

@@ -12,7 +12,7 @@ import numpy as np
 from embgrad.alignment import Alignment
 from embgrad.backend import Call
 from embgrad.result import EmbeddingGradients
-from embgrad.tolerance import HALVES, tolerance_for
+from embgrad.tolerance import HALVES, remembered_depth, tolerance_for
 
 __all__ = ["EXACT", "Case", "Match", "Measure", "objective_of"]
 
@@ -98,8 +98,7 @@ class Case:
     @cached_property
     def exact(self) -> float:
         """The remaining relative L2 up to which a prediction is right to rounding."""
-        matrices = self.target.provenance.get("matrices")
-        depth = matrices if isinstance(matrices, int) else None
+        depth = remembered_depth(self.target)
         return max(EXACT * self.tolerance, OF_HALF * tolerance_for(self.half, depth) if self.half else 0.0)
 
     @property

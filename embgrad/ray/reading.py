@@ -59,6 +59,10 @@ def _reader(path: str) -> str:
             raise FileFormatError(f"{path} does not exist: expected a file of Parquet, JSON lines or texts")
         if local.is_dir():
             return READERS[".parquet"]
+        if not local.is_file():
+            raise FileFormatError(
+                f"{path} is no regular file: expected one of Parquet, JSON lines or texts, or a folder"
+            )
     suffixes = [one for one in local.suffixes if one not in (".gz", ".bz2", ".zst", ".snappy")]
     suffix = suffixes[-1].lower() if suffixes else ""
     if suffix not in READERS:

@@ -6,12 +6,15 @@ from functools import cache
 from typing import Any, Final
 
 from embgrad.errors import EmbgradError
-from embgrad.report.text import visible
+from embgrad.visible import visible
 
-__all__ = ["environment"]
+__all__ = ["MOST_TEXT", "environment"]
 
 #: The folder of the templates, inside this package.
 TEMPLATES: Final = "templates"
+
+#: The most characters of any one text on the page, such as a name; tokens and provenance are cut before.
+MOST_TEXT: Final = 10_000
 
 
 def environment() -> Any:
@@ -44,5 +47,7 @@ def _environment() -> Any:
 
 
 def _finalised(value: Any) -> Any:
-    """Markup is ours and goes out as it is; any other text may be anyone's."""
-    return visible(value) if type(value) is str else value
+    """Markup is ours and goes out as it is; any other text may be anyone's, and of any length."""
+    if type(value) is not str:
+        return value
+    return visible(value) if len(value) <= MOST_TEXT else f"{visible(value[:MOST_TEXT])}… ({len(value)} characters)"

@@ -1,4 +1,4 @@
-"""Text of unknown origin made fit to be seen: what would be invisible, or turn its surroundings round, is spelled out."""
+"""Tokens of unknown origin as they are shown: never empty, never invisible, and not too long."""
 
 from __future__ import annotations
 
@@ -6,29 +6,15 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["EMPTY", "MOST_SHOWN", "direction", "token_text", "visible"]
+from embgrad.visible import visible
+
+__all__ = ["EMPTY", "MOST_SHOWN", "direction", "token_text"]
 
 #: What is shown in the place of a token without text.
 EMPTY: Final = "∅"
 
 #: The characters of a token that are shown; the rest is counted.
 MOST_SHOWN: Final = 48
-
-_NAMES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\u00a0": "⍽", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-#: Categories that have no glyph of their own: control, format, surrogate, private, unassigned, line and paragraph ends.
-_UNSEEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-
-#: They join and part letters and emoji, and are seen by what they do.
-_JOINERS: Final = "\u200c\u200d"
-
-
-def visible(text: object) -> str:
-    """The text with control characters, marks that turn the writing round and lone surrogates as \\x00 or \\u202e."""
-    whole = str(text)
-    if whole.isprintable():
-        return whole
-    return "".join(_shown(whole, place) for place in range(len(whole)))
 
 
 def token_text(token: str, most: int = MOST_SHOWN) -> str:
@@ -52,15 +38,3 @@ def direction(tokens: Iterable[str]) -> str:
             if kind in ("L", "R", "AL"):
                 return "ltr" if kind == "L" else "rtl"
     return "ltr"
-
-
-def _shown(text: str, place: int) -> str:
-    character = text[place]
-    if character in _NAMES:
-        return _NAMES[character]
-    if unicodedata.category(character) not in _UNSEEN:
-        return character
-    if character in _JOINERS and 0 < place < len(text) - 1:
-        return character
-    number = ord(character)
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 65536 else f"\\U{number:08x}"

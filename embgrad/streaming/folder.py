@@ -168,7 +168,11 @@ def _expected(folder: Path, shard: Shard) -> Path:
     path = folder / shard.file
     if not path.is_file():
         raise FileFormatError(f"{path} is missing, which the manifest names: fetch the folder again, or write it anew")
-    if file_digest(path) != shard.sha256:
+    try:
+        digest = file_digest(path)
+    except (OSError, ValueError) as error:  # it was there a moment ago
+        raise FileFormatError(f"{path} cannot be read: {error}; fetch it again, or write the folder anew") from error
+    if digest != shard.sha256:
         raise FileFormatError(
             f"{path} is not the file that was written: its SHA-256 is not the manifest's; fetch it again, or write the folder "
             "anew"

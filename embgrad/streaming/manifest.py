@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from embgrad.errors import FileFormatError, brief
-from embgrad.files import write_whole
+from embgrad.files import opened, read_json, write_whole
 
 __all__ = ["FORMAT", "KEEP", "Manifest", "Shard", "file_digest", "read_manifest", "write_manifest"]
 
@@ -19,6 +19,9 @@ FORMAT: Final = 1
 
 #: What a folder may keep of each result.
 KEEP: Final = ("all", "saliency", "table")
+
+#: The most bytes of a manifest: a quarter of a million shards.
+MOST_MANIFEST: Final = 2**26
 
 NAME: Final = "manifest.json"
 _HEX: Final = frozenset("0123456789abcdef")
@@ -95,15 +98,15 @@ def read_manifest(folder: Path) -> Manifest:
         FileFormatError: it is not as embgrad writes it, or of a later version.
     """
     path = folder / NAME
-    if not path.exists():
-        what = "holds no manifest.json" if folder.is_dir() else "is no folder"
-        raise FileNotFoundError(f"{folder} {what}: expected what embgrad.stream(..., to=folder) writes")
     try:
-        read = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+        read = read_json(path, MOST_MANIFEST)
         version = read.pop("embgrad-stream")
         if type(version) is not int or version < 1:
             raise ValueError(f"its format is {brief(version)}")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+    except (FileNotFoundError, NotADirectoryError):
+        what = "holds no manifest.json" if folder.is_dir() else "is no folder"
+        raise FileNotFoundError(f"{folder} {what}: expected what embgrad.stream(..., to=folder) writes") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise FileFormatError(f"{path} is no manifest of embgrad's: {error!r}; write the folder again") from error
     if version > FORMAT:
         raise FileFormatError(
@@ -118,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
     made = hashlib.sha256()
-    with path.open("rb") as file:
+    with opened(path) as file:
         while block := file.read(2**20):
             made.update(block)
     return made.hexdigest()
@@ -165,10 +168,3 @@ def _expect_row(shards: Sequence[Shard], keep: str) -> None:
         if shard.first != reached or (not shard.full and shard is not shards[-1]):
             raise ValueError(f"the shard from result {shard.first} on does not follow those before it")
         reached += shard.results
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found

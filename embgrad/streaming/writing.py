@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,9 +21,10 @@ from embgrad.streaming.totals import Total, save_tables
 
 __all__ = ["Writer", "kept_of"]
 
-#: A shard is written when it holds so many results, or so many bytes.
+#: A shard is written when it holds so many results, or so many bytes, or so many of tokens' texts, which are in its header.
 MOST_RESULTS: Final = 64
 MOST_BYTES: Final = 2**26
+MOST_TEXT: Final = 2**23
 
 LOCK: Final = ".lock"
 
@@ -53,7 +55,7 @@ class Writer:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self._held: list[Mapping[str, Any]] = []
-        self._examples = self._bytes = self._results = 0
+        self._examples = self._bytes = self._text = self._results = 0
         self._digest = ""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(folder)
@@ -95,6 +97,7 @@ class Writer:
             self._held = list(read_shard(self.folder, self.manifest, last))
             self._examples, self._digest, self._results = last.examples, last.source, last.results
             self._bytes = sum(_size(one) for kept in self._held for one in kept.values())
+            self._text = sum(_length(one) for kept in self._held for one in kept.values())
 
     def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], kept: Mapping[str, Any]) -> None:
         """Take a portion's results; a shard that is full is written."""
@@ -104,10 +107,11 @@ class Writer:
         else:
             self._held.append(kept)
             self._bytes += sum(_size(one) for one in kept.values())
+            self._text += sum(_length(one) for one in kept.values())
         self._results += 1
         self._examples += portion.count
         self._digest = portion.digest
-        if self._results >= MOST_RESULTS or self._bytes >= MOST_BYTES:
+        if self._results >= MOST_RESULTS or self._bytes >= MOST_BYTES or self._text >= MOST_TEXT:
             self._write(full=True)
 
     def flush(self, *, complete: bool = False) -> None:
@@ -155,7 +159,7 @@ class Writer:
             if old.file not in {one.file for one in self.manifest.shards}:
                 (self.folder / old.file).unlink(missing_ok=True)
         if full or manifest.keep == "table":
-            self._held, self._bytes, self._examples, self._results = [], 0, 0, 0
+            self._held, self._bytes, self._text, self._examples, self._results = [], 0, 0, 0, 0
 
     def _save(self, path: Path) -> None:
         if self.manifest.keep == "table":
@@ -195,6 +199,11 @@ def _size(kept: Any) -> int:
     return int(tables + sum(array.nbytes for array in arrays if array is not None))
 
 
+def _length(kept: Any) -> int:
+    """The bytes of the tokens' texts as they stand in a file."""
+    return 0 if kept.tokens is None else len(json.dumps(kept.tokens))
+
+
 def _is_shard(path: Path) -> bool:
     return path.name.startswith("shard-") and path.suffix == ".safetensors"
 
@@ -212,8 +221,12 @@ def _locked(folder: Path) -> BinaryIO:
 
     Raises:
         EmbgradError: another writer holds it.
+        FileFormatError: something else is in its place.
     """
-    file = (folder / LOCK).open("ab")
+    path = folder / LOCK
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # it would be made elsewhere, or waited for
+        raise FileFormatError(f"{path} is no regular file: expected the one that embgrad.stream makes; remove it")
+    file = path.open("ab")
     try:
         if os.name == "nt":
             import msvcrt

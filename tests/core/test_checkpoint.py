@@ -16,14 +16,31 @@ import embgrad
 from embgrad import registry
 from embgrad.checkpoint import WeightTarget, bert_names
 
-SIZE, VOCAB = 3, 7
-CONFIG = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": SIZE}
+SIZE, INNER = 3, 4
+ROWS = {"vocab_size": 7, "max_position_embeddings": 5, "type_vocab_size": 2}
+CONFIG = {
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "hidden_size": SIZE,
+    "intermediate_size": INNER,
+    **ROWS,
+}
 
 
 def shape_of(name: str) -> tuple[int, ...]:
+    """As BERT's paper has them, Linear's weights as (outputs, inputs)."""
     if name.endswith("_embeddings.weight"):
-        return (VOCAB, SIZE)
-    return (SIZE, SIZE + 1) if name.endswith("weight") and "LayerNorm" not in name else (SIZE,)
+        return (
+            dict(zip(("word", "position", "token"), ROWS.values(), strict=True))[name.split(".")[1].split("_")[0]],
+            SIZE,
+        )
+    outputs = INNER if ".intermediate." in name else SIZE
+    inputs = INNER if ".output.dense" in name and ".attention." not in name else SIZE
+    return (outputs, inputs) if name.endswith("weight") and "LayerNorm" not in name else (outputs,)
+
+
+TRANSPOSED = ("encoder.layer.0.intermediate.dense.weight", "pooler.dense.weight")
 
 
 def example_weights() -> dict[str, np.ndarray]:
@@ -33,14 +50,14 @@ def example_weights() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
-    """A backend `fake` whose BERT is this dict of weights; its poolers are transposed."""
+    """A backend `fake` whose BERT is this dict of weights, two of them transposed."""
     model: dict[str, np.ndarray] = {}
 
     def bert(config: Any) -> tuple[Any, list[WeightTarget]]:
         assert config == CONFIG
         targets = []
         for name in bert_names(config["num_hidden_layers"]):
-            transposed = name == "pooler.dense.weight"
+            transposed = name in TRANSPOSED
             shape = shape_of(name)[::-1] if transposed else shape_of(name)
             put = partial(_put, model, name)
             targets.append(WeightTarget(name, shape, put, f"native.{name}", transposed))
@@ -66,7 +83,7 @@ def write(folder: Path, weights: dict[str, np.ndarray], config: Any = CONFIG) ->
 def expect_weights(built: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     assert built.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(built[name], value.T if name == "pooler.dense.weight" else value)
+        np.testing.assert_array_equal(built[name], value.T if name in TRANSPOSED else value)
 
 
 def test_the_names_of_a_bert() -> None:
@@ -192,8 +209,8 @@ def test_a_misspelled_weight_is_recognised(tmp_path: Path, built: dict[str, np.n
 @pytest.mark.parametrize(
     ("name", "shape", "expected"),
     [
-        ("embeddings.word_embeddings.weight", (VOCAB + 1, SIZE), r"\(7, 3\)"),
-        ("pooler.dense.weight", (SIZE + 1, SIZE), r"\(3, 4\)"),
+        ("embeddings.word_embeddings.weight", (8, SIZE), r"\(7, 3\)"),
+        ("encoder.layer.0.intermediate.dense.weight", (SIZE, INNER), r"\(4, 3\)"),
         ("embeddings.LayerNorm.bias", (SIZE, 1), r"\(3,\)"),
     ],
 )
@@ -240,7 +257,8 @@ def test_a_configuration_that_is_no_json(tmp_path: Path, built: Any, content: by
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"), [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ([1], "None"), (3, "None")]
+    ("config", "kind"),
+    [({"model_type": "roberta"}, "'roberta'"), ({}, "None"), ({"model_type": ["bert"]}, r"\['bert'\]")],
 )
 def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> None:
     write(tmp_path, {}, config)
@@ -250,10 +268,17 @@ def test_other_models(tmp_path: Path, built: Any, config: Any, kind: str) -> Non
         embgrad.load_bert(tmp_path, "fake")
 
 
+@pytest.mark.parametrize("config", [[1], 3, None, "bert"])
+def test_a_configuration_that_is_no_object(tmp_path: Path, built: Any, config: Any) -> None:
+    write(tmp_path, {}, config)
+    with pytest.raises(embgrad.FileFormatError, match=r"config\.json holds .*: expected an object, a model's config"):
+        embgrad.load_bert(tmp_path, "fake")
+
+
 def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(
-        embgrad.FileFormatError, match=r"model\.safetensors is missing: expected the weights as safetensors$"
+        embgrad.FileFormatError, match=r"model\.safetensors is missing: expected the weights as safetensors\n"
     ):
         embgrad.load_bert(tmp_path, "fake")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")

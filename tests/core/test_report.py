@@ -22,8 +22,9 @@ import embgrad
 from embgrad.report import render_page, write_page
 from embgrad.report.colours import LEAST_CONTRAST, LEVELS, PALETTES, contrast, step, tint, token_css
 from embgrad.report.plot import plot
-from embgrad.report.text import direction, token_text, visible
+from embgrad.report.text import direction, token_text
 from embgrad.report.verdicts import Line, figure
+from embgrad.visible import visible
 from tests.core.pages import HOSTILE, Reader, result, times
 
 SENTENCE = [["[CLS]", "a", "grip", "##ping", "film", "[SEP]"]]

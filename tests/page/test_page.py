@@ -14,6 +14,9 @@ import pytest
 
 import embgrad
 from embgrad.report.colours import LEVELS, step
+from embgrad.report.text import token_text
+from embgrad.visible import visible
+from tests.core.hostile import TEXTS
 from tests.core.pages import HOSTILE, result, times
 from tests.page.browser import Browser, BrowserMissingError, Page, found
 
@@ -123,6 +126,28 @@ def test_hostile_text_is_text(opened: Open) -> None:
         == 0
     )
     page.point(600, 400)
+    assert page.complaints() == []
+    assert len(page.requests()) == 1
+
+
+def test_whatever_a_token_holds_stands_in_its_place(opened: Open) -> None:
+    """Control characters, overrides of the direction, marks upon marks: the browser shows them, and nothing beside moves."""
+    texts = [text for text in TEXTS.values() if text.strip()]
+    one = result([["[CLS]", *texts, "[SEP]"]], provenance={"point": texts[9], "model": texts[5], "backend": texts[12]})
+    page = opened({"a": one, texts[8]: times(one, 2)}, title=texts[3])
+    shown = page.evaluate("[...document.querySelector('fieldset').querySelectorAll('bdi')].map(one => one.textContent)")
+    assert shown == ["[CLS]", *(token_text(text) for text in texts), "[SEP]"]
+    assert page.evaluate("document.title") == " ".join(visible(texts[3]).split())
+    lines = page.evaluate(
+        """[...document.querySelector('fieldset').querySelectorAll('bdi')]
+          .map(one => [one.getBoundingClientRect().height, parseFloat(getComputedStyle(one).fontSize)])"""
+    )
+    assert all(0 < height < 12 * size for height, size in lines)
+    assert page.evaluate("getComputedStyle(document.body).direction") == "ltr"
+    assert (
+        page.evaluate("document.querySelectorAll('script, img, b, iframe, object, [onerror], [onmouseover]').length")
+        == 0
+    )
     assert page.complaints() == []
     assert len(page.requests()) == 1
 

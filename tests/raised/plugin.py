@@ -28,7 +28,8 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Note what the test's own call raises, not its fixtures, and compare that with the list."""
-    _recorder.test = item.nodeid
+    if item.nodeid in _listed or "EMBGRAD_RAISED_TO" in os.environ:  # reading the library's source takes its time
+        _recorder.test = item.nodeid
     try:
         yield
     except BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from embgrad.errors import EmbgradError
-from tests.raised.sites import Site, at, sites
+from tests.raised.sites import Site, at, sites, sites_in
 
 __all__ = ["Recorder", "made_at"]
 
@@ -66,12 +66,12 @@ def made_at(error: EmbgradError, said: str) -> Site | None:
     frames = list(_frames(error))
     if frames and (site := at(*frames[-1][:2])) is not None and site.error == type(error).__name__:
         return site
+    modules = dict.fromkeys(module for module, _, _ in frames)
+    candidates = [site for module in modules for site in sites_in(module)] if modules else sites()
     fitting = [
-        site for site in sites() if site.error == type(error).__name__ and _pattern(site.message).fullmatch(said)
+        site for site in candidates if site.error == type(error).__name__ and _pattern(site.message).fullmatch(said)
     ]
-    modules = {module for module, _, _ in frames}
-    own = [site for site in fitting if site.module in modules] if modules else fitting
-    return max(own, key=lambda site: len(site.message)) if own else None
+    return max(fitting, key=lambda site: len(site.message)) if fitting else None
 
 
 @functools.cache

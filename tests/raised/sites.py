@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embgrad import errors
+from embgrad.cli.errors import UsageError
 
-__all__ = ["CLASSES", "ROOT", "Site", "at", "sites"]
+__all__ = ["CLASSES", "ERRORS", "ROOT", "Site", "at", "sites", "sites_in"]
 
 ROOT = Path(__file__).parents[2]
 #: What is read, with the folder that its modules are named from.
@@ -21,12 +22,16 @@ _SOURCES = (
     ("backends", ROOT / "backends"),
     ("_embgrad_pytest.py", ROOT),
 )
-#: Every error of `embgrad.errors` by its name; those of the commands and of Ray, which are kinds of them, are added by `_named`.
+#: Every error of `embgrad.errors` by its name.
 CLASSES = {
     name: kind
     for name, kind in vars(errors).items()
     if name in errors.__all__ and inspect.isclass(kind) and issubclass(kind, errors.EmbgradError)
 }
+
+#: The names of all errors that derive from one of these, the commands' own and that of `embgrad.ray`, which cannot be imported
+#: where Ray is not there.
+ERRORS = frozenset({*CLASSES, UsageError.__name__, "MissingPackageError"})
 
 
 @dataclass(frozen=True)
@@ -59,61 +64,51 @@ class Site:
 @functools.cache
 def sites() -> tuple[Site, ...]:
     """Every place, by module and line."""
-    found: list[Site] = []
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in _modules()}
-    known = {*CLASSES, *_named(trees.values())}
-    for module, tree in sorted(trees.items()):
-        seen: Counter[tuple[str, str, str]] = Counter()
-        for function, call in _calls(tree, known):
-            error = _name(call.func)
-            message = _words(call.args[0]) if call.args else ""
-            same = (function, error, message)
-            last = call.end_lineno or call.lineno
-            found.append(Site(module, function, error, message, seen[same], (call.lineno, last)))
-            seen[same] += 1
-    return tuple(found)
+    return tuple(site for module in sorted(_modules()) for site in sites_in(module))
 
 
 def at(module: str, line: int) -> Site | None:
     """The place that holds the line; None where none does."""
-    held = [site for site in _by_module().get(module, ()) if site.lines[0] <= line <= site.lines[1]]
+    held = [site for site in sites_in(module) if site.lines[0] <= line <= site.lines[1]]
     return min(held, key=lambda site: site.lines[1] - site.lines[0]) if held else None
 
 
 @functools.cache
-def _by_module() -> dict[str, list[Site]]:
-    found: dict[str, list[Site]] = {}
-    for site in sites():
-        found.setdefault(site.module, []).append(site)
-    return found
+def sites_in(module: str) -> tuple[Site, ...]:
+    """The places in a module; none in one that is not the library's."""
+    path = _modules().get(module)
+    if path is None:
+        return ()
+    seen: Counter[tuple[str, str, str]] = Counter()
+    found = []
+    for function, call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
+        error = _name(call.func)
+        message = _words(call.args[0]) if call.args else ""
+        same = (function, error, message)
+        found.append(Site(module, function, error, message, seen[same], (call.lineno, call.end_lineno or call.lineno)))
+        seen[same] += 1
+    return tuple(found)
 
 
-def _modules() -> Iterator[tuple[str, Path]]:
+@functools.cache
+def _modules() -> dict[str, Path]:
+    found = {}
     for name, base in _SOURCES:
         source = ROOT / name
         for path in [source] if source.is_file() else sorted(source.rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def _named(trees: object) -> set[str]:
-    """The names of classes, defined anywhere in the library, that derive from an error of `embgrad.errors`."""
-    found: set[str] = set()
-    for tree in trees:  # type: ignore[attr-defined]
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and any(_name(base) in CLASSES for base in node.bases):
-                found.add(node.name)
-    return found - CLASSES.keys()
-
-
-def _calls(tree: ast.AST, known: set[str], function: str = "") -> Iterator[tuple[str, ast.Call]]:
+def _calls(tree: ast.AST, function: str = "") -> Iterator[tuple[str, ast.Call]]:
     for node in ast.iter_child_nodes(tree):
         inner = function
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             inner = f"{function}.{node.name}".lstrip(".")
-        if isinstance(node, ast.Call) and _name(node.func) in known:
+        if isinstance(node, ast.Call) and _name(node.func) in ERRORS:
             yield function, node
-        yield from _calls(node, known, inner)
+        yield from _calls(node, inner)
 
 
 def _name(node: ast.AST) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.raised.ledger import PAGE, page, read
-from tests.raised.sites import ROOT, sites
+from tests.raised.sites import ERRORS, ROOT, sites
 
 KEYS = {site.key for site in sites()}
 ANEW = "make the list anew, as python -m tests.raised says"
@@ -67,3 +67,15 @@ def _checks() -> set[str]:
             if isinstance(node, ast.FunctionDef)
         }
     return found
+
+
+def test_all_classes_of_errors_are_looked_for() -> None:
+    """One that derives from an error of the library's, defined anywhere in it, is among those that are listed."""
+    defined = set()
+    for path in [*(ROOT / "embgrad").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(
+                ast.unparse(base).rpartition(".")[2] in ERRORS for base in node.bases
+            ):
+                defined.add(node.name)
+    assert defined | {"EmbgradError"} == ERRORS

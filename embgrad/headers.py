@@ -1,0 +1,163 @@
+"""What a safetensors file says that it holds: bounded, and checked against the file's size, before any of it is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from io import BufferedReader
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.errors import brief, listed
+
+__all__ = ["MOST_AXES", "MOST_HEADER", "TYPES", "Entry", "Header", "once", "read_array", "read_header"]
+
+#: The most bytes of a header. The tokens of results are in it, 10 bytes each in English and 20 in Chinese: there is room for more
+#: than a million and a half. That of BERT large has 40 thousand. Parsed, a header takes up to thirty times its length.
+MOST_HEADER: Final = 2**25
+
+#: The most axes of an array, which is NumPy's least.
+MOST_AXES: Final = 32
+
+#: What safetensors calls NumPy's types. bfloat16, which NumPy lacks, is read as the bits of its upper half of a float32.
+TYPES: Final[Mapping[str, str]] = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+
+_FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
+
+
+class Entry(NamedTuple):
+    """One array of the file: its type as safetensors calls it, its shape, and the bytes that it has, from the file's begin on."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Header(NamedTuple):
+    """The arrays of a file by name, and the texts that go with them."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def read_header(file: BufferedReader, size: int) -> Header:
+    """The header of a safetensors file that is so many bytes long.
+
+    Every byte behind the header belongs to one array, as its type and shape demand: no array can claim what is not there.
+
+    Raises:
+        ValueError: it is none; the message says why.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise ValueError(f"its header should be {length} bytes long, and the file is {size}")
+    if length > MOST_HEADER:
+        raise ValueError(f"its header is {length} bytes long, and {MOST_HEADER} is the most that is read")
+    text = file.read(length)
+    if len(text) != length:
+        raise ValueError("it was cut while it was read")
+    try:
+        read = json.loads(text.decode("utf-8"), object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError("its header is nested too deeply") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"its header is {brief(read)}, and no object")
+    metadata = _metadata(read.pop("__metadata__", None))
+    entries = {name: _entry(name, given, 8 + length) for name, given in read.items()}
+    _expect_text(entries)
+    _expect_all(entries, 8 + length, size)
+    return Header(entries, metadata)
+
+
+def read_array(file: BufferedReader, entry: Entry) -> np.ndarray:
+    """An array of the file, bfloat16 as float32.
+
+    Raises:
+        ValueError: the file has become shorter, or NumPy cannot have such a shape.
+    """
+    array = np.empty(entry.shape, TYPES[entry.kind])
+    if array.size:
+        file.seek(entry.start)
+        if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+            raise ValueError("it was cut while it was read")
+    if entry.kind == "BF16":
+        return (array.reshape(-1).astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys come once: of two, one reader would take the first and another the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _metadata(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
+        raise ValueError(f"its __metadata__ is {brief(given)}, and not text by name")
+    _expect_text((*given, *given.values()))
+    return given
+
+
+def _entry(name: str, given: Any, first: int) -> Entry:
+    if not isinstance(given, dict) or not _FIELDS.issuperset(given) or len(given) != len(_FIELDS):
+        raise ValueError(f"of {brief(name)} it says {brief(given)}, and not dtype, shape and data_offsets")
+    kind, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+    if not isinstance(kind, str) or kind not in TYPES:
+        raise ValueError(f"{brief(name)} is of the type {brief(kind)}, which is none of {listed(TYPES, len(TYPES))}")
+    if not _is_sizes(shape) or len(shape) > MOST_AXES:
+        raise ValueError(f"{brief(name)} has the shape {brief(shape)}: expected up to {MOST_AXES} whole numbers")
+    if not _is_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{brief(name)} has the data_offsets {brief(offsets)}: expected its begin and its end")
+    needed = math.prod(shape) * np.dtype(TYPES[kind]).itemsize
+    if offsets[1] - offsets[0] != needed:
+        raise ValueError(
+            f"{brief(name)} of the shape {brief(shape)} and type {kind} needs {needed} bytes, and has "
+            f"{offsets[1] - offsets[0]}"
+        )
+    return Entry(kind, tuple(shape), first + offsets[0], first + offsets[1])
+
+
+def _is_sizes(given: Any) -> bool:
+    return isinstance(given, list) and all(type(size) is int and 0 <= size < 2**63 for size in given)
+
+
+def _expect_all(entries: Mapping[str, Entry], first: int, size: int) -> None:
+    """Refuse arrays that overlap, leave gaps or lie outside of the file, and bytes that are of no array."""
+    reached = first
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != reached:
+            raise ValueError(
+                f"{brief(name)} begins at byte {entry.start}, where {reached} is expected: arrays overlap, or leave gaps"
+            )
+        reached = entry.end
+    if reached != size:
+        raise ValueError(f"its arrays end at byte {reached}, and the file is {size} long")
+
+
+def _expect_text(texts: Any) -> None:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"its header holds {error.object[error.start]!r}, which is no character") from None
