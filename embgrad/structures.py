@@ -1,4 +1,4 @@
-"""Finds and replaces the first tensor in a nest of tuples, dicts and data classes: what a module was given or gave."""
+"""Finds and replaces tensors in a nest of tuples, dicts and data classes: what a model or a module was given or gave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["entries", "first", "with_entry", "with_first"]
+__all__ = ["entries", "every", "first", "mapped", "with_entry", "with_first"]
 
 
 def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
@@ -34,6 +34,25 @@ def with_first(value: Any, wanted: Callable[[Any], bool], new: Any) -> Any:
         if first(entry, wanted) is not None:
             return with_entry(value, place, with_first(entry, wanted, new))
     return value
+
+
+def every(value: Any, wanted: Callable[[Any], bool]) -> list[Any]:
+    """All tensors of that sort in a nest, depth first, each as often as it stands there."""
+    if wanted(value):
+        return [value]
+    return [one for _, entry in entries(value) for one in every(entry, wanted)]
+
+
+def mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """The nest with what `change` gives in place of each tensor of that sort. What is not on the way to one stays the same."""
+    if wanted(value):
+        return change(value)
+    new = value
+    for place, entry in entries(value):
+        other = mapped(entry, wanted, change)
+        if other is not entry:
+            new = with_entry(new, place, other)
+    return new
 
 
 def entries(value: Any) -> list[tuple[Any, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embgrad.structures import first, with_first
+from embgrad.structures import every, first, mapped, with_first
 
 
 class Tensor:
@@ -144,3 +144,16 @@ def test_what_is_put_in_is_found_first_and_putting_back_restores(nest: Any) -> N
     else:
         assert first(changed, is_tensor) is NEW
         assert same(with_first(changed, is_tensor, found), nest)
+
+
+@given(NESTS)
+def test_every_tensor_is_found_in_order_and_replaced(nest: Any) -> None:
+    found = every(nest, is_tensor)
+    assert (found[0] if found else None) is first(nest, is_tensor)
+    assert mapped(nest, is_tensor, lambda one: one) is nest, "where nothing changes, nothing is copied"
+    fresh = iter([Tensor() for _ in found])
+    new = mapped(nest, is_tensor, lambda one: next(fresh))
+    assert len(every(new, is_tensor)) == len(found)
+    assert not {*map(id, every(new, is_tensor))} & {*map(id, found)}
+    back = iter(found)
+    assert same(mapped(new, is_tensor, lambda one: next(back)), nest)
