@@ -19,7 +19,7 @@ __all__ = ["could_be_made", "example_axis", "expect_ids_followed", "told_apart",
 def told_apart(
     backend: Backend, model: Any, batch: TokenBatch, call: Call | None, points: Sequence[Point]
 ) -> list[Point]:
-    """The points, with the roles that stay when the ids change where several lookups' indices are the ids.
+    """The points, with the roles and layouts that stay when the ids change where several lookups' indices are the ids.
 
     Other lookups' indices can equal the ids by chance: positions 0, 1, 2, … or types of zeros. A second forward pass
     with other ids tells them apart.
@@ -43,7 +43,11 @@ def told_apart(
     def stays(point: Point) -> Point:
         words = {WORD} & set(point.roles) & set(again.get(point.key, ()))
         others = [role for role in again.get(point.key, point.roles) if role != WORD]
-        return replace(point, roles=(*words, *others))
+        # Indices that were the ids by chance have no layout of theirs: no other ids would tell their axes.
+        lookup = point.lookup
+        if lookup is not None and WORD in point.roles and not words:
+            lookup = replace(lookup, layout=None)
+        return replace(point, roles=(*words, *others), lookup=lookup)
 
     return [stays(point) for point in points]
 
@@ -118,8 +122,10 @@ def expect_ids_followed(backend: Backend, model: Any, batch: TokenBatch, call: C
 
 def could_be_made(ids: np.ndarray) -> bool:
     """Whether the ids are small and go on by steps of 0 or 1, as positions and types do."""
+    if ids.max() >= ids.shape[1] + 8:
+        return False
     steps = np.diff(ids, axis=1)
-    return bool(ids.max() < ids.shape[1] + 8 and ((steps == 0) | (steps == 1)).all())
+    return bool(((steps == 0) | (steps == 1)).all())
 
 
 def _with_other_ids(batch: TokenBatch, rows: int) -> TokenBatch | None:

@@ -55,7 +55,7 @@ def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: 
         return role, True
     fitting = _native(path, side, points)
     if not fitting:
-        raise _unknown(name, path, points)
+        raise _unknown(name, path, points, batch)
     if occurrence is not None:
         if occurrence >= len(fitting):
             raise UnknownPointError(
@@ -119,7 +119,7 @@ def _native(path: str, side: str | None, points: Sequence[Point]) -> list[Point]
     return own or [point for point in sides if path in point.also]
 
 
-def _unknown(name: str, path: str, points: Sequence[Point]) -> UnknownPointError:
+def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -> UnknownPointError:
     roles = list(dict.fromkeys(role for point in points for role in point.roles))
     layers = _layers(points)
     role = _with_role(path, points)
@@ -137,6 +137,12 @@ def _unknown(name: str, path: str, points: Sequence[Point]) -> UnknownPointError
             "name a module by its path instead"
         )
         return UnknownPointError(f"there is no point {name!r}: the model {found}")
+    untold = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
+    if path in (POSITION, TYPE) and batch.shape[1] == 1 and untold:
+        return UnknownPointError(
+            f"there is no point {name!r}: in a batch of one position nothing but a table's name tells a lookup by {path}, and "
+            f"no table is called so; expected a batch of several positions, or the native path of a lookup, of {listed(untold)}"
+        )
     if path in LACKING:
         return UnknownPointError(
             f"there is no point {name!r}: the model {LACKING[path]}; expected one of {listed(roles)}, or a native path"

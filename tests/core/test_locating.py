@@ -45,6 +45,29 @@ def ids(examples: int, positions: int) -> np.ndarray:
     return np.random.default_rng(3).permutation(np.arange(1, 40))[: examples * positions].reshape(examples, positions)
 
 
+@pytest.mark.parametrize("of_time", [False, True])
+def test_types_that_are_the_ids_by_chance_and_the_same_either_way(of_time: bool) -> None:
+    """A symmetric square: other ids tell that it is no lookup of theirs, and one example less which axis is the examples."""
+
+    def forward(model: Any, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
+        ids, types = (input_ids.T, token_type_ids.T) if of_time else (input_ids, token_type_ids)
+        hidden = (lookup(model["E"], ids) + lookup(model["T"], types)).tanh()
+        return hidden.mean(0 if of_time else 1) @ model["W"]
+
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=(5, 4)) for name in "ET"} | {"W": random.normal(size=(4, 3))}
+    same = np.array([[0, 1], [1, 2]])
+    found = embgrad.gradients(
+        ReferenceModel(forward, weights), {"input_ids": same, "token_type_ids": same}, OBJECTIVE, at=["type", "word"]
+    )
+    hidden = np.tanh(weights["E"][same] + weights["T"][same])
+    expected = (OBJECTIVE.vector @ weights["W"].T) / 2 * (1 - hidden**2)
+    for name, result in found.items():
+        np.testing.assert_allclose(result.values, expected, atol=1e-14, err_msg=name)
+        np.testing.assert_array_equal(result.ids, same)
+    np.testing.assert_array_equal(found["type"].activations, weights["T"][same])
+
+
 def test_positions_in_a_table_as_narrow_as_the_batch_is_long() -> None:
     """Two examples of two positions, and rows of two numbers: the indices, (position,), tell that there is no example axis."""
 

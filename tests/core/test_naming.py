@@ -216,6 +216,20 @@ def test_roles_that_a_llama_lacks(role: str) -> None:
         named(trace, role)
 
 
+@pytest.mark.parametrize("role", ["position", "type"])
+def test_roles_that_nothing_tells_in_a_batch_of_one_position(role: str) -> None:
+    """It is not said that the model makes no such lookup: it may."""
+    trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
+    trace.lookup("table", IDS[:, :1])
+    trace.lookup("second", np.zeros((1, 1), int))
+    message = (
+        rf"'{role}': in a batch of one position nothing but a table's name.*the native path of a lookup, of 'second'"
+    )
+    with pytest.raises(embgrad.UnknownPointError, match=message):
+        named(trace, role)
+    assert named(trace, "second")[0].path == "second"
+
+
 @pytest.mark.parametrize("name", ["word", "word#1"])
 def test_no_lookup_of_the_ids(name: str) -> None:
     trace = Trace(BATCH)
