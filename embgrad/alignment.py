@@ -69,7 +69,7 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     """The positions of b that belong to those of a.
 
     Raises:
-        BatchError: the two have no text in common.
+        BatchError: the two have no text in common, or none but empty ones.
     """
     if a.ids.shape == b.ids.shape and np.array_equal(a.ids, b.ids) and _same_mask(a, b):
         return _straight(a.ids, ())
@@ -82,6 +82,11 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
         for p, q in _positions(a, b, i, j, texts):
             example[i, p], position[i, p] = j, q
     alignment = Alignment(example, position, ())
+    if not alignment.matched.any():
+        raise BatchError(
+            "a and b have no position in common, as the texts that they share have no tokens: expected gradients of the same "
+            "texts; look at the masks, which are 1 at tokens"
+        )
     return Alignment(example, position, tuple(_notes(a, b, alignment, texts)))
 
 

@@ -61,7 +61,8 @@ def whole_numbers(array: np.ndarray) -> np.ndarray | None:
     exactly and rounds none to it: 2048 in float16 may have been 2049, so it is refused.
     """
     if array.dtype.kind in "iu":
-        fits = array.size == 0 or array.max() <= np.iinfo(np.int64).max
+        # As Python's integers, since NumPy 1 compares an unsigned one of 64 bits to a signed one as floats.
+        fits = array.size == 0 or int(array.max()) <= np.iinfo(np.int64).max
         return array.astype(np.int64) if fits else None
     if array.dtype.kind != "f":
         return None

@@ -16,10 +16,14 @@ from embgrad.errors import AmbiguousPointError, UnsupportedError, listed
 from embgrad.naming import point_of
 from embgrad.points import WORD, Lookup, split_name
 
-__all__ = ["ByFew", "Located", "Search", "expect_ability", "expect_each_once"]
+__all__ = ["ByFew", "FewDoNotTellError", "Located", "Search", "expect_ability", "expect_each_once"]
 
 #: How many examples tell what a forward pass of more comes by.
 FEW: Final = 2
+
+
+class FewDoNotTellError(Exception):
+    """What a few examples have shown does not hold for all, or is not enough: the whole batch must tell. No user sees it."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +158,12 @@ class Search:
         """A point that was found by few examples, as it is in the run of all of them.
 
         Raises:
-            AmbiguousPointError: the few do not tell which axis of its tensor is the examples, or what `word` is.
+            FewDoNotTellError: the few do not tell which axis of its tensor is the examples, or what `word` is.
+            AmbiguousPointError: a forward pass that is to tell it failed.
             UnsupportedError: a role's tensor has no entry for each example and position.
         """
         if name == WORD and (values.lookup is None or values.lookup.layout is None):
-            raise AmbiguousPointError(f"the lookup {few.key!r} is not that of the ids any more")
+            raise FewDoNotTellError(few.key)
         shape, own = values.activation.shape, few.place.native
         if values.lookup is None:
             place = of_module(name, shape, batch, _example_axis(own, shape, batch), by_role=few.by_role)
@@ -231,7 +236,5 @@ def _example_axis(few: tuple[int, ...], whole: tuple[int, ...], batch: TokenBatc
     if examples != positions or tuple(whole[:2]) != batch.shape:
         return None
     if tuple(few[:2]) not in ((FEW, positions), (positions, FEW)):
-        raise AmbiguousPointError(
-            f"of shapes {few} and {whole}, with {FEW} and {examples} examples, no axis follows them"
-        )
+        raise FewDoNotTellError(few, whole)
     return 0 if few[0] == FEW else 1

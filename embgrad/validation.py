@@ -46,7 +46,8 @@ def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise BatchError(
             f"mask is of dtype {array.dtype}: expected 1 at real positions and 0 at padding, as integers, floats or bools"
         )
-    wrong = np.argwhere((array != 0) & (array != 1))
+    # Text equals no number, which NumPy before 1.25 does not say of each entry.
+    wrong = np.argwhere(np.full(shape, True) if array.dtype.kind in "US" else (array != 0) & (array != 1))
     if wrong.size:
         place = tuple(int(i) for i in wrong[0])
         raise BatchError(

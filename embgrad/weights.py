@@ -88,7 +88,10 @@ def _checked(name: str, value: Any, known: Mapping[str, Weight]) -> np.ndarray:
     try:
         array = to_numpy(value)
     except ValueError as error:
-        raise EmbgradError(f"the value for the weight {name!r} is {brief(value)}, no array: {error}") from error
+        raise EmbgradError(
+            f"the value for the weight {name!r} is {brief(value)}, which is no array ({error}): expected real numbers of the "
+            f"shape {known[name].shape}"
+        ) from error
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise EmbgradError(f"the value for the weight {name!r} is of dtype {array.dtype}: expected real numbers")
     expected = known[name].shape

@@ -39,7 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Fail before anything runs where a framework that is named is missing."""
     backends_under_test()
     config.pluginmanager.register(import_module("tests.raised.plugin"))
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's job in the background, and in all that it starts
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as in a shell's job in the background, and in all that it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "framework(name): runs a model of this framework, beside what it is a test of")
 

@@ -55,6 +55,7 @@ class Cures:
         return {
             "BatchNorm": self._batch_norm,
             "Deconvolution": self._deconvolution,
+            "FullyConnected": self._fully_connected,
             "LeakyReLU": _leaky_relu,
             "_contrib_BatchNormWithReLU": self._batch_norm,
             "_contrib_SyncBatchNorm": self._batch_norm,
@@ -95,6 +96,12 @@ class Cures:
             zero.attach_grad()
         self.also.append(zero)
         return mx.nd.broadcast_add(array, zero)
+
+    def _fully_connected(self, operation: Operation, proceed: Proceed) -> Any:
+        """The gradient of its bias is what lay in memory unless that of its weight, which is frozen here, is asked for too."""
+        if self._parameters and len(operation.inputs) > 2 and operation.inputs[1].grad is None:
+            operation.inputs[1] = self._with_zero(operation.inputs[1])
+        return proceed()
 
     def _deconvolution(self, operation: Operation, proceed: Proceed) -> Any:
         """oneDNN's gradient of its weight fails in `autograd.grad`, and breaks the process; MXNet's own kernel is float64's."""

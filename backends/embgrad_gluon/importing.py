@@ -11,13 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.errors import BackendError
 from embgrad.locks import process_lock
 
 __all__ = ["import_gluonnlp", "import_mxnet"]
 
 
 def import_mxnet() -> Any:
-    """The module `mxnet`; where the user has imported it already, as they left it."""
+    """The module `mxnet`; where the user has imported it already, as they left it.
+
+    Raises:
+        BackendError: NumPy is too new for it.
+    """
     return _imported("mxnet")
 
 
@@ -29,9 +34,19 @@ def import_gluonnlp() -> Any:
 
 def _imported(name: str) -> Any:
     if name not in sys.modules:
+        _expect_numpy_1()
         with process_lock, _numpy_bool(), _thread_counts_kept():
             importlib.import_module(name)
     return sys.modules[name]
+
+
+def _expect_numpy_1() -> None:
+    """MXNet reads what NumPy 2.0 removed while it is imported, np.PZERO the first of some ten names, and fails there."""
+    if int(np.__version__.partition(".")[0]) > 1:
+        raise BackendError(
+            f"MXNet cannot be imported with NumPy {np.__version__}, which lacks np.PZERO and other names that it reads: "
+            "expected NumPy 1.24 to 1.26; pip install 'numpy>=1.24,<2', and start Python anew"
+        )
 
 
 @contextlib.contextmanager

@@ -199,7 +199,7 @@ def _contexts(parameter: Any) -> list[Any]:
     return list(parameter.list_ctx())
 
 
-def _parameters(block: Any) -> tuple[list[inspect.Parameter], bool]:
+def _parameters(block: Any) -> tuple[Sequence[inspect.Parameter], bool]:
     """The parameters of the method that says what the model takes, and whether they can be passed by name."""
     gluon = import_mxnet().gluon
     for owner in type(block).__mro__:

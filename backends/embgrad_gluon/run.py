@@ -17,6 +17,7 @@ from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert, symbolic
 from embgrad_gluon.cures import Cures
+from embgrad_gluon.functions import Functions
 from embgrad_gluon.graph import next_number
 from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.graphs import Graphs
@@ -128,10 +129,11 @@ def _run(model: Any, known: Structure, batch: TokenBatch, request: Request, grap
         for key in dict.fromkeys(chosen.values()):
             trace.taps.expect_unwritten(key)
 
-    pulled = [
-        pullback(cotangents, expect_unwritten, last=place == len(answered.sets))
-        for place, cotangents in enumerate(answered.sets, 1)
-    ]
+    with trace.functions.raised():
+        pulled = [
+            pullback(cotangents, expect_unwritten, last=place == len(answered.sets))
+            for place, cotangents in enumerate(answered.sets, 1)
+        ]
     if not pulled:
         expect_unwritten()
     found = values_at(
@@ -158,6 +160,7 @@ class _Trace:
         also: see `Cures`.
         unused: what of the batch the model could not take.
         first: see `Pullback`.
+        functions: those of the user's own that were called.
     """
 
     returned: Any
@@ -168,6 +171,7 @@ class _Trace:
     also: list[Any]
     unused: tuple[str, ...]
     first: int | None
+    functions: Functions
 
 
 class _Wanted:
@@ -209,7 +213,7 @@ def _forward(
     handlers: Mapping[str, Handler] | None = None,
     graphs: Graphs | None = None,
 ) -> _Trace:
-    mx, parts = import_mxnet(), known.parts
+    mx, parts, functions = import_mxnet(), known.parts, Functions()
     taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
@@ -219,7 +223,7 @@ def _forward(
     modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
     first = _first_number() if batch.ids.size >= LARGE else None
     running = imperatively if graphs is None else graphs.running
-    with mx.autograd.record(train_mode=request.training), running(GraphPoints(taps).within):
+    with mx.autograd.record(train_mode=request.training), running(GraphPoints(taps).within), functions.heard():
         with (
             watching({**lookups.handlers(), **cures.handlers(), **(handlers or {})}, substitute),
             modules,
@@ -234,7 +238,7 @@ def _forward(
             with watching(cures.handlers(), substitute), unheard():
                 value = request.respond.function(returned)
     also = [*cures.also, *(graphs.also if graphs is not None else ())]
-    return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first)
+    return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first, functions)
 
 
 def _first_number() -> int:

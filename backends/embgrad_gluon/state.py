@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from embgrad.locks import model_lock
+from embgrad_gluon.attributes import Attributes
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.structure import Structure, structure
 
@@ -24,10 +25,11 @@ def as_found(parts: Sequence[Any], *, training: bool) -> Iterator[Structure]:
     with model_lock(blocks), autograd.pause(train_mode=training):  # a block may belong to several models
         # A net that was never called traces itself to learn its shapes, and would keep that trace's number of inputs.
         graphs = [(block, block._cached_graph) for block in blocks if hasattr(block, "_cached_graph")]
-        buffers = _buffers(known, training)
+        attributes, buffers = Attributes(blocks), _buffers(known, training)
         try:
             yield known
         finally:
+            attributes.put_back()
             with autograd.pause():
                 for array, value in buffers:
                     value.copyto(array)

@@ -331,7 +331,12 @@ def _as_node(output: Any) -> Any:
     """A graph's output is computed in it, also where it is what the graph was given."""
     if type(output) is not import_mxnet().sym.Symbol:
         raise UntraceableError("its arrays are those of mx.np")
-    return output if output.get_children() is not None else import_mxnet().sym.identity(output)
+    if output.get_children() is not None:
+        return output
+    with (
+        import_mxnet().name.NameManager()
+    ):  # the names of the user's own symbols and blocks are counted on as without it
+        return import_mxnet().sym.identity(output)
 
 
 def _expect_cured(made: Traced) -> None:

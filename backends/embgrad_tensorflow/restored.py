@@ -144,7 +144,7 @@ def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> 
     leaves = {name: spec for parameter, one in named for name, spec in _leaves(parameter, one)}
     if not leaves:
         raise UnsupportedError(
-            f"the saved function {function.name!r} takes no tensors: expected one that takes token ids"
+            f"the saved function {tf.compat.as_str(function.name)!r} takes no tensors: expected one that takes token ids"
         )
     for parameter, one in named:
         if parameter in MODES and isinstance(one, bool) and one is not training:

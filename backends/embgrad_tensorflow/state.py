@@ -16,6 +16,7 @@ from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
 
 from embgrad.errors import UnsupportedError
 from embgrad.locks import process_lock
+from embgrad_tensorflow.containers import refilling
 from embgrad_tensorflow.structure import structure
 from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of
 
@@ -138,7 +139,7 @@ def _attributes(module: Any) -> list[Undo]:
     attributes = getattr(module, "__dict__", None)
     if attributes is None:
         return []
-    undo = [_putting_back(attributes, dict(attributes))]
+    undo = [_putting_back(attributes, dict(attributes)), *refilling(attributes, _holds_parts)]
     losses = attributes.get("_losses")
     if losses is not None:  # Keras empties and fills these lists in place
         undo += [_refilling(losses, list(losses))]

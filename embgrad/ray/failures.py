@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 
 import embgrad.errors
@@ -11,8 +12,9 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["plain_errors"]
 
-#: An error of embgrad's in the text of a traceback: its class and message, which ends with the text or before a blank line.
-IN_TEXT = re.compile(r"^embgrad\.[\w.]*?(\w+): (.*?)(?=\n\s*\n|\nFailed to apply|\Z)", re.DOTALL | re.MULTILINE)
+#: An error of embgrad's in the text of a traceback: its class's module and name, and its message, which ends with the text or
+#: before a blank line.
+IN_TEXT = re.compile(r"^(embgrad[\w.]*)\.(\w+): (.*?)(?=\n\s*\n|\nFailed to apply|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @contextlib.contextmanager
@@ -46,8 +48,8 @@ def _own(error: BaseException) -> EmbgradError | None:
             return cause
         found = IN_TEXT.findall(str(seen))
         if found:
-            name, message = found[-1]  # what it was raised from stands before it
-            kind = getattr(embgrad.errors, name, EmbgradError)
+            module, name, message = found[-1]  # what it was raised from stands before it
+            kind = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
             made = kind if isinstance(kind, type) and issubclass(kind, EmbgradError) else EmbgradError
             return made(message.strip().removesuffix(made.see()).rstrip())
         seen = seen.__cause__ or seen.__context__

@@ -53,7 +53,7 @@ class Total:
         if table.shape != self._shape:
             raise FileFormatError(
                 f"the sum so far is of a table of shape {self._shape}, and the next gradient of one of {table.shape}: expected "
-                "gradients of one table"
+                "gradients of one table; was the vocabulary resized in between?"
             )
         new = table.rows[self._slots[table.rows] < 0]
         self._make_room(self._used + len(new))

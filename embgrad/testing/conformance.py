@@ -21,6 +21,8 @@ from embgrad.registry import backend_named
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_compile import CompileChecks
+from embgrad.testing.checks_errors import ErrorChecks
+from embgrad.testing.checks_no_trace import NoTraceChecks
 from embgrad.testing.checks_points import PointChecks
 from embgrad.testing.checks_tables import TableChecks
 from embgrad.testing.checks_trace import TraceChecks
@@ -46,7 +48,17 @@ from embgrad.testing.harness import ARCHITECTURES, Harness
 __all__ = ["ConformanceSuite", "example_batch", "example_weights"]
 
 
-class ConformanceSuite(TraceChecks, PointChecks, ChangeChecks, TableChecks, CaptureChecks, WeightChecks, CompileChecks):
+class ConformanceSuite(
+    TraceChecks,
+    NoTraceChecks,
+    ErrorChecks,
+    PointChecks,
+    ChangeChecks,
+    TableChecks,
+    CaptureChecks,
+    WeightChecks,
+    CompileChecks,
+):
     """What every backend must pass. A subclass gives the fixture `harness`."""
 
     @pytest.fixture

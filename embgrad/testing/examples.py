@@ -11,6 +11,7 @@ import pytest
 
 import embgrad
 from embgrad.registry import backend_named
+from embgrad.testing.snapshot import different
 
 __all__ = [
     "CLASSES",
@@ -99,8 +100,7 @@ def finite_difference(
 
 def expect_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Assert that a call has left everything as it was."""
-    assert actual.keys() == expected.keys()
-    changed = [name for name in expected if actual[name] != expected[name]]
+    changed = different("", expected, actual)
     assert not changed, f"the call changed {changed}"
 
 

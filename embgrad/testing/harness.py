@@ -36,6 +36,8 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
     "mixing": "logits = (mean(E[ids]) less its mean over the examples) @ W + b: examples meet",
     "broken": "as mean, behind an identity whose custom gradient is twice the right one",
     "raises": "makes the lookup and then raises RuntimeError('the model broke')",
+    "interrupted": "as layers, with an identity behind the first layer that calls `faults.come_by('forward')` of "
+    "`embgrad.testing`, and `come_by('backward')` in its pullback",
 }
 
 
@@ -77,6 +79,14 @@ class Harness(Protocol):
         Parameters' bytes, gradient buffers and whether they are there, flags such as `requires_grad` or
         `grad_req`, modes, hooks, instance attributes, recording state and process-wide settings.
         """
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Set every source of random numbers of the framework's."""
+        ...
+
+    def drawn(self) -> Any:
+        """Where each of them stands, as comparable values, or what it gives next: asking may move it."""
         ...
 
     def disturb(self, model: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from embgrad_gluon.importing import import_mxnet
+
+from embgrad.testing.faults import come_by
+from tests.conformance.state_gluon import state
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -29,7 +33,7 @@ class Harness:
         net.load(weights, dtype)
         if frozen:
             net.collect_params().setattr("grad_req", "null")
-        if architecture not in ("named", "raises", "broken"):
+        if architecture not in ("named", "raises", "broken", "interrupted"):
             net.hybridize()
         return net
 
@@ -46,29 +50,15 @@ class Harness:
 
     def state(self, model: Any) -> Mapping[str, Any]:
         """Everything that a call must leave as it was."""
-        register = mx.ndarray.register
-        state: dict[str, Any] = {
-            "recording": mx.autograd.is_recording(),
-            "training": mx.autograd.is_training(),
-            "numpy arrays": mx.util.is_np_array(),
-            "operators": register._imperative_invoke,
-            "cached graphs": mx.gluon.HybridBlock._call_cached_op,
-        }
-        for name, parameter in model._collect_params_with_prefix().items():
-            gradients = parameter._grad
-            state[name] = (
-                parameter.grad_req,
-                [id(array) for array in parameter._data],
-                [array.asnumpy().tobytes() for array in parameter._data],
-                None if gradients is None else [(id(array), array.asnumpy().tobytes()) for array in gradients],
-            )
-        for number, block in enumerate(_blocks(model)):
-            own = {
-                key: value if isinstance(value, (bool, str, int)) else id(value) for key, value in vars(block).items()
-            }
-            hooks = (list(block._forward_hooks.values()), list(block._forward_pre_hooks.values()))
-            state[f"block {number}"] = (own, hooks)
-        return state
+        return state(model)
+
+    def seed(self, seed: int) -> None:
+        """MXNet's generators."""
+        mx.random.seed(seed)
+
+    def drawn(self) -> float:
+        """The next number."""
+        return float(mx.nd.random.uniform(shape=(1,)).asscalar())
 
     def disturb(self, model: Any) -> None:
         """Numbers in the gradient buffers and a hook of the user's."""
@@ -88,7 +78,8 @@ class Harness:
         with mx.autograd.record(train_mode=False):
             logits = model(mx.nd.array(ids, dtype="int32"))
             loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(logits, mx.nd.array(labels, dtype="int32")).mean()
-        loss.backward(train_mode=False)
+        with raising():
+            loss.backward(train_mode=False)
         trainer.step(1, ignore_stale_grad=True)  # an architecture may leave some weights out
 
     def logit(self, index: int) -> Callable[[Any], Any]:
@@ -100,12 +91,26 @@ class Harness:
         return lambda logits: logits[:, index].sum()
 
 
+#: What was raised in the backward pass of a step. MXNet swallows it, so that the user's own loop must look for it itself.
+_errors: list[BaseException] | None = None
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """What `Telling` raises in a backward pass comes out."""
+    global _errors
+    _errors = []
+    try:
+        yield
+        mx.nd.waitall()
+        for error in _errors:
+            raise error
+    finally:
+        _errors = None
+
+
 def _nothing(*_: Any) -> None:
     """A hook that does nothing."""
-
-
-def _blocks(block: Any) -> list[Any]:
-    return [block, *(inner for child in block._children.values() for inner in _blocks(child))]
 
 
 class _Net(mx.gluon.HybridBlock):  # type: ignore[misc]
@@ -292,11 +297,15 @@ class _Layers(mx.gluon.HybridBlock):  # type: ignore[misc]
             layer.dense.weight.set_data(self.layers[0].dense.weight.data())
             layer.dense.bias.set_data(self.layers[0].dense.bias.data())
 
+    def behind_the_first(self, x: Any) -> Any:
+        """What goes on."""
+        return x
+
     def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
-        x = self.embeddings(input_ids)
-        for layer, calls in zip(self.layers, self.calls, strict=True):
-            for _ in range(calls):
-                x, _ = layer(x)
+        first, *others = [layer for layer, calls in zip(self.layers, self.calls, strict=True) for _ in range(calls)]
+        x = self.behind_the_first(first(self.embeddings(input_ids))[0])
+        for layer in others:
+            x, _ = layer(x)
         return self.outer(F.mean(x, axis=1))
 
 
@@ -335,6 +344,28 @@ class _Broken(_Net):
         return self.outer(_Doubling()(F.mean(self.E(input_ids), axis=1)))
 
 
+class Telling(mx.autograd.Function):  # type: ignore[misc]
+    """An identity that may be interrupted."""
+
+    def forward(self, x: Any) -> Any:
+        come_by("forward")
+        return x * 1
+
+    def backward(self, gradient: Any) -> Any:
+        try:
+            come_by("backward")
+        except BaseException as error:
+            if _errors is None:
+                raise
+            _errors.append(error)
+        return gradient * 1
+
+
+class _Interrupted(_Layers):
+    def behind_the_first(self, x: Any) -> Any:
+        return Telling()(x)
+
+
 class _Raises(_Net):
     def hybrid_forward(self, F: Any, input_ids: Any) -> Any:
         self.E(input_ids)
@@ -363,4 +394,5 @@ MODELS = {
     "mixing": _Mixing,
     "broken": _Broken,
     "raises": _Raises,
+    "interrupted": _Interrupted,
 }

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.testing.faults import come_by
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
+from embgrad.testing.snapshot import Same
+from embgrad.testing.tensors import hearing, observing
 
 
 def _classify(model: Any, hidden: Tensor) -> Tensor:
@@ -103,11 +106,23 @@ def _block(model: Any, path: str, number: str, hidden: Tensor) -> Tensor:
     return model.module(path, block, hidden)[0]
 
 
-def _layers(model: Any, input_ids: np.ndarray) -> Tensor:
-    hidden = _embedded(model, input_ids)
-    for number in range(3):
+def _layers(model: Any, input_ids: np.ndarray, between: Callable[[Tensor], Tensor] = lambda hidden: hidden) -> Tensor:
+    hidden = between(_block(model, "layers.0", ".0", _embedded(model, input_ids)))
+    for number in (1, 2):
         hidden = _block(model, f"layers.{number}", f".{number}", hidden)
     return _classify(model, hidden.mean(1))
+
+
+def _interrupted(model: Any, input_ids: np.ndarray) -> Tensor:
+    def telling(hidden: Tensor) -> Tensor:
+        come_by("forward")
+        return Tensor(hidden.value, [(hidden, back)])
+
+    def back(gradient: np.ndarray) -> np.ndarray:
+        come_by("backward")
+        return gradient
+
+    return _layers(model, input_ids, telling)
 
 
 def _repeated(model: Any, input_ids: np.ndarray) -> Tensor:
@@ -159,6 +174,7 @@ FORWARDS = {
     "mixing": _mixing,
     "broken": _broken,
     "raises": _raises,
+    "interrupted": _interrupted,
 }
 
 
@@ -172,7 +188,7 @@ class Harness:
         self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
     ) -> ReferenceModel:
         typed = {name: value.astype(dtype or value.dtype) for name, value in weights.items()}
-        if architecture == "layers":  # each has weights of its own
+        if architecture in ("layers", "interrupted"):  # each has weights of its own
             typed |= {f"{name}.{number}": typed[name].copy() for name in ("W1", "b1") for number in range(3)}
         return ReferenceModel(FORWARDS[architecture], typed)  # nothing in the reference is trained, so all is frozen
 
@@ -188,11 +204,19 @@ class Harness:
 
     def state(self, model: ReferenceModel) -> Mapping[str, Any]:
         return {
-            "attributes": sorted(vars(model)),
+            "attributes": {name: Same(one) for name, one in vars(model).items() if name != "training"},
             "training": model.training,
-            "parameters": {name: (id(one), one.value.tobytes()) for name, one in model.parameters.items()},
+            "methods": {name: Same(one) for name, one in vars(ReferenceModel).items()},
+            "observed": (observing.get(), hearing.get()),
+            "parameters": {name: (Same(one), one.value.tobytes()) for name, one in model.parameters.items()},
             "random": None if model.training else str(model.random.bit_generator.state),
         }
+
+    def seed(self, seed: int) -> None:
+        """There is none beside the models' own, which `state` shows."""
+
+    def drawn(self) -> None:
+        """There is none."""
 
     def disturb(self, model: ReferenceModel) -> None:
         model.training = True

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras as keras3
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras2
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import context, execute
 
-__all__ = ["Harness"]
+from embgrad.testing.faults import come_by
+from tests.conformance.state_tensorflow import state
+
+__all__ = ["Harness", "telling"]
 
 Weights = Mapping[str, np.ndarray]
 
@@ -135,10 +136,27 @@ def _broken(layers: Any, input_ids: Any) -> Any:
 
 
 def _stacked(layers: Any, input_ids: Any) -> Any:
-    hidden = layers.embed(input_ids)
-    for block in layers.order:
+    first, *others = layers.order
+    hidden = layers.behind_the_first(layers.blocks[first](layers.embed(input_ids))[0])
+    for block in others:
         hidden = layers.blocks[block](hidden)[0]
     return layers.outer(tf.reduce_mean(hidden, 1))
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@tf.custom_gradient
+def telling(value: Any) -> Any:
+    """An identity that may be interrupted."""
+
+    def back(upstream: Any) -> Any:
+        come_by("backward")
+        return upstream
+
+    come_by("forward")
+    return tf.identity(value), back
 
 
 def _raises(layers: Any, input_ids: Any) -> Any:
@@ -197,6 +215,7 @@ _SUBCLASSED: Mapping[str, tuple[Any, Callable[..., Any]]] = {
     "mixing": (keras3, _mixing),
     "broken": (keras2, _broken),
     "raises": (keras2, _raises),
+    "interrupted": (keras3, _stacked),
 }
 
 _MODULES: Mapping[str, type[_Module]] = {"flat": _Flat, "scaled": _Scaled, "no_lookup": _NoLookup}
@@ -238,7 +257,7 @@ def _block_classes(keras: Any) -> tuple[type, type]:
 
 
 @functools.cache
-def _stack(keras: Any, count: int) -> type:
+def _stack(keras: Any, count: int, behind_the_first: Callable[[Any], Any]) -> type:
     embed, block = _block_classes(keras)
 
     class Stack(keras.Model):  # type: ignore[misc]
@@ -248,6 +267,7 @@ def _stack(keras: Any, count: int) -> type:
             self.blocks = [block(layers.again()) for _ in range(count)]
             self.order = (0, 1, 2) if count == 3 else (0, 0, 0)
             self.outer = layers.outer
+            self.behind_the_first = behind_the_first
             self.built = True
 
         def call(self, input_ids: Any) -> Any:
@@ -293,7 +313,8 @@ class Harness:
         else:
             keras, forward = _SUBCLASSED[architecture]
             if forward is _stacked:
-                kind = _stack(keras, 3 if architecture == "layers" else 1)
+                behind = telling if architecture == "interrupted" else _unchanged
+                kind = _stack(keras, 1 if architecture == "repeated" else 3, behind)
             else:
                 kind = _subclass(keras, forward, architecture == "masked")
             model = kind(_Layers(keras, weights, dtype))
@@ -313,15 +334,15 @@ class Harness:
 
     def state(self, model: Any) -> Mapping[str, Any]:
         """Variables, attributes and losses of every layer, and TensorFlow's settings in this thread."""
-        modules = dict(enumerate(_modules(model)))
-        slots = getattr(getattr(model, "optimizer", None), "variables", [])
-        variables = [*model.variables, *slots]
-        return {
-            "losses": [[id(loss) for loss in getattr(module, "losses", [])] for module in modules.values()],
-            "variables": [_variable_state(one) for one in variables if "seed_generator" not in one.name],
-            "attributes": {number: _attributes(module) for number, module in modules.items()},
-            "settings": _settings(),
-        }
+        return state(model)
+
+    def seed(self, seed: int) -> None:
+        """TensorFlow's generators."""
+        tf.random.set_seed(seed)
+
+    def drawn(self) -> float:
+        """The next number."""
+        return float(tf.random.uniform(()))
 
     def disturb(self, model: Any) -> None:
         """An optimizer with numbers in its slots, losses of the user's last call, attributes of theirs."""
@@ -355,48 +376,3 @@ class Harness:
     def summed_logit(self, index: int) -> Callable[[Any], Any]:
         """The sum of one column."""
         return lambda logits: tf.reduce_sum(logits[:, index])
-
-
-def _modules(model: Any) -> Iterator[Any]:
-    yield model
-    if hasattr(model, "_flatten_layers"):
-        yield from model._flatten_layers(include_self=False)
-
-
-def _attributes(module: Any) -> dict[str, Any]:
-    local = vars(module).get("_thread_local")
-    return {
-        "members": {name: id(value) for name, value in vars(module).items()},
-        "lists": {
-            name: [id(entry) for entry in value] for name, value in vars(module).items() if isinstance(value, list)
-        },
-        "thread": {name: repr(value) for name, value in vars(local).items()} if local is not None else {},
-    }
-
-
-def _variable_state(variable: Any) -> tuple[str, bytes, bool]:
-    return variable.name, np.asarray(tf.convert_to_tensor(variable)).tobytes(), variable.trainable
-
-
-def _settings() -> dict[str, Any]:
-    return {
-        "functions run eagerly": tf.config.functions_run_eagerly(),
-        "eager": tf.executing_eagerly(),
-        "callbacks": len(context.context().op_callbacks),
-        "execute": execute.execute,
-        "tapes": pywrap_tfe.TFE_Py_TapeSetIsEmpty(),
-        "intercepted": [
-            pywrap_tfe.TFE_Py_FastPathExecute,
-            keras2.layers.Layer.__dict__["__call__"],
-            keras3.layers.Layer.__dict__["__call__"],
-            _Scaled.__dict__["__call__"],
-            tf.GradientTape.gradient,
-            tf.GradientTape._push_tape,
-        ],
-        "filtering": (tf.debugging.is_traceback_filtering_enabled(), keras3.config.is_traceback_filtering_enabled()),
-        "phase set": keras2.src.backend.global_learning_phase_is_set(),
-        "phase": keras2.src.backend.learning_phase(),
-        "policy": (keras2.mixed_precision.global_policy().name, keras3.config.dtype_policy().name),
-        "call context": keras3.src.backend.common.global_state.get_global_attribute("current_call_ctx"),
-        "naming": dict(keras3.src.backend.common.global_state.get_global_attribute("object_name_uids", {}) or {}),
-    }

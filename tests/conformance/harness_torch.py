@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["Harness"]
+from embgrad.testing.faults import come_by
+from tests.conformance.state_torch import state
+
+__all__ = ["Harness", "Telling"]
 
 
 class _Model(nn.Module):
@@ -151,9 +154,13 @@ class _Layers(nn.Module):
     def table(self) -> nn.Embedding:
         return self.embed.words
 
+    def behind_the_first(self, hidden: Any) -> Any:
+        return hidden
+
     def forward(self, input_ids: Any) -> Any:
-        hidden = self.embed(input_ids)
-        for number in self.calls:
+        first, *others = self.calls
+        hidden = self.behind_the_first(self.layers[first](self.embed(input_ids))[0])
+        for number in others:
             hidden = self.layers[number](hidden)[0]
         return self.outer(hidden.mean(1))
 
@@ -188,6 +195,25 @@ class _Broken(_Model):
         return self.outer(_Doubled.apply(self.table(input_ids).mean(1)))
 
 
+class Telling(torch.autograd.Function):
+    """An identity that may be interrupted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        come_by("forward")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        come_by("backward")
+        return grad
+
+
+class _Interrupted(_Layers):
+    def behind_the_first(self, hidden: Any) -> Any:
+        return Telling.apply(hidden)
+
+
 class _Raises(_Model):
     def forward(self, input_ids: Any) -> Any:
         self.table(input_ids)
@@ -216,6 +242,7 @@ _MODELS: Mapping[str, type[_Model] | type[_Layers]] = {
     "mixing": _Mixing,
     "broken": _Broken,
     "raises": _Raises,
+    "interrupted": _Interrupted,
 }
 
 
@@ -260,17 +287,15 @@ class Harness:
 
     def state(self, model: nn.Module) -> Mapping[str, Any]:
         """Parameters, gradient buffers, flags, modes, hooks and attributes of every module, and PyTorch's settings."""
-        modules = {path: _module_state(module) for path, module in model.named_modules()}
-        settings = {
-            "grad enabled": torch.is_grad_enabled(),
-            "inference mode": torch.is_inference_mode_enabled(),
-            "threads": torch.get_num_threads(),
-            "default dtype": str(torch.get_default_dtype()),
-            "function modes": len(torch.overrides._get_current_function_mode_stack()),
-            "cudnn": torch.backends.cudnn.enabled,
-            "anomaly detection": torch.is_anomaly_enabled(),
-        }
-        return {"modules": modules, "settings": settings}
+        return state(model)
+
+    def seed(self, seed: int) -> None:
+        """PyTorch's generator."""
+        torch.manual_seed(seed)
+
+    def drawn(self) -> bytes:
+        """Its state."""
+        return torch.get_rng_state().numpy().tobytes()
 
     def disturb(self, model: nn.Module) -> None:
         """Gradient buffers with numbers, a hook, and training mode in one part of the model."""
@@ -307,31 +332,3 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
         layer.weight.copy_(weight.T)
         layer.bias.copy_(bias)
     return layer
-
-
-def _module_state(module: nn.Module) -> dict[str, Any]:
-    tensors = {**module._parameters, **module._buffers}
-    hooks = {name: tuple(value) for name, value in vars(module).items() if name.endswith("_hooks")}
-    plain = {name: repr(value) for name, value in vars(module).items() if not name.startswith("_")}
-    return {
-        "tensors": {name: None if tensor is None else _tensor_state(tensor) for name, tensor in tensors.items()},
-        "hooks": hooks,
-        "attributes": plain,
-        "members": sorted(vars(module)),
-    }
-
-
-def _tensor_state(tensor: torch.Tensor) -> dict[str, Any]:
-    return {
-        "object": id(tensor),
-        "bytes": _bytes(tensor),
-        "version": tensor._version,
-        "requires_grad": tensor.requires_grad,
-        "on a graph": tensor.grad_fn is not None,
-        "hooks": 0 if tensor._backward_hooks is None else len(tensor._backward_hooks),
-        "grad": None if tensor.grad is None else (id(tensor.grad), _bytes(tensor.grad)),
-    }
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,4 +18,7 @@ def test_forked_and_spawned_processes_give_the_same_bits(backend: str) -> None:
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.stdout.split() == ["fork", "spawn"], done.stderr[-2000:]
+    allowed = [["fork", "spawn"]]
+    if backend == "torch" and version("torch").startswith("2.6."):
+        allowed.append(["fork:refused", "spawn"])  # where it is built for more than CPUs and CUDA, as Debian's is
+    assert done.stdout.split() in allowed, done.stderr[-2000:]

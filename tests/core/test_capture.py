@@ -204,6 +204,27 @@ def test_forward_passes_of_different_lengths_in_one_step(at: str) -> None:
         np.testing.assert_allclose(tap.sum().to_dense(), dense, atol=1e-14)
 
 
+def test_forward_passes_whose_shapes_make_no_one_step() -> None:
+    """Attention scores, (example, position, position): of two lengths there is no array of both."""
+
+    def attending(model: Any, input_ids: Any) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        scores = model.module("scores", lambda x: x @ model[f"keys.{input_ids.shape[1]}"], rows)
+        return scores.tanh().sum(1) @ model[f"head.{input_ids.shape[1]}"]
+
+    random, weights = np.random.default_rng(4), {"E": WEIGHTS["E"]}
+    for length in (2, 3):
+        weights[f"keys.{length}"] = random.normal(size=(DIM, length))
+        weights[f"head.{length}"] = random.normal(size=(length, CLASSES))
+    built = ReferenceModel(attending, weights, ["scores"])
+    message = (
+        r"one backward pass reached 'scores' in the shapes \(2, 3, 3\), \(2, 2, 2\), which make no one step: name another "
+        "point"
+    )
+    with pytest.raises(embgrad.PointError, match=message), embgrad.capture(built, at="scores"):
+        step(built, IDS, OTHER[:, :2])
+
+
 def test_gradient_accumulation_is_a_step_for_each_backward_pass() -> None:
     built = model()
     expected = [by_gradients(built, ids) for ids in (IDS, OTHER)]

@@ -400,6 +400,24 @@ def test_points_without_an_axis_of_examples_are_not_cut_into_examples(option: di
 # What is refused
 
 
+@pytest.mark.parametrize("change", [lambda value: value * 0, np.zeros(2)])
+def test_a_model_that_gives_a_point_another_shape_each_time(change: Any) -> None:
+    """A layer whose width goes by how often it was called: found with two, run with three."""
+    widths = iter([2, 3])
+
+    def turning(model: Any, input_ids: np.ndarray) -> Tensor:
+        narrow = model[f"W{next(widths)}"]
+        return model.module("narrow", lambda x: x @ narrow, lookup(model["E"], input_ids)).mean(1)
+
+    model = ReferenceModel(turning, {"E": WEIGHTS["E"], "W2": np.ones((DIM, 2)), "W3": np.ones((DIM, 3))}, ["narrow"])
+    message = (
+        r"the point 'narrow' has the shape \(3, 2, 3\), and had \(3, 2, 2\) in an earlier pass: expected a model that makes "
+        "the same calls each time"
+    )
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
+        embgrad.gradients(model, IDS, embgrad.Sum(), add={"narrow": change})
+
+
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("given", [3, "word", ["word"], {3: 1}, {"": 1}, [("word", np.zeros(4))], {("word",): 1}])
 def test_what_is_no_dict_of_names(option: str, given: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,6 +221,33 @@ def test_a_misshapen_weight_is_named(
     write(tmp_path, {**example_weights(), name: np.zeros(shape, np.float32)})
     with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape .*: the configuration makes it {expected}"):
         embgrad.load_bert(tmp_path, "fake")
+    assert built == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"source": "pooler.extra.bias"},
+            "lacks 1 of the model's weights: 'pooler.extra.bias'.*expected all of 39.*Did you mean 'pooler.dense.bias'",
+        ),
+        ({"shape": (SIZE + 1,)}, r"'pooler\.dense\.bias' of shape \(3,\): the configuration makes it \(4,\)"),
+    ],
+)
+def test_a_backend_whose_bert_is_not_as_the_configuration_says(
+    tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    """As of a release of a framework that has more weights, or others: nothing is put into it."""
+    fake: Any = registry.backend_named("fake")
+    own = fake.bert
+
+    def other(config: Any) -> tuple[Any, list[WeightTarget]]:
+        model, targets = own(config)
+        return model, [*targets[:-1], replace(targets[-1], **change)]
+
+    monkeypatch.setattr(fake, "bert", other)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        embgrad.load_bert(write(tmp_path, example_weights()), "fake")
     assert built == {}
 
 

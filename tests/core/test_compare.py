@@ -120,6 +120,36 @@ def test_what_cannot_be_compared(b: Any, error: type[Exception], message: str) -
         embgrad.compare(gradient(), b())
 
 
+def test_points_without_positions_are_compared_in_one_shape_alone() -> None:
+    def pooled(at: str) -> embgrad.EmbeddingGradients:
+        table = np.random.default_rng(0).normal(size=(10, 4))
+
+        def forward(model: Any, input_ids: np.ndarray) -> Any:
+            return model.module("pool", lambda x: x.mean(1), lookup(model["E"], input_ids).tanh())
+
+        return embgrad.gradients(ReferenceModel(forward, {"E": table}), IDS, embgrad.Projection(np.ones(4)), at=at)
+
+    assert embgrad.compare(pooled("pool"), pooled("pool")).agrees
+    message = (
+        r"a has shape \(3, 4\) and b \(3, 2, 4\), which are not \(example, position, dim\) both: expected equal shapes of "
+        "the same ids; name the point by a role"
+    )
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.compare(pooled("pool"), pooled("word"))
+
+
+def test_results_without_a_real_position() -> None:
+    def empty(positions: int) -> embgrad.EmbeddingGradients:
+        batch = embgrad.TokenBatch(np.zeros((3, positions), int), np.zeros((3, positions), int))
+        model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
+        with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+            return embgrad.gradients(model, batch, embgrad.Sum())
+
+    message = "no position in common, as the texts that they share have no tokens: expected gradients of the same texts"
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.compare(empty(2), empty(3))
+
+
 def test_names_that_do_not_fit() -> None:
     with pytest.raises(
         embgrad.PointError, match=r"a alone has 'layer.0', and b alone 'layer.1'.*Did you mean 'layer.1'"

@@ -434,6 +434,40 @@ def test_micro_batches_are_the_same_result(batch_size: Any, split: bool) -> None
     assert pieces.provenance.get("batch_size") == (None if batch_size >= 5 else batch_size)
 
 
+def test_pads_of_a_point_without_positions_cannot_be_zeroed() -> None:
+    def pooled(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype(float))
+        return model.module("pool", lambda x: x.mean(1).tanh(), rows) @ model["W"]
+
+    batch = embgrad.TokenBatch(IDS, RIGHT)
+    assert gradients(pooled, batch, at="pool").shape == (2, DIM)
+    message = (
+        r"pads='zero' sets the gradient at padding to zero, and the point 'pool' has the shape \(2, 4\): expected "
+        r"\(example, position, …\), \(2, 3\) first; leave pads out"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        gradients(pooled, batch, at="pool", pads="zero")
+
+
+def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
+    """A model that cuts its padding off: the shorter micro-batch has fewer positions there."""
+
+    def packed(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        longest = int(attention_mask.sum(1).max())
+        share = (attention_mask / attention_mask.sum(1, keepdims=True))[:, :longest, None]
+        hidden = model.module("packed", lambda x: x.tanh(), lookup(model["E"], input_ids[:, :longest]))
+        return (hidden * Tensor(share)).sum(1) @ model["W"]
+
+    batch = embgrad.TokenBatch(IDS, RIGHT)
+    assert gradients(packed, batch, at="packed").shape == (2, 3, DIM)
+    message = (
+        r"the point 'packed' has the shapes \(1, 3, 4\) and \(1, 2, 4\) in two micro-batches: expected examples on its first "
+        "axis; leave batch_size out"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        gradients(packed, batch, at="packed", batch_size=1)
+
+
 def test_micro_batches_with_labels_at_each_position_and_extras() -> None:
     def tagged(model: Any, input_ids: np.ndarray, weights: np.ndarray) -> Tensor:
         return (lookup(model["E"], input_ids) * Tensor(weights[:, None, None])).tanh() @ model["W"]

@@ -40,7 +40,7 @@ ALLOWED = {
     CORE / "progress.py": {"rich"},  # where it is installed
     CORE / "cli": {"typer", "rich"},
     CORE / "cli" / "models.py": {"tensorflow"},
-    CORE / "cli" / "huggingface.py": {"transformers"},
+    CORE / "cli" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
     CORE / "cli" / "tokenizing.py": {"tokenizers", "transformers"},
     CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone

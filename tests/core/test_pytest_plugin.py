@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.pytest_plugin import LONGEST, file_stem
+from embgrad.pytest_plugin import LONGEST, GoldenFiles, file_stem
+from embgrad.testing.reference import ReferenceModel, lookup
 
 #: A module of tests of a model whose factor the environment sets.
 MODULE = '''
@@ -347,3 +349,54 @@ def test_pytest_started_from_a_process_that_uses_embgrad(project: Project) -> No
     done = subprocess.run([sys.executable, "-c", code], cwd=project.folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 written" in done.stdout
+
+
+# What is refused, in this run of pytest
+
+
+def gradient() -> embgrad.EmbeddingGradients:
+    model = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).mean(1), {"E": np.eye(4)})
+    return embgrad.gradients(model, [[0, 1], [2, 3]], embgrad.Logit([0, 1]))
+
+
+@pytest.mark.parametrize("name", ["", 3, Path("name")])
+def test_a_name_that_is_no_text(embgrad_golden: GoldenFiles, name: Any) -> None:
+    with pytest.raises(embgrad.EmbgradError, match=r"name is .*: expected text, for a file of its own within the test"):
+        embgrad_golden(gradient(), name)
+
+
+def test_one_file_for_two_checks(embgrad_golden: GoldenFiles) -> None:
+    result = gradient()
+    for name in (None, "second"):
+        with pytest.raises(embgrad.GoldenError, match="there is no golden file"):
+            embgrad_golden(result, name)
+        with pytest.raises(
+            embgrad.EmbgradError,
+            match=r"this test has used its golden file \S+\.safetensors before: give each check a name of its own",
+        ):
+            embgrad_golden(result, name)
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_files_that_differ_only_in_case(
+    embgrad_golden: GoldenFiles,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: bool,
+) -> None:
+    """Of a test that was named otherwise, or of its module."""
+    monkeypatch.setattr(request.node, "path", tmp_path / "test_it.py")
+    path = embgrad_golden.path("film")
+    assert path.parent == tmp_path / "goldens" / "test_it"
+    twin = path.parent.with_name("TEST_IT") / path.name if folder else path.with_name(path.name.replace("film", "Film"))
+    twin.parent.mkdir(parents=True)
+    twin.touch()
+    if folder:
+        path.parent.mkdir(exist_ok=True)  # on macOS and Windows it is there
+    shown = re.escape("TEST_IT" if folder else twin.name)
+    message = (
+        rf" and {shown} differ only in case, and are one file on macOS and Windows: .*or delete {shown} if its test is"
+    )
+    with pytest.raises(embgrad.EmbgradError, match=message):
+        embgrad_golden(gradient(), "film")

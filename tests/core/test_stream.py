@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.streaming.heap import trim
-from embgrad.testing.reference import ReferenceModel
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.core.streams import (
     CLASSES,
     DIM,
@@ -270,6 +270,24 @@ def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message:
         embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
 
 
+def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
+    """As convolutions have them, (example, channel, position): what belongs to a position is not told."""
+
+    def convolving(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+        rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
+        return model.module("channels", lambda x: x.swap(1, 2), rows).sum(2) @ model["W"]
+
+    built = ReferenceModel(convolving, {name: one.value for name, one in model().parameters.items()}, ["channels"])
+    plain = embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, at="channels")
+    assert [one.values.shape[:2] for one in plain] == [(2, DIM)] * 3
+    message = (
+        r"the point 'channels' has the shapes \(\d, 4, \d+\) and others, which follow the batches' lengths in an axis that is "
+        r"not the second: expected \(example, position, …\), .*leave window out"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
+
+
 # Ahead
 
 
@@ -415,6 +433,34 @@ def test_saliencies_in_place_of_results() -> None:
         np.testing.assert_array_equal(one.ids, full.ids)
 
 
+@pytest.mark.parametrize("reread", [False, True])
+def test_a_table_that_grows_has_no_sum(reread: bool, tmp_path: Path) -> None:
+    """As where a training loop resizes the vocabulary beside the stream."""
+    growing = model()
+
+    def grown(done: int, total: int | None) -> None:
+        if done == 2:
+            table = growing.parameters["E"]
+            table.value = np.concatenate([table.value, table.value[:1]])
+
+    run = embgrad.stream(
+        growing,
+        rows(4),
+        LABELLED,
+        tokenizer=tokenizer,
+        batch_size=2,
+        ahead=0,
+        progress=grown,
+        to=tmp_path if reread else None,
+    )
+    message = (
+        r"the sum so far is of a table of shape \(40, 4\), and the next gradient of one of \(41, 4\): expected gradients of "
+        "one table; was the vocabulary resized in between"
+    )
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        run.table()
+
+
 # What is refused
 
 
@@ -474,6 +520,14 @@ def test_makers_that_are_none(made: Any) -> None:
     if made == 3:
         with pytest.raises(embgrad.ObjectiveError, match="the objective is 3"):
             list(embgrad.stream(model(), texts(2), embgrad.PerBatch(lambda _: made), tokenizer=tokenizer))
+
+
+def test_makers_that_make_a_maker() -> None:
+    for made in (LABELLED, embgrad.PerBatch(lambda batch: embgrad.Sum())):
+        run = embgrad.stream(model(), texts(2), embgrad.PerBatch(lambda batch, made=made: made), tokenizer=tokenizer)
+        message = r"the function made (Labelled|PerBatch).*: expected an objective for one batch"
+        with pytest.raises(embgrad.ObjectiveError, match=message):
+            list(run)
 
 
 @pytest.mark.parametrize(

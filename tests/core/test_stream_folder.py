@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.streaming import folder as reading
 from embgrad.streaming import writing
 from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import by_hand, expect_same_bits, forward, labels, model, rows, texts, tokenizer
@@ -221,6 +222,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import embgrad
+from embgrad.streaming import folder as reading
 from embgrad.streaming import writing
 from tests.core.streams import model, rows, tokenizer
 writing.MOST_RESULTS = 3
@@ -468,6 +470,16 @@ def test_broken_manifests_are_refused(tmp_path: Path, name: str) -> None:
         run(tmp_path)
 
 
+@pytest.mark.parametrize("keep", ["all", "table"])
+def test_a_manifest_of_no_shard_has_no_sum(tmp_path: Path, keep: str) -> None:
+    run(tmp_path, keep=keep).finish()
+    _edited(lambda read: read.update(shards=[], complete=False))(tmp_path / "manifest.json")
+    found = embgrad.open_stream(tmp_path)
+    assert (len(found), found.complete) == (0, False)
+    with pytest.raises(embgrad.EmbgradError, match="no batch is finished: expected one at least, to sum up"):
+        found.table()
+
+
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_broken_shards_are_refused(tmp_path: Path, keep: str) -> None:
     def read() -> None:
@@ -530,3 +542,69 @@ def test_shards_of_something_else_are_refused(tmp_path: Path, keep: str) -> None
             list(read())
     _rewritten(tmp_path, whole)
     assert list(read())
+
+
+@pytest.mark.parametrize(
+    ("keep", "old", "new", "message"),
+    [
+        (
+            "table",
+            "word",
+            "wood",
+            r"\.safetensors holds the sums \['wood'\]: expected \['word'\], as the manifest says",
+        ),
+        (
+            "table",
+            "float32",
+            "float16",
+            r"\.safetensors holds no tables as embgrad writes them: a sum is of dtype 'float16'; write it again",
+        ),
+        (
+            "all",
+            "0 word",
+            "0 wood",
+            r"\.safetensors holds other results than the manifest says: expected 3; fetch it again",
+        ),
+        (
+            "saliency",
+            "0 word",
+            "0 wood",
+            r"\.safetensors holds other results than the manifest says: expected 3; fetch",
+        ),
+        (
+            "saliency",
+            '"format": 1',
+            '"format": 2',
+            r"\.safetensors holds no saliencies as embgrad writes them: it is of another format; write it again",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_shard_is_said(tmp_path: Path, keep: str, old: str, new: str, message: str) -> None:
+    import safetensors.numpy
+
+    run(tmp_path, keep=keep).finish()
+    whole = sorted(tmp_path.glob("shard-*"))[0].read_bytes()
+    key, text = next(iter(json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])["__metadata__"].items()))
+    assert old in text
+    _rewritten(tmp_path, safetensors.numpy.save(safetensors.numpy.load(whole), {key: text.replace(old, new)}))
+    found = embgrad.open_stream(tmp_path)
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        found.table() if keep == "table" else list(found)
+
+
+def test_a_shard_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a share that another machine writes to, or that loses its connection."""
+    run(tmp_path).finish()
+    found = embgrad.open_stream(tmp_path)
+    digest = reading.file_digest
+
+    def gone(path: Path) -> str:
+        path.unlink()
+        return digest(path)
+
+    monkeypatch.setattr(reading, "file_digest", gone)
+    message = (
+        r"shard-00000000-000003\.safetensors cannot be read: .*No such file.*; fetch it again, or write the folder anew"
+    )
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        list(found)

@@ -184,6 +184,21 @@ def test_a_table_and_a_module_of_one_path_are_counted_apart() -> None:
     assert watch.resolve() == {"emb:output#0": "emb:output#0", "emb#0": "emb#0"}
 
 
+def test_a_pass_that_does_not_come_by_as_often_as_an_earlier_one() -> None:
+    """A backend is told how often an earlier pass came by each, where a point's key rests on it."""
+    same = PointWatch(BATCH, ("layer:output#0",), {"layer:": 2})
+    run_modules(same, ("layer", "Layer"), ("layer", "Layer"))
+    assert same.resolve() == {"layer:output#0": "layer:output#0"}
+    other = PointWatch(BATCH, ("layer:output#0",), {"layer:": 2})
+    run_modules(other, ("layer", "Layer"))
+    message = (
+        r"the forward pass came by 'layer' 1 time\(s\), and an earlier one 2 time\(s\): expected a model that makes the same "
+        "calls each time"
+    )
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
+        other.resolve()
+
+
 def test_a_side_without_a_tensor_is_not_reached() -> None:
     watch = PointWatch(BATCH, ["block:input#0", "block:output#0"])
     assert watch.enter("block", "Block", None, ()) is None

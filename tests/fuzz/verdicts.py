@@ -6,13 +6,16 @@ import contextlib
 import io
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 import embgrad
+from embgrad.testing.snapshot import Snapshot
 from tests.fuzz.cases import Case, Wrong
-from tests.fuzz.snapshot import Snapshot, arrays_in
 
 __all__ = ["Verdict", "verdict_of"]
 
@@ -39,7 +42,8 @@ class Verdict:
 
 def verdict_of(case: Case, seed: int) -> Verdict:
     """What comes of a call."""
-    before = Snapshot(case.worlds, case.arguments, seed)
+    looks = {f"model {number}": partial(world.harness.state, world.model) for number, world in enumerate(case.worlds)}
+    before = Snapshot(looks, case.arguments, [world.harness for world in case.worlds], seed)
     raised: BaseException | None = None
     result: Any = None
     said: list[str] = []
@@ -50,7 +54,7 @@ def verdict_of(case: Case, seed: int) -> Verdict:
         except (Exception, KeyboardInterrupt) as error:
             raised = error
     said += _of_warnings(case, [one.message for one in caught])
-    said += [f"left behind: {one}" for one in before.differences(case.random_moves)]
+    said += [f"left behind: {path} {how}" for path, how in before.differences(case.random_moves).items()]
     error = None if raised is None else type(raised).__name__
     if raised is not None:
         said += _of_error(case, raised)
@@ -89,7 +93,7 @@ def _of_error(case: Case, raised: BaseException) -> Iterator[str]:
         shown = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__))
         expected = " or ".join(one.__name__ for one in case.refused) or "a result"
         yield f"{type(raised).__name__}: {raised}\nexpected {expected}\n{shown}"
-    elif not str(raised).strip():
+    elif not "".join(map(str, raised.args)).strip():  # embgrad's errors add where to read on
         yield f"{type(raised).__name__} that says nothing"
 
 
@@ -107,13 +111,28 @@ def _of_result(case: Case, result: Any) -> Iterator[str]:
 
 def _of_ownership(case: Case, before: Snapshot, result: Any) -> Iterator[str]:
     """The caller may write into the arrays of a result, and nothing else changes."""
-    for array in arrays_in(result):
+    for array in _arrays_in(result):
         if not (array.flags.c_contiguous and array.flags.writeable):
             yield f"an array of the result is {'not contiguous' if array.flags.writeable else 'read-only'}"
             continue
         array[...] = 7
-    for one in before.differences(random_moves=True):
-        yield f"the result shares memory: {one}"
+    for path, how in before.differences(random_moves=True).items():
+        yield f"the result shares memory: {path} {how}"
+
+
+def _arrays_in(value: Any) -> Iterator[np.ndarray]:
+    """The arrays of a result, which are the caller's own."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, embgrad.EmbeddingGradients):
+        for one in (value.values, value.activations, value.before):
+            if one is not None:
+                yield one
+    elif isinstance(value, embgrad.TableGradients):
+        yield from (value.lookup, value.head)
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _arrays_in(one)
 
 
 def _short(value: Any) -> str:

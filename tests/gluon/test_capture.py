@@ -635,3 +635,17 @@ def test_two_captures_in_one_symbol_block(tmp_path: Any) -> None:
         expected = in_a_capture(make(0.0), at=at)
         for found, wanted in zip(tap.steps, expected.steps, strict=True):
             assert relative(found.values, wanted.values) < 1e-5
+
+
+def test_a_graph_optimised_for_a_backend_is_refused() -> None:
+    """While a capture is open alone."""
+    net, ids = make(0.0), nd.array(LOOP[0][0])
+    plain = net(ids).asnumpy()
+    net.hybridize(backend="ONEDNN")
+    message = (
+        r"Net 'net\d+_?' was optimised for the backend 'ONEDNN', into which embgrad cannot see: call hybridize\(\) without a "
+        "backend before the capture"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(net), autograd.record():
+        net(ids)
+    np.testing.assert_allclose(net(ids).asnumpy(), plain, rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from embgrad_gluon.importing import import_mxnet
 
 import embgrad
 from tests.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, pulled_back, relative
@@ -186,6 +187,26 @@ def test_operators_with_a_gradient_of_their_own_are_refused(name: str) -> None:
         embgrad.gradients(net, distinct_ids(), embgrad.Logit(0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("hybridised", [False, True])
+def test_a_bias_beside_a_frozen_weight(dtype: str, hybridised: bool) -> None:
+    """MXNet leaves in its gradient what lay in memory before, where that of the weight is not asked for."""
+    ids = distinct_ids(3, 4)
+    net = built(lambda: Net(nn.Dense(DIM, flatten=False, in_units=DIM)), ids, dtype)
+    if hybridised:
+        net.hybridize()
+    expected = embgrad.parameter_gradients(net, ids, embgrad.Sum())
+    net.layer.weight.grad_req = "null"
+    for _ in range(20):
+        junk = [mx.nd.full((DIM,), 1e3, dtype=dtype) for _ in range(20)]  # what lies in memory before
+        mx.nd.waitall()
+        del junk
+        found = embgrad.parameter_gradients(net, ids, embgrad.Sum())
+        assert set(expected) - set(found) == {"layer.weight"}
+        for name, gradient in found.items():
+            np.testing.assert_array_equal(gradient, expected[name])
+
+
 def test_operators_with_a_gradient_of_their_own_beside_the_way_are_let_be() -> None:
     class Beside(Net):
         def hybrid_forward(self, F: Any, x: Any) -> Any:
@@ -260,6 +281,37 @@ assert import_mxnet() is mxnet
 print(ctypes.CDLL("libgomp.so.1").omp_get_max_threads(), np.bool is bool)
 """
     assert run(code).split() == ["1", "True"]
+
+
+def test_a_numpy_that_is_too_new_for_mxnet_is_told_before_it_is_imported() -> None:
+    code = """
+import sys, numpy as np
+np.__version__ = "2.0.2"
+import embgrad
+from embgrad_gluon import import_mxnet
+try:
+    import_mxnet()
+except embgrad.BackendError as error:
+    print(error)
+assert "mxnet" not in sys.modules
+"""
+    said = run(code)
+    for part in ("NumPy 2.0.2, which lacks np.PZERO", "expected NumPy 1.24 to 1.26", "pip install 'numpy>=1.24,<2'"):
+        assert part in said
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.3.1"])
+def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(np, "__version__", version)
+    assert import_mxnet() is sys.modules["mxnet"]  # which is imported already
+    monkeypatch.delitem(sys.modules, "mxnet")
+    message = (
+        rf"MXNet cannot be imported with NumPy {version}, which lacks np\.PZERO and other names that it reads: expected NumPy "
+        r"1\.24 to 1\.26; pip install 'numpy>=1\.24,<2', and start Python anew"
+    )
+    with pytest.raises(embgrad.BackendError, match=message):
+        import_mxnet()
+    assert "mxnet" not in sys.modules
 
 
 def test_the_backend_imports_no_framework() -> None:

@@ -65,6 +65,17 @@ def maskless() -> ReferenceModel:
     return ReferenceModel(_maskless, _weights())
 
 
+def pooling() -> ReferenceModel:
+    """It has a point without positions."""
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        mask = np.ones(input_ids.shape) if attention_mask is None else attention_mask
+        return model.module("pool", lambda x: x.sum(1), rows * Tensor(mask[..., None].astype(float))) @ model["W"]
+
+    return ReferenceModel(forward, _weights(), ["pool"])
+
+
 def reading() -> tuple[ReferenceModel, Any]:
     return reference(), split
 

@@ -13,6 +13,7 @@ import pytest
 
 import embgrad
 import embgrad.ray
+from embgrad.cli.errors import UsageError
 from embgrad.errors import EmbgradError
 from embgrad.ray.answers import Wanted
 from embgrad.ray.failures import plain_errors
@@ -118,6 +119,23 @@ def test_masks_and_types_are_columns(items: Items) -> None:
         )
         assert len(row["saliency"]) == len(row["ids_"])
         np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+
+
+def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
+    rows = [{**row, "m": [1] * len(row["ids_"])} for row in items(5)]
+    rows[3]["m"].append(0)
+    length = len(rows[3]["ids_"])
+    message = rf"^the row with key=3: the column 'm' of example 0 holds {length + 1} numbers, and 'ids_' {length}: expected as"
+    for option in ("mask", "types"):
+        with pytest.raises(embgrad.BatchError, match=message):
+            worked(rows, ids="ids_", key="key", **{option: "m"})
+
+
+def test_a_point_without_positions_has_no_answer_for_them(items: Items) -> None:
+    message = r"the point 'pool' has the shape \(4, 5\): expected \(example, position, dim\), with \(4, \d+\) examples and pos"
+    for output in ("saliency", "tables"):
+        with pytest.raises(embgrad.PointError, match=message):
+            worked(items(4), models.pooling, ids="ids_", at="pool", output=output)
 
 
 def test_options_go_on_to_the_call(items: Items) -> None:
@@ -294,6 +312,12 @@ def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
         embgrad.ray.gradients("nowhere.parquet", models.reference, embgrad.Sum(), **options)
 
 
+@pytest.mark.parametrize(("reduce", "hint"), [("means", "Did you mean 'mean'"), (None, ""), (["sum"], "")])
+def test_sums_are_of_two_kinds(reduce: Any, hint: str) -> None:
+    with pytest.raises(EmbgradError, match=rf"^reduce is .*: expected 'sum' or 'mean'\..*{hint}"):
+        embgrad.ray.table("nowhere.parquet", models.reference, embgrad.Sum(), reduce=reduce)
+
+
 def test_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(embgrad.FileFormatError, match=r"does not exist"):
         dataset_of(tmp_path / "no.parquet")
@@ -309,6 +333,8 @@ def test_files_are_checked(tmp_path: Path) -> None:
             dataset_of(given)
     with pytest.raises(embgrad.FileFormatError, match=r"holds 3 files"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
+    with pytest.raises(embgrad.FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
+        embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path / "a.txt")
 
 
 def test_sums_are_those_of_all_rows(items: Items) -> None:
@@ -347,10 +373,15 @@ def test_our_errors_come_out_of_rays() -> None:
         "cause\n\nray::MapWorker()\nembgrad.errors.BatchError: the row with key=7: id 99\nis wrong\n"
         f"{embgrad.BatchError.see()}\n\nThe above exception was"
     )
-    with pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"), plain_errors():
+    with (
+        pytest.raises(embgrad.BatchError, match=r"^the row with key=7: id 99\nis wrong\nsee docs/errors"),
+        plain_errors(),
+    ):
         raise RuntimeError(text)
-    with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
+    with pytest.raises(UsageError, match=r"^of ours$"), plain_errors():
         raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
+    with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():
+        raise RuntimeError("embgrad.not_here.UnknownError: of ours")
     for error in (RuntimeError("embgrad is no class"), KeyboardInterrupt(), embgrad.BatchError("plain")):
         with pytest.raises(type(error), match=str(error) or None) as caught, plain_errors():
             raise error

@@ -83,6 +83,21 @@ def test_what_does_not_go_with_ray(
     assert message in capsys.readouterr().err
 
 
+def test_texts_need_a_tokenizer_that_the_actors_can_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embgrad.cli import main
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "texts.jsonl").write_text('{"text": "w1 w2", "label": 0}\n')
+    asked = ("gradients", "--ray", "-m", "tests.ray.models:reference", "--labels", "label")
+    assert main([*asked, "-f", str(tmp_path / "texts.jsonl"), "-o", str(tmp_path / "out")]) == 2
+    said = "error: texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"
+    told = capsys.readouterr().err
+    assert said in " ".join(told.split())
+    assert "embgrad explain" not in told  # the message says it in full
+
+
 def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace]) -> None:
     asked = ("gradients", "-m", "tests.ray.models:reference", "-f", "a.jsonl", "-o", "out", "--labels", "label")
     done = command(*asked, "--ray", code="sys.modules['ray'] = None")

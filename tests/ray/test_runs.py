@@ -19,6 +19,7 @@ import ray.data
 
 import embgrad
 import embgrad.ray
+from embgrad.ray.importing import MissingPackageError, expect_ray
 from tests.ray import models
 from tests.ray.models import Observed, labelled
 
@@ -216,6 +217,14 @@ def test_tables_of_each_row_in_gluon(items: Items) -> None:
     for row in found:
         table = embgrad.RowSparse(np.array(row["rows"]), np.array(row["values"]), (row["vocab"], 16))
         assert np.abs(table.to_dense() - expected[row["key"]].to_dense()).max() < CLOSE["float32"] * scale
+
+
+@pytest.mark.parametrize("name", ["ray.data", "pyarrow"])
+def test_what_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    message = r"^embgrad\.ray needs Ray Data, which cannot be imported \(.*\): pip install 'embgrad\[ray\]'"
+    with pytest.raises(MissingPackageError, match=message):
+        expect_ray()
 
 
 def test_without_ray_it_says_how_to_get_it(tmp_path: Path) -> None:

@@ -388,6 +388,21 @@ class TestErrors:
         with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*its functions are 'encode'.*call="):
             embgrad.gradients(model, SMALL, TOTAL)
 
+    def test_a_function_without_inputs(self, tmp_path: Any) -> None:
+        class Constant(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.rows = tf.Variable(tf.ones((12, 4)))
+
+            @tf.function(input_signature=[])
+            def __call__(self) -> Any:
+                return tf.reduce_sum(self.rows, 1)
+
+        model = saved(Constant(), tmp_path)
+        message = r"the saved function '\w+' takes no tensors: expected one that takes token ids"
+        with pytest.raises(embgrad.UnsupportedError, match=message):
+            embgrad.gradients(model, SMALL, TOTAL)
+
     def test_an_input_that_is_no_array(self, tmp_path: Any) -> None:
         class Ragged(tf.Module):
             def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.resources
 import json
 import re
 import subprocess
@@ -15,10 +16,11 @@ import pytest
 import typer.testing
 
 import embgrad
-from embgrad.cli import main
+from embgrad.cli import explaining, main
 from embgrad.cli.app import app
 from embgrad.cli.explaining import NAMES
 from embgrad.cli.terminal import plain
+from embgrad.testing.reference import ReferenceModel, lookup
 from tests.core.cli.commands import ASK, child, expected
 
 
@@ -116,6 +118,19 @@ def test_the_version(command: Any) -> None:
         (["report", "a.safetensors"], "--output is missing"),
         (["report", "-o", "page.html"], "there is neither"),
         (["report", "a", "-m", "b", "-o", "page.html"], "not both"),
+        (
+            ["report", "a", "-o", "-", "--json"],
+            "-o - writes the page to stdout, and so does --json the figures: leave one",
+        ),
+        (["gradients", *ASK, "--workers", "2"], "--workers goes with --ray: add --ray, or leave it out"),
+        (
+            ["compare", *ASK, "--framework", "torch", "--frameworks", "torch,gluon"],
+            "--framework and --frameworks both say in what the model is built: leave one out",
+        ),
+        (
+            ["compare", *ASK, "--against", "models.py:doubled", "--frameworks", "torch,tensorflow,gluon"],
+            "--against compares two models: expected one framework, or one for each of the two",
+        ),
         (["doctor", "--timeout", "0"], "--timeout is 0"),
         (["doctor", "--timeout", "inf"], "--timeout is inf: expected a number of seconds above 0, and 86400 at most"),
         (["doctor", "--timeout", "1e300"], r"--timeout is 1e\+300"),
@@ -346,6 +361,37 @@ def test_explain_of_no_error(command: Any) -> None:
     assert (done.code, done.out) == (2, "")
     assert "there is no error 'BathError': expected one of EmbgradError," in done.err
     assert "Did you mean 'BatchError'?" in done.err
+
+
+def test_an_installation_without_its_pages(command: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("documented", "docs"):
+        assert not (place / name).exists()
+    monkeypatch.setattr(importlib.resources, "files", lambda package: place)
+    monkeypatch.setattr(explaining, "__file__", str(place / "embgrad" / "cli" / "explaining.py"))
+    done = command("explain", "BatchError")
+    assert (done.code, done.out) == (2, "")
+    assert "error: this installation of embgrad lacks its page batcherror.md: install it again, with pip" in done.err
+
+
+def test_a_point_without_positions_cannot_be_shown(command: Any, place: Path) -> None:
+    def forward(model: Any, input_ids: Any) -> Any:
+        return model.module("pool", lambda x: x.mean(1), lookup(model["E"], input_ids))
+
+    pooled = embgrad.gradients(ReferenceModel(forward, {"E": np.eye(9)}), [[4, 5], [7, 8]], embgrad.Logit(4), at="pool")
+    pooled.save(place / "g.safetensors")
+    done = command("show", "g.safetensors")
+    assert (done.code, done.out) == (2, "")
+    said = (
+        "the gradient at 'pool' has the shape (2, 9), which is not one vector a token: expected a point such as 'word'"
+    )
+    assert said in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize("content", [b"", b"no results"])
+def test_what_is_piped_in_is_called_so(command: Any, content: bytes) -> None:
+    done = command("show", "-", stdin=content)
+    assert (done.code, done.out) == (2, "")
+    assert re.search(r"error: <stdin> (is|holds) no whole safetensors file", done.err)
 
 
 def test_an_errors_page_is_named_below_it(command: Any, place: Path) -> None:

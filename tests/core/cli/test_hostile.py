@@ -9,6 +9,7 @@ import re
 import stat
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,9 @@ def test_what_is_going_on_is_no_markup(text: str, monkeypatch: pytest.MonkeyPatc
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     terminal = Terminal(io.StringIO())
-    with terminal.busy(f"loading {text[:300]} …"), terminal.progress(text[:300]) as report:
+    with terminal.busy(f"loading {text[:300]} …"):
+        time.sleep(0.01)  # Rich before 14.1 has one at a time
+    with terminal.progress(text[:300]) as report:
         report(1, 2)
     for tell in (terminal.note, terminal.warn, terminal.fail):
         tell(text[:300])

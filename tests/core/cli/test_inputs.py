@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -83,6 +84,26 @@ def test_a_file_of_pairs(command: Any, place: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--pairs",),
+            "--pairs says that the lines of a file are pairs, and there is no --file: name one, or use --pair",
+        ),
+        (
+            ("--pairs", "-t", "a film"),
+            "--pairs says that the lines of a file are pairs, and there is no --file: name one",
+        ),
+        (("--file", "-"), "'-' stands for stdin, and nothing is piped in: name a file, or pipe one in"),
+    ],
+)
+def test_a_file_that_is_not_given(command: Any, options: tuple[str, ...], said: str) -> None:
+    done = command("gradients", *TEXTS, *options)
+    assert (done.code, done.out) == (2, "")
+    assert said in " ".join(done.err.split())
+
+
 def test_what_is_cut_off_is_said(command: Any) -> None:
     done = command("gradients", *TEXTS, "-t", "a gripping film", "--max-length", "4", "--json")
     assert tokens(done) == [["[CLS]", "a", "grip", "[SEP]"]]
@@ -161,6 +182,35 @@ def test_folders_without_a_tokenizer(place: Path) -> None:
     (place / "empty" / "tokenizer.json").write_text("{}")
     with pytest.raises(UsageError, match=r"is no tokenizer\.json"):
         tokenizer_of(place / "empty")
+
+
+def test_a_tokenizer_that_does_not_exist(command: Any) -> None:
+    done = command("gradients", "-m", "models.py:build", "--tokenizer", "vocab", "-t", "a film")
+    assert (done.code, done.out) == (2, "")
+    said = "--tokenizer 'vocab' does not exist: expected a folder with tokenizer.json or vocab.txt, such a file, or"
+    assert said in " ".join(done.err.split())
+
+
+def test_without_the_package_tokenizers(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tokenizers" else find(name))
+    done = command("gradients", *TEXTS, "-t", "a film")
+    assert (done.code, done.out) == (2, "")
+    said = "texts need the package 'tokenizers': pip install 'embgrad[cli]'; or give ids with --ids"
+    assert said in " ".join(done.err.split())
+
+
+@pytest.mark.framework("torch")
+def test_a_tokenizer_that_transformers_cannot_load(place: Path) -> None:
+    """Byte-pair encoding, of whose two files one is not there."""
+    folder = place / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    (folder / "vocab.json").write_text('{"a": 0}')
+    with pytest.raises(
+        UsageError, match=r"gpt2 holds no tokenizer that transformers can load: .*; name one with --tokenizer"
+    ):
+        tokenizer_of(folder)
 
 
 def test_a_tokenizer_json_goes_before_a_vocabulary(place: Path) -> None:

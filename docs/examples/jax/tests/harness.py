@@ -11,6 +11,8 @@ import numpy as np
 import optax
 from flax import nnx
 
+from embgrad.testing.faults import come_by
+
 __all__ = ["Harness"]
 
 
@@ -24,6 +26,25 @@ def _doubled(x: jax.Array) -> jax.Array:
 
 
 _doubled.defvjp(lambda x: (x, None), lambda _, gradient: (2 * gradient,))
+
+
+@jax.custom_vjp
+def _telling(x: jax.Array) -> jax.Array:
+    come_by("forward")
+    return x
+
+
+def _told(x: jax.Array) -> tuple[jax.Array, None]:
+    come_by("forward")
+    return x, None
+
+
+def _telling_back(_: None, gradient: jax.Array) -> tuple[jax.Array]:
+    come_by("backward")
+    return (gradient,)
+
+
+_telling.defvjp(_told, _telling_back)
 
 
 class _Model(nnx.Module):
@@ -170,16 +191,24 @@ class _Layers(nnx.Module):
         self.layers = nnx.List([_Layer(weights, dtype) for _ in self.calls])
         self.outer = _linear(weights["W"], weights["b"], dtype)
 
+    def behind_the_first(self, hidden: Any) -> Any:
+        return hidden
+
     def __call__(self, input_ids: Any) -> Any:
-        hidden = self.embeddings(input_ids)
-        for layer, calls in zip(self.layers, self.calls, strict=True):
-            for _ in range(calls):
-                hidden, _ = layer(hidden)
+        first, *others = [layer for layer, calls in zip(self.layers, self.calls, strict=True) for _ in range(calls)]
+        hidden = self.behind_the_first(first(self.embeddings(input_ids))[0])
+        for layer in others:
+            hidden, _ = layer(hidden)
         return self.outer(hidden.mean(1))
 
 
 class _Repeated(_Layers):
     calls = (3,)
+
+
+class _Interrupted(_Layers):
+    def behind_the_first(self, hidden: Any) -> Any:
+        return _telling(hidden)
 
 
 _MODELS: Mapping[str, Any] = {
@@ -204,6 +233,7 @@ _MODELS: Mapping[str, Any] = {
     "mixing": _Mixing,
     "broken": _Broken,
     "raises": _Raises,
+    "interrupted": _Interrupted,
 }
 
 #: Where each weight lies in a `_Model`.
@@ -268,6 +298,12 @@ class Harness:
             "all settings": repr(sorted(jax.config.values.items())),
             "calls": {one: one.__call__ for one in (nnx.Embed, nnx.Linear, nnx.Dropout, *_MODELS.values())},
         }
+
+    def seed(self, seed: int) -> None:
+        """There is none beside the models' own, which `state` shows."""
+
+    def drawn(self) -> None:
+        """There is none."""
 
     def disturb(self, model: Any) -> None:
         """Training mode, a value that the user has stored in the model, and one in a module of its."""

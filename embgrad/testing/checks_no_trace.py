@@ -1,0 +1,55 @@
+"""The conformance checks that no public function leaves a trace: on success, on each mistake, and wherever it is interrupted."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.registry import backend_named
+from embgrad.testing.calls import CALLS, Asked
+from embgrad.testing.examples import example_batch
+from embgrad.testing.harness import Harness
+from embgrad.testing.leaving import Trial
+
+__all__ = ["NoTraceChecks"]
+
+
+class NoTraceChecks:
+    """What every backend must pass."""
+
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model runs without a trace
+    @pytest.mark.parametrize("name", CALLS)
+    def test_no_trace_of_a_call(self, harness: Harness, model: Any, name: str) -> None:
+        call, trial = CALLS[name], _trial(harness, model("interrupted"), disturbed="compile" not in CALLS[name].needs)
+        if not backend_named(harness.backend).supports.issuperset(call.needs):
+            with pytest.raises((embgrad.UnsupportedError, embgrad.PointError)):
+                call.make(trial.asked)
+            return
+        left = [*trial.traces(call), *trial.traces_of_mistakes(call)]
+        assert not left, "\n".join(left)
+
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")
+    @pytest.mark.parametrize("place", ["forward", "backward"])
+    def test_no_trace_of_a_trace_that_is_interrupted(self, harness: Harness, model: Any, place: str) -> None:
+        call = CALLS["gradients, compiled"]
+        if "compile" not in backend_named(harness.backend).supports:
+            with pytest.raises(embgrad.UnsupportedError):
+                call.make(_trial(harness, model("interrupted"), disturbed=False).asked)
+            return
+        for kind in (RuntimeError, KeyboardInterrupt):
+            trial = _trial(harness, model("interrupted"), disturbed=False)
+            left = [*trial.traces_of_an_interruption(call, place, kind), *trial.traces(call)]
+            assert not left, "\n".join(left)
+
+
+def _trial(harness: Harness, built: Any, *, disturbed: bool) -> Trial:
+    """Calls on a model; one that is not to be traced in state worth losing."""
+    if disturbed:
+        harness.disturb(built)
+    step = partial(harness.step, rate=0.0)
+    asked = Asked(built, example_batch(), np.array([2, 0, 1]), harness.logit(1), step)
+    return Trial(asked, partial(harness.state, built), harness)

@@ -1,0 +1,152 @@
+"""Everything that a call must leave as it was: models, arguments, random numbers and settings of the process."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+import embgrad
+
+__all__ = ["Same", "Snapshot", "Source", "contents", "different"]
+
+
+class Same:
+    """An object in a state: equal to itself alone. It is held, so that no later one gets its address."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"the {type(self.value).__name__} at {id(self.value):#x}"
+
+
+class Source(Protocol):
+    """Where random numbers come from, such as a harness."""
+
+    def seed(self, seed: int) -> None:
+        """Set it."""
+        ...
+
+    def drawn(self) -> Any:
+        """Where it stands."""
+        ...
+
+
+class Snapshot:
+    """What there is before a call.
+
+    Args:
+        looks: by name what gives something as comparable values, nested ones too, such as a model's state.
+        arguments: what the call is given.
+        sources: the random numbers beside Python's and NumPy's.
+        seed: sets the random numbers.
+    """
+
+    def __init__(
+        self,
+        looks: Mapping[str, Callable[[], Any]],
+        arguments: Sequence[Any] = (),
+        sources: Sequence[Source] = (),
+        seed: int = 0,
+    ) -> None:
+        self._looks, self._arguments, self._sources, self._seed = looks, arguments, sources, seed
+        self.seed()
+        self._numbers = self._next_numbers()
+        self._before = self._looked_at()
+        self.seed()
+
+    def seed(self) -> None:
+        """Set every source of random numbers to where it was before the call."""
+        random.seed(self._seed)
+        np.random.seed(self._seed)
+        for source in self._sources:
+            source.seed(self._seed)
+
+    def differences(self, random_moves: bool = False) -> dict[str, str]:
+        """By its path what is no longer as it was, and how.
+
+        Args:
+            random_moves: random numbers may have been drawn.
+        """
+        numbers = {} if random_moves else different("random numbers", self._numbers, self._next_numbers())
+        return {**numbers, **different("", self._before, self._looked_at())}
+
+    def _next_numbers(self) -> dict[str, Any]:
+        """Where each source of random numbers stands; asking moves those that cannot be looked at."""
+        name, keys, *rest = np.random.get_state()
+        drawn = {str(number): source.drawn() for number, source in enumerate(self._sources)}
+        numpy = hash((name, np.asarray(keys).tobytes(), *rest))
+        return {"of Python": hash(random.getstate()), "of NumPy": numpy, **drawn}
+
+    def _looked_at(self) -> dict[str, Any]:
+        return {
+            **{name: look() for name, look in self._looks.items()},
+            "arguments": [contents(one) for one in self._arguments],
+            "threads": sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("embgrad")),
+            "environment": dict(os.environ),
+            "numpy errors": np.geterr(),
+            "numpy printing": {name: str(one) for name, one in np.get_printoptions().items()},
+            "warning filters": list(warnings.filters),
+            "recursion limit": sys.getrecursionlimit(),
+            "tracing": (sys.gettrace(), sys.getprofile()),
+            "folder": os.getcwd(),
+            "streams": (id(sys.stdout), id(sys.stderr)),
+        }
+
+
+def different(path: str, before: Any, after: Any) -> dict[str, str]:
+    """Where two nested values differ: by paths, how."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        found = {}
+        for key in dict.fromkeys([*before, *after]):
+            if key not in before or key not in after:
+                found[f"{path}/{key}"] = "is new" if key not in before else "is gone"
+            else:
+                found |= different(f"{path}/{key}", before[key], after[key])
+        return found
+    if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)) and len(before) == len(after):
+        found = {}
+        for number, both in enumerate(zip(before, after, strict=True)):
+            found |= different(f"{path}/{number}", *both)
+        return found
+    return {} if before == after else {path: f"{_cut(before)} is now {_cut(after)}"}
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "..."
+
+
+def contents(value: Any) -> Any:
+    """A value's numbers, to compare with later; of what holds none, the object itself."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return ("objects", value.shape, tuple(map(id, value.ravel())))
+        return (value.dtype.str, value.shape, value.tobytes(), value.flags.writeable)
+    if isinstance(value, embgrad.TokenBatch):
+        return [contents(getattr(value, name)) for name in ("ids", "mask", "types", "words", "truncated", "tokens")]
+    if isinstance(value, (embgrad.Objective, embgrad.RowSparse)):
+        return {name: contents(one) for name, one in vars(value).items()}
+    if isinstance(value, embgrad.EmbeddingGradients):
+        return [contents(one) for one in (value.values, value.activations, value.ids, value.objective, value.mask)]
+    if isinstance(value, Mapping):
+        return {repr(key): contents(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [contents(one) for one in value]
+    for name in ("asnumpy", "numpy"):
+        if callable(getattr(value, name, None)):
+            return contents(np.asarray(getattr(value, name)()))
+    return value if isinstance(value, (str, bytes, int, float, type(None))) and value == value else id(value)

@@ -1,0 +1,70 @@
+"""What padding does, on paper: a masked mean whose pads carry nothing, a plain mean whose pads do; and batches without any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+DIM = 4
+TABLE = np.random.default_rng(0).normal(size=(12, DIM))
+IDS = np.array([[3, 5, 7], [2, 9, 0]])
+MASK = np.array([[1, 1, 1], [1, 1, 0]])
+SLOPE = np.array([1.0, -2.0, 0.5, 3.0])
+OBJECTIVE = embgrad.Projection(SLOPE)
+
+
+def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    """The mean over real positions."""
+    share = attention_mask / attention_mask.sum(1, keepdims=True)
+    rows = model.module("rows", lambda ids: lookup(model["E"], ids), input_ids)
+    return model.module("pool", lambda x: x.sum(1), rows * Tensor(share[..., None]))
+
+
+def report(ids: Any = IDS, mask: Any = MASK, **options: Any) -> embgrad.PaddingReport:
+    model = ReferenceModel(forward, {"E": TABLE.copy()}, ["rows", "pool"])
+    return embgrad.padding_report(model, embgrad.TokenBatch(ids, mask), OBJECTIVE, **options)
+
+
+def test_a_masked_mean_gives_padding_nothing() -> None:
+    found = report()
+    assert (found.pad_id, found.pads, found.positions, found.mask_taken, found.doors) == (0, 1, 6, True, ())
+    assert found.row_norm == pytest.approx(np.linalg.norm(TABLE[0]), rel=1e-12)
+    # Each real position has the slope over its example's length: three thirds and two halves, of six positions or five.
+    assert found.average_off == pytest.approx(1 / 6, rel=1e-12)
+    assert found.saliency_off == pytest.approx(-1 / 6, rel=1e-12)
+
+
+def test_the_pad_id_as_a_token_has_a_door_of_its_own() -> None:
+    found = report([[0, 5, 7], [2, 9, 0]])
+    assert found.doors == ("lookup at real positions",)
+    assert found.at_real == pytest.approx(np.linalg.norm(SLOPE) / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        (IDS, None, "the batch has no mask: expected padding, .*give texts of different lengths, or a mask with zeros"),
+        (IDS, np.ones_like(IDS), "the batch has a mask without zeros: expected padding, which the report is about"),
+        (IDS, np.zeros_like(IDS), "the mask is zero at all 6 positions: expected real positions beside the padding"),
+        (
+            IDS,
+            [[1, 1, 0], [1, 1, 0]],
+            r"the batch has 2 different ids at masked positions, \[0, 7\]: expected one, the id of padding",
+        ),
+    ],
+)
+def test_batches_without_padding_of_one_id(ids: Any, mask: Any, message: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=message):
+        report(ids, mask)
+
+
+@pytest.mark.parametrize("at", ["pool", "rows"])
+def test_a_point_that_is_no_lookup(at: str) -> None:
+    message = rf"the point '{at}' is no lookup of the batch's ids: expected one, such as at='word'"
+    with pytest.raises(embgrad.PointError, match=message):
+        report(at=at)
