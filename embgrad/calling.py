@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -62,43 +62,68 @@ def expect_callable(call: Any, name: str = "call") -> None:
         raise BatchError(f"{name} is {brief(call)}: expected a function, {name}(model, inputs) -> outputs")
 
 
-def parameters_of(function: Any, skip: Iterable[str] = ()) -> list[inspect.Parameter]:
+class Signature(tuple[inspect.Parameter, ...]):
+    """The parameters of a function.
+
+    Attributes:
+        plans: how the batch's parts were distributed over them, by which parts there were.
+        less: the same without those of some names, by these.
+    """
+
+    plans: dict[Hashable, CallPlan]
+    less: dict[frozenset[str], Signature]
+
+    def __new__(cls, parameters: Iterable[inspect.Parameter]) -> Signature:
+        """Nothing has been distributed yet."""
+        made = super().__new__(cls, parameters)
+        made.plans, made.less = {}, {}
+        return made
+
+
+def parameters_of(function: Any, skip: Iterable[str] = ()) -> Signature:
     """The parameters of a bound method, less those that are not the batch's affair, such as `training`.
 
     What comes after one that is left out can be passed by name alone.
     """
-    left_out, found, gap = set(skip), [], False
-    for parameter in _signature(function):
+    parameters, left_out = _signature(function), frozenset(skip)
+    if not left_out:
+        return parameters
+    if left_out not in parameters.less:
+        parameters.less[left_out] = Signature(_without(parameters, left_out))
+    return parameters.less[left_out]
+
+
+def _without(parameters: Iterable[inspect.Parameter], left_out: Collection[str]) -> Iterator[inspect.Parameter]:
+    gap = False
+    for parameter in parameters:
         if parameter.name in left_out:
             gap = True
         elif gap and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-            found.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
+            yield parameter.replace(kind=parameter.KEYWORD_ONLY)
         else:
-            found.append(parameter)
-    return found
+            yield parameter
 
 
 #: By a function what its signature was read from, and the parameters of a method made of it.
-_signatures: WeakKeyDictionary[Any, tuple[tuple[Any, ...], tuple[inspect.Parameter, ...]]] = WeakKeyDictionary()
+_signatures: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Signature]] = WeakKeyDictionary()
 
 
-def _signature(function: Any) -> tuple[inspect.Parameter, ...]:
+def _signature(function: Any) -> Signature:
     """The parameters. They take long to find out: a plain method's are kept while what they follow from is the same."""
     plain = getattr(function, "__func__", None)
     if type(function) is not MethodType or type(plain) is not FunctionType:
-        return tuple(inspect.signature(function).parameters.values())
+        return Signature(inspect.signature(function).parameters.values())
     origin: list[Any] = []
     inner: Any = plain
     while type(inner) is FunctionType and len(origin) < MOST_WRAPPED:
         by_name = itertools.chain.from_iterable((inner.__kwdefaults__ or {}).items())
         origin += [inner.__code__, inner.__defaults__, inner.__dict__.get("__signature__"), *by_name]
         inner = inner.__dict__.get("__wrapped__")
-    if inner is not None:
-        return tuple(inspect.signature(function).parameters.values())
-    known, parameters = _signatures.get(plain, ((), ()))
-    if len(known) != len(origin) or not all(map(operator.is_, known, origin)):
-        parameters = tuple(inspect.signature(function).parameters.values())
-        _signatures[plain] = (tuple(origin), parameters)
+    known, parameters = _signatures.get(plain, ((), None)) if inner is None else ((), None)
+    if parameters is None or len(known) != len(origin) or not all(map(operator.is_, known, origin)):
+        parameters = Signature(inspect.signature(function).parameters.values())
+        if inner is None:
+            _signatures[plain] = (tuple(origin), parameters)
     return parameters
 
 
@@ -117,15 +142,30 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
     Raises:
         BatchError: a parameter without a default that the batch has nothing for.
     """
+    form = (batch.mask is None, batch.types is None, tuple(batch.extras), batch.convention, tuple(masks))
+    plans = parameters.plans if isinstance(parameters, Signature) else {}
+    plan = plans.get(form)
+    if plan is None:
+        by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        if not by_name:
+            return _plan_unnamed(parameters, batch)
+        plan = plans[form] = _distributed(parameters, by_name, batch, masks)
+    filled = {name: _part(part, batch) for name, part in plan.kwargs.items()}
+    return CallPlan(tuple([_part(part, batch) for part in plan.args]), filled, plan.unused)
+
+
+def _distributed(
+    parameters: Sequence[inspect.Parameter],
+    by_name: Mapping[str, inspect.Parameter],
+    batch: TokenBatch,
+    masks: Sequence[str],
+) -> CallPlan:
+    """The plan with the names of the batch's parts in place of these, see `_part`."""
     known_names = {**NAMES, "mask": (*NAMES["mask"], *masks)}
-    by_name = {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if not by_name:
-        takes_first = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        return _plan_unnamed(batch, takes_any, takes_first)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
-    values: dict[str, Any] = {ids: batch.ids}
-    values |= {name: value for name, value in batch.extras.items() if name in by_name or takes_any}
+    values = {ids: ("ids", True)}
+    values |= {name: (name, False) for name in batch.extras if name in by_name or takes_any}
     fields = {
         field: name for field, names in known_names.items() if (name := _first(names, by_name, values)) is not None
     }
@@ -133,10 +173,16 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
         given = getattr(batch, "mask" if field == "valid_length" else field) is not None
         told = given and not (field == "valid_length" and "mask" in fields)  # a mask says more than lengths
         if field != "ids" and (told or by_name[name].default is inspect.Parameter.empty):
-            values[name] = _field(field, batch)
+            values[name] = (field, True)
     _expect_complete(by_name, values)
     lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []  # the user's own, too
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
+
+
+def _part(part: tuple[str, bool], batch: TokenBatch) -> Any:
+    """A part of the batch: a field, or one of the extras."""
+    name, is_field = part
+    return _field(name, batch) if is_field else batch.extras[name]
 
 
 def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -191,8 +237,10 @@ def _field(field: str, batch: TokenBatch) -> np.ndarray:
     return batch.ids
 
 
-def _plan_unnamed(batch: TokenBatch, takes_any: bool, takes_first: bool) -> CallPlan:
+def _plan_unnamed(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
     """For `forward(*args, **kwargs)`: Hugging Face's names where it takes names, else the ids alone, as when given alone."""
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes_first = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if takes_any and takes_first and batch.convention == "ids":
         return CallPlan((batch.ids,), {}, ())
     if takes_any:

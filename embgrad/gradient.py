@@ -159,8 +159,12 @@ def gradients(
             done.append(certified(one, piece, results) if check else results)
             seen += len(piece)
             report(seen, len(tokens))
-    _warn_of_uncompiled(done)
-    joint = {name: joined([one[name] for one in done], described(task.objective)) for name in names}
+    if compile:
+        _warn_of_uncompiled(done)
+    joint = done[0]
+    if len(done) > 1:
+        objective_said = described(task.objective)
+        joint = {name: joined([one[name] for one in done], objective_said) for name in names}
     return joint[at] if isinstance(at, str) else joint
 
 

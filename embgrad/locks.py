@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,17 +29,25 @@ def locks_of(parts: Sequence[object]) -> list[threading.RLock]:
         return [_lock_of(part) for part in sorted(parts, key=id)]
 
 
-@contextlib.contextmanager
-def held(locks: Sequence[threading.RLock]) -> Iterator[None]:
+class held:  # noqa: N801  # used as a function is
     """Hold locks, taken in this order."""
-    taken = 0
-    try:
-        for lock in locks:
-            lock.acquire()
-            taken += 1
-        yield
-    finally:
-        for lock in locks[:taken]:
+
+    def __init__(self, locks: Sequence[threading.RLock]) -> None:
+        self._locks = locks
+        self._taken = 0
+
+    def __enter__(self) -> None:
+        try:
+            for lock in self._locks:
+                lock.acquire()
+                self._taken += 1
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *told: object) -> None:
+        taken, self._taken = self._taken, 0
+        for lock in self._locks[:taken]:
             lock.release()
 
 

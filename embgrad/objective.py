@@ -106,8 +106,9 @@ class Objective(ABC):
     def _values(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """L of each example, and the slopes of the rows."""
         values, slopes = self._rows(rows)
-        wrong = np.flatnonzero(~np.isfinite(values))
-        if wrong.size:
+        finite = np.isfinite(values)
+        if not finite.all():
+            wrong = np.flatnonzero(~finite)
             raise ObjectiveError(
                 f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
                 f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
@@ -116,8 +117,12 @@ class Objective(ABC):
 
     def describe(self) -> dict[str, Any]:
         """The class and its arguments, as JSON can hold them."""
-        arguments = {name: getattr(self, name) for name in self._argument_names() if getattr(self, name) is not None}
-        plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+        arguments = [(name, getattr(self, name)) for name in self._argument_names()]
+        plain = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in arguments
+            if value is not None
+        }
         return {"class": type(self).__name__, **plain}
 
     def take(self, examples: slice | np.ndarray, count: int) -> Objective:
@@ -192,7 +197,7 @@ class Sum(Objective):
     any_shape = True
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        return rows.values.sum(1), np.ones_like(rows.values)
+        return rows.values.sum(1), np.ones(rows.values.shape)
 
 
 class Projection(Objective):

@@ -60,6 +60,8 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
     Raises:
         OutputError: there is no such output; the message lists what there is.
     """
+    if wanted is not None and wanted in named:
+        return wanted
     roles = _roles(named)
     if wanted is None:
         if "logits" in roles:
@@ -70,8 +72,6 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
             f"the model has {len(named)} outputs and none of them is its logits: expected output=... in the objective; "
             f"there are {_described(named, roles)}"
         )
-    if wanted in named:
-        return wanted
     if wanted in roles:
         return roles[wanted]
     raise OutputError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from embgrad.backend import Backend
 from embgrad.calling import as_parts
@@ -38,10 +39,15 @@ MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "p
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found: backends that work, and why each of the others does not."""
+    """What was found: backends that work, and why each of the others does not.
+
+    Attributes:
+        owners: by the type of a model the backend that has been found to own it.
+    """
 
     backends: Mapping[str, Backend]
     failures: Mapping[str, str]
+    owners: WeakKeyDictionary[type, Backend] = field(default_factory=WeakKeyDictionary, compare=False)
 
 
 def list_backends() -> dict[str, Backend]:
@@ -88,22 +94,27 @@ def backend_for(model: Any) -> Backend:
     Raises:
         BackendError: none does, or more than one; the message says what the model looks like and what to install.
     """
+    found = _discovered()
+    known = found.owners.get(type(model))
+    if known is not None:
+        return known
     parts = as_parts(model)
     classes = [part.__qualname__ for part in parts if isinstance(part, type)]
     if classes:
         raise BackendError(f"the model is the class {classes[0]}: expected an instance; write {classes[0]}(...)")
     if not parts:
         raise BackendError("the model is an empty sequence of parts: expected one part at least")
-    found = _discovered()
-    owners, found = _owners(parts, found)
+    owners, asked = _owners(parts, found)
     if len(owners) == 1:
+        if asked is found and not isinstance(model, (list, tuple)):  # one that raised may claim the next one, too
+            found.owners[type(model)] = owners[0]
         return owners[0]
     if owners:
         raise BackendError(
             f"the backends {listed(backend.name for backend in owners)} all claim {_described(parts)}: expected one; "
             "uninstall the other"
         )
-    raise BackendError(_no_owner(parts, found))
+    raise BackendError(_no_owner(parts, asked))
 
 
 def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Discovery]:
@@ -115,6 +126,8 @@ def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Disc
                 owners.append(backend)
         except Exception as error:  # a third party's; it does not hide the others
             failures[name] = f"its owns() raised {type(error).__name__}: {error}"
+    if not failures:
+        return owners, found
     working = {name: backend for name, backend in found.backends.items() if name not in failures}
     return owners, Discovery(working, {**found.failures, **failures})
 

@@ -25,7 +25,8 @@ class Respond:
     Attributes:
         values: the objective's, after the callback.
         shape: that of the output that it read, after the callback.
-        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size.
+        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size. Where
+            nothing is pulled back, for who asks how far the values may be off; else 0.
     """
 
     def __init__(self, objective: Objective, batch: TokenBatch, sets: int) -> None:
@@ -60,8 +61,9 @@ class Respond:
             self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
         else:
             self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._places, self._batch)
-        counted = cotangent != 0  # the others may be infinite, as masked classes are
-        self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
+        if self._sets == 0:
+            counted = cotangent != 0  # the others may be infinite, as masked classes are
+            self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
         if self._sets < 2:
             return [{name: cotangent}] * self._sets
         owners = np.arange(len(cotangent)) if self._places is None else self._places[0]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.assembly import assembled
-from embgrad.backend import Backend, Call, Change, NativeObjective, Request, Run
+from embgrad.backend import Backend, Call, Change, NativeObjective, Request, Run, reads_the_whole
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.changes import prepared
@@ -28,7 +28,7 @@ from embgrad.errors import (
     PointNotReachedError,
     UnsupportedError,
 )
-from embgrad.locating import Located, Search, expect_ability, expect_each_once
+from embgrad.locating import FewDoNotTellError, Located, Search, expect_ability, expect_each_once
 from embgrad.native import described
 from embgrad.objective import Objective
 from embgrad.points import WORD
@@ -99,14 +99,14 @@ class Task:
         warn_of_unused(run.unused, batch)
         common = self.provenance(batch, run, respond)
         results: dict[str, EmbeddingGradients] = {}
-        names_of = Counter(located[name].key for name in self.names)
+        names_of = Counter([located[name].key for name in self.names])
         for name in self.names:
-            place = located[name].place
-            values = run.points[located[name].key if located[name].key in run.points else name]
-            if names_of[located[name].key] > 1:  # each result has arrays of its own
+            place, key = located[name].place, located[name].key
+            values = run.points[key if key in run.points else name]
+            if names_of[key] > 1:  # each result has arrays of its own
                 values = deepcopy(values)
-            provenance = {**common, "point": name, "path": located[name].key}
-            own, others = self._overridden(located, located[name].key)
+            provenance = {**common, "point": name, "path": key}
+            own, others = self._overridden(located, key)
             results[name] = assembled(
                 name,
                 values,
@@ -131,7 +131,7 @@ class Task:
         ready = None if few is None else few.for_changes({name for one in self.changes.values() for name in one}, batch)
         if few is not None and ready is not None:
             self._expect_each_once(ready)
-            with contextlib.suppress(AmbiguousPointError, PointNotReachedError, UnsupportedError):
+            with contextlib.suppress(FewDoNotTellError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
                 run, respond = self._answered(batch, ready, None if self.compiled else few.times)
                 for name in self.names:
                     one = few.named[name]
@@ -242,7 +242,7 @@ class Task:
             )
         respond = respond_with(self.objective, batch, sets)
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
-        request = replace(self.request(respond, points, located), several=sets > 1 or self.split, times=times)
+        request = self.request(respond, points, located, several=sets > 1 or self.split, times=times)
         try:
             run = self.backend.run(self.model, batch, request)
         except (AmbiguousPointError, PointNotReachedError) as error:
@@ -265,22 +265,33 @@ class Task:
         respond: Respond | NativeObjective,
         points: tuple[str, ...] = (),
         located: Mapping[str, Located] | None = None,
+        *,
+        several: bool = False,
+        times: Mapping[str, int] | None = None,
     ) -> Request:
         """What the backend is asked: to read these points, with the changes where the points are located."""
-        outputs = (self.objective.output,) if isinstance(self.objective, Objective) else ()
-        request = Request(points, respond, outputs, self.training, call=self.call, compiled=self.compiled or None)
-        if isinstance(respond, Respond):
-            request = replace(request, reads=respond.reads)
-        if located is None:
-            return request
 
         def made(option: str) -> dict[str, Change]:
+            found = located or {}
             return {
-                located[name].key: prepared(option, name, change, located[name].place, self.examples, self.count)
-                for name, change in self.changes.get(option, {}).items()
+                found[name].key: prepared(option, name, change, found[name].place, self.examples, self.count)
+                for name, change in ({} if located is None else self.changes.get(option, {})).items()
             }
 
-        return replace(request, override=made("override"), add=made("add"), edit=made("edit"))
+        return Request(
+            points,
+            respond,
+            (self.objective.output,) if isinstance(self.objective, Objective) else (),
+            self.training,
+            several,
+            self.call,
+            made("override"),
+            made("add"),
+            made("edit"),
+            compiled=self.compiled or None,
+            times=times,
+            reads=respond.reads if isinstance(respond, Respond) else reads_the_whole,
+        )
 
     def provenance(self, batch: TokenBatch, run: Run, respond: Respond | NativeObjective) -> dict[str, Any]:
         """What a result remembers, less the point."""

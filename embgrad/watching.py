@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from embgrad.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point, layou
 from embgrad.roles import points_of
 
 __all__ = ["PointWatch"]
+
+#: Up to so many numbers Python compares them before NumPy has begun.
+FEW: Final = 64
 
 
 class PointWatch:
@@ -87,9 +90,9 @@ class PointWatch:
             parent=self._open[-1] if self._open else None,
         )
         self.lookups.append(lookup)
-        self._reached.add(lookup.key)
-        wanted = lookup.key in self._names or (WORD in self._names and lookup.layout is not None)
-        return lookup.key if wanted else None
+        key = lookup.key
+        self._reached.add(key)
+        return key if key in self._names or (lookup.layout is not None and WORD in self._names) else None
 
     def gave(self, tensor: Any) -> None:
         """What the last lookup gave, where everything is taken down."""
@@ -149,7 +152,7 @@ class PointWatch:
         """The lookup or call that a key means."""
         name = split_name(key)
         if name.side is None:
-            return next(one for one in self.lookups if one.key == key)
+            return next(one for one in self.lookups if one.path == name.path and one.occurrence == name.occurrence)
         return next(one for one in self.calls if one.path == name.path and one.occurrence == name.occurrence)
 
     def resolve(self, hint: str = "") -> dict[str, str]:
@@ -258,6 +261,9 @@ def _reference(tensor: Any) -> Any:
 
 
 def _are_inside(indices: np.ndarray, rows: int) -> bool:
+    if indices.dtype == np.int64 and indices.size <= FEW:
+        numbers = indices.ravel().tolist()
+        return bool(min(numbers) >= 0 and max(numbers) < rows)
     if indices.dtype == np.int64:  # what is negative is large where it is read without a sign
         return bool(indices.view(np.uint64).max() < rows)
     return bool(indices.min() >= 0 and indices.max() < rows)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import torch
 
 from embgrad_torch.structure import Structure
+from embgrad_torch.versions import versions_of
 
 __all__ = ["Attributes"]
 
@@ -20,59 +21,65 @@ _flat: Final = itertools.chain.from_iterable
 MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
 CONTAINERS: Final = frozenset({list, set, collections.deque, *MAPPINGS})
 
-TENSOR: Final = frozenset({torch.Tensor})
-PAIRS: Final = frozenset({tuple, list})
+#: What may be a tensor, or a pair of tensors.
+TENSORS: Final = frozenset({torch.Tensor, tuple, list})
 
 
 class Attributes:
-    """What the attributes of all modules are, and what those of them hold that are containers."""
+    """What the attributes of all modules are, and what those of them hold that are containers.
+
+    Args:
+        model: the model, which has just been looked at.
+    """
 
     def __init__(self, model: Structure) -> None:
         # Of a thousand attributes hardly one is of interest: the loops over all are those of the interpreter's own functions.
-        self._own: list[Any] = [vars(module) for module in model.modules]
-        self._values, self._names = _all_values(self._own), list(_flat(self._own))
-        self._kinds = model.kinds(self._values)
-        containers = self._kinds.chosen(CONTAINERS, self._values)
-        self._empty = list(itertools.filterfalse(None, containers))  # most are, such as those of hooks
-        filled = {id(one): one for one in filter(None, containers)}.values()
-        self._filled = [one for one in filled if type(one) in MAPPINGS]
-        self._others = [(one, one.copy()) for one in filled if type(one) not in MAPPINGS]
-        self._own_before, self._filled_before = list(map(dict, self._own)), list(map(dict, self._filled))
+        self._own = model.own
+        self._values = values = list(_flat([one.values() for one in model.own]))
+        self._versions = versions_of(model.own)
+        self._kinds = kinds = model.kinds(values, self._versions)
+        self._containers = kinds.chosen(CONTAINERS, values)
+        self._filled = list(filter(None, self._containers))  # most are empty, such as those of hooks
+        filled = {id(one): one for one in self._filled}.values()
+        self._plain = [(one, one.copy()) for one in filled if type(one) is dict]
+        self._plain_versions = versions_of([one for one, _ in self._plain])
+        # The order of the others is no part of their version, if they have one.
+        self._others = [(one, one.copy()) for one in filled if type(one) is not dict]
+        self._tensors = kinds.few(TENSORS, values)
 
     def tensors(self) -> list[Any]:
         """The tensors among them, such as a hidden state, by themselves or as a pair, each once."""
-        some: Any = self._kinds.chosen(PAIRS, self._values)
-        inner = [one for one in _flat(some) if type(one) is torch.Tensor]
-        return list({id(one): one for one in (*self._kinds.chosen(TENSOR, self._values), *inner)}.values())
+        if not self._tensors:
+            return []
+        inner = _flat([(one,) if type(one) is torch.Tensor else one for one in self._tensors])
+        return list({id(one): one for one in inner if type(one) is torch.Tensor}.values())
 
     def put_back(self) -> None:
         """All are what they were."""
-        for container in filter(None, self._empty):
-            container.clear()
-        # The names of attributes are texts, of which equal ones are as good as the same.
-        if list(_flat(self._own)) != self._names or not _are_same(_all_values(self._own), self._values):
-            _put_all_back(self._own, self._own_before)
-        if not _hold_the_same(self._filled, self._filled_before):
-            _put_all_back(self._filled, self._filled_before)
-        for other, copy in self._others:
-            _put_back(other, copy)
+        if not _are_same(list(filter(None, self._containers)), self._filled):
+            filled = set(map(id, self._filled))
+            for container in self._containers:
+                if container and id(container) not in filled:
+                    container.clear()
+        for place in _others(versions_of(self._own), self._versions):
+            end = self._kinds.ends[place]
+            names = self._kinds.names[end - self._kinds.sizes[place] : end]
+            values = self._values[end - len(names) : end]
+            _put_back(self._own[place], dict(zip(names, values, strict=True)))
+        for place in _others(versions_of([one for one, _ in self._plain]), self._plain_versions):
+            _put_back(*self._plain[place])
+        for other, before in self._others:
+            _put_back(other, before)
 
 
-def _all_values(mappings: Sequence[Any]) -> list[Any]:
-    return list(_flat([one.values() for one in mappings]))
+def _others(now: Sequence[Any], before: Sequence[Any]) -> list[int]:
+    """The places at which versions are others than they were."""
+    if now == before:
+        return []
+    return [place for place, (one, other) in enumerate(zip(now, before, strict=True)) if one != other]
 
 
-def _hold_the_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Whether mappings hold the same objects under the same names. None of the objects is asked whether it is equal."""
-    return _are_same(_all_values(now), _all_values(before)) and _are_same(list(_flat(now)), list(_flat(before)))
-
-
-def _put_all_back(now: Sequence[Any], before: Sequence[Any]) -> None:
-    for own, found in zip(now, before, strict=True):
-        _put_back(own, found)
-
-
-def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
@@ -85,10 +92,10 @@ def _put_back(own: Any, before: Any) -> None:
     elif isinstance(own, set):
         own.intersection_update(before)
         own.update(before)
-    elif not _are_same(list(own), list(before)):
+    elif not _are_same(own, before):
         own.clear()
         own.update(before)
-    else:
+    elif not _are_same(own.values(), before.values()):
         for name, value in before.items():
             if own[name] is not value:
                 own[name] = value

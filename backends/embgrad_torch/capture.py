@@ -297,16 +297,16 @@ def _discovered(model: Any, args: Any, kwargs: Any, batch: TokenBatch) -> Sequen
 
 def _expect_audible(model: Any) -> None:
     for path, module in walk([model]):
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"{spelled(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be listened to: give "
+                "the torch.nn.Module that it was made from"
+            )
         if is_compiled_wrapper(module) or getattr(module, "_compiled_call_impl", None) or _is_compiled(module):
             raise UnsupportedError(
                 f"{spelled(path) or type(module).__name__!r} is compiled by torch.compile, and what runs inside compiled code "
                 "cannot be listened to: train the plain model (the one you gave to torch.compile, model._orig_mod) while you "
                 "capture; embgrad.gradients takes compiled models as they are"
-            )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedError(
-                f"{spelled(path) or type(module).__name__!r} is a TorchScript module, whose calls cannot be listened to: give "
-                "the torch.nn.Module that it was made from"
             )
         if isinstance(module, torch.nn.DataParallel) and len(module.device_ids) > 1:
             raise UnsupportedError(

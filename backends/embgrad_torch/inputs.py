@@ -84,7 +84,7 @@ def _unparallel(model: Any) -> Any:
     return _unparallel(model.module) if isinstance(model, parallel) else model
 
 
-def parameters(module: Any) -> list[inspect.Parameter]:
+def parameters(module: Any) -> Sequence[inspect.Parameter]:
     """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it."""
     own = _own_parameters(module)
     if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
@@ -93,7 +93,7 @@ def parameters(module: Any) -> list[inspect.Parameter]:
     return parameters(inside[0]) if len(inside) == 1 else own
 
 
-def _own_parameters(module: Any) -> list[inspect.Parameter]:
+def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
     if not isinstance(module, torch.jit.ScriptModule):
         return parameters_of(module.forward)
     return [
@@ -112,7 +112,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
     NumPy arrays are copied, never shared. A list counts as an array where its first axis is the examples.
     """
     if isinstance(value, np.ndarray):
-        return torch.tensor(value, device=device)
+        return torch.from_numpy(np.array(value, order="C")).to(device)
     if isinstance(value, torch.Tensor):
         moved = value.to(device)
         return moved.clone() if moved.is_inference() else moved  # autograd cannot save an inference tensor

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch._C._dynamo import eval_frame
-from torch.utils import checkpoint
 
 from embgrad.errors import UnsupportedError
 from embgrad_torch.inputs import to_numpy
+from embgrad_torch.segments import in_reentrant_segment, in_segment
 from embgrad_torch.tap import expect_unwritten, going_on
 
 __all__ = ["Listening", "expect_uncompiled"]
-
-#: The code of a segment's first run, without gradients, in the older, reentrant kind of checkpointing.
-REENTRANT: Final = checkpoint.CheckpointFunction.forward.__code__
 
 #: What compiles the Python functions that this thread calls, while it runs in one that was compiled; None for nothing.
 _callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
@@ -60,12 +56,12 @@ class Listening:
         rows = compute()
         if key is None:
             return rows
-        if self._traced and _in_reentrant_segment():
+        if self._traced and in_reentrant_segment():
             raise UnsupportedError(
                 f"the lookup {key!r} is made inside a gradient checkpoint with use_reentrant=True, whose second run cannot be "
                 "heard: expected use_reentrant=False, or the lookup outside of the checkpoint"
             )
-        if self._traced and not rows.requires_grad and _in_segment():
+        if self._traced and not rows.requires_grad and in_segment():
             raise UnsupportedError(
                 f"the lookup {key!r} in a frozen table is made inside a gradient checkpoint, which must save the same tensors "
                 "both times: expected the lookup outside of the checkpoint, or a table that requires gradients"
@@ -84,7 +80,7 @@ class Listening:
             self.values[key] = to_numpy(tensor)
         if not self._traced:
             return tensor
-        if not again and not torch.is_grad_enabled() and _in_reentrant_segment():
+        if not again and not torch.is_grad_enabled() and in_reentrant_segment():
             self.awaited.add(key)
             return tensor
         heard = _differentiable(tensor)
@@ -106,21 +102,6 @@ class Listening:
 def _differentiable(tensor: Any) -> Any:
     """A clone that has a gradient, also where nothing below it has."""
     return going_on(tensor if tensor.requires_grad else tensor.detach().requires_grad_())
-
-
-def _in_reentrant_segment() -> bool:
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code is REENTRANT:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-def _in_segment() -> bool:
-    """Whether a checkpoint of the newer kind saves tensors."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
 
 
 def expect_uncompiled() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +14,17 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
+from embgrad_torch.listening import expect_uncompiled
 from embgrad_torch.operands import DIFFERENTIATING, OPERATORS, Differentiated, has_weights, values_of_weights
 from embgrad_torch.ours import is_running
 from embgrad_torch.recomputing import Made, made_again
 from embgrad_torch.tap import At
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["LookupMode", "Read"]
+__all__ = ["LookupMode", "Read", "unheard"]
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """A lookup that a function is about to make.
 
     Attributes:
@@ -76,7 +74,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.pulling = False
         self.suspended_grad = False
         self.differentiated = False
-        self.on_read: Callable[[], None] = _unheard
+        self.on_read: Callable[[], None] = unheard
         self._wanted = wanted
         self._handlers = _HANDLERS if wanted is None else _HANDLERS_WITHOUT_WEIGHTS
         self._paths = paths
@@ -87,9 +85,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
         if torch.compiler.is_dynamo_compiling():
             if func in _LOOKING_UP:
-                raise UnsupportedError(
-                    "a function that torch.compile compiles looks up rows: compiled code cannot be watched"
-                )
+                expect_uncompiled()  # which raises in the trace, so that the function is not compiled
             return func(*args, **(kwargs or {}))
         handler = self._handlers.get(func)
         if handler is not None and not (self.at.plain and is_running()):
@@ -100,15 +96,11 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         """Whether it is active in this thread, or in one of the engine's that works for it."""
         return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
 
-    @contextlib.contextmanager
-    def tables_as_found(self) -> Iterator[None]:
-        """Afterwards the rows that lookups with `max_norm` have scaled are what they were."""
-        try:
-            yield
-        finally:
-            while self._scaled:
-                table, rows, before = self._scaled.pop()
-                table.index_copy_(0, rows, before)
+    def put_back(self) -> None:
+        """The rows that lookups with `max_norm` have scaled are what they were."""
+        while self._scaled:
+            table, rows, before = self._scaled.pop()
+            table.index_copy_(0, rows, before)
 
     def on_lookup(self, func: Any, args: Any, kwargs: Mapping[str, Any], reader: Callable[..., Read | None]) -> Any:
         """A function that may look up rows."""
@@ -171,27 +163,29 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
         """The rows that go on; None where it is no lookup in a table after all."""
         self.on_read()
-        if _is_transformed(read.table) or _is_transformed(read.indices):
+        if torch._C._functorch.maybe_current_level() is not None and (
+            _is_transformed(read.table) or _is_transformed(read.indices)
+        ):
             if read.indexing:
                 return None
             raise UnsupportedError(
                 "the model looks up rows inside torch.vmap or another transform of torch.func, where indices and rows have no "
                 "values to be read: expected a lookup outside of it; call the model without the transform by call=..."
             )
-        indices = _as_numpy(read)
-        path = self._path(read.table)
+        indices, path = _as_numpy(read), self._path(read.table)
         other = read.indexing and path == UNNAMED_TABLE
         if (other or self.pulling) and (layout := layout_of(indices, self.watch.batch.ids)) is None and other:
             return None
         if self.pulling:
             return self._again(read, path, indices, compute, word=layout is not None)
-        key = self.watch.see(path, indices, read.table.shape[0], read.table.shape[1], read.padding)
+        shape = read.table.shape
+        key = self.watch.see(path, indices, shape[0], shape[1], read.padding)
         self._scale(read)
         self._expect_floating(read, path, asked=key is not None)
         self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
-        rows = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
-        self.watch.gave(rows)
-        return rows
+        gone_on = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
+        self.watch.gave(gone_on)
+        return gone_on
 
     def _plain_bag(self, read: Read, compute: Callable[[], Any]) -> Any:
         path = self._path(read.table)
@@ -231,7 +225,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
 
 
-def _unheard() -> None:
+def unheard() -> None:
     """Nobody is to be told."""
 
 
@@ -293,8 +287,7 @@ def _is_transformed(tensor: Any) -> bool:
 
 
 def _as_numpy(read: Read) -> np.ndarray:
-    found = read.indices.detach()
-    indices: np.ndarray = (found if found.device.type == "cpu" else found.cpu()).numpy()
+    indices: np.ndarray = read.indices.detach().cpu().numpy()  # which copies nothing that is there already
     return np.where(indices < 0, indices + read.table.shape[0], indices) if read.indexing else indices
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from embgrad.points import INPUT, OUTPUT
 from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
 from embgrad_torch.recomputing import Made, made_again
+from embgrad_torch.storages import is_held_by_others
 from embgrad_torch.tap import At, is_floating
 from embgrad_torch.walk import is_compiled_wrapper, spelled
 
-__all__ = ["ModuleWatch", "hooked"]
+__all__ = ["ModuleWatch", "hooked", "hooked_all"]
 
 
 @dataclass
@@ -60,13 +62,10 @@ class ModuleWatch:
         self._called: list[_Called] = []
         self._busy = False
 
-    @contextlib.contextmanager
-    def on(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> Iterator[None]:
-        """Watches those of the modules that the watch is to be told of."""
-        with contextlib.ExitStack() as stack:
-            for module in self.of(walked, also):
-                stack.enter_context(hooked(module, self.before, self.after))
-            yield
+    def on(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> AbstractContextManager[Any]:
+        """Watches meanwhile those of the modules that the watch is to be told of."""
+        told = self.of(walked, also) if self._watch.hears_modules else []
+        return hooked_all(told, self.before, self.after) if told else contextlib.nullcontext()
 
     def of(self, walked: Sequence[tuple[str, Any]], also: Mapping[int, tuple[str, ...]]) -> list[Any]:
         """Those of the modules that the watch is to be told of; from now on they are known."""
@@ -173,13 +172,17 @@ def _may_be(call: _Called, given: Any) -> bool:
 
 def _is_aliased(module: Any, gave: Any, called: _Called | None) -> bool:
     """Whether others may hold the memory of what a module gave: what it was given, what it keeps, or what is a view of it."""
-    memory, given = gave.untyped_storage(), None if called is None else called.given
-    if gave.is_inference() or (given is not None and memory.data_ptr() == given.untyped_storage().data_ptr()):
+    given = None if called is None else called.given
+    if gave.is_inference() or (given is not None and _start(gave) == _start(given)):
         return True
     if any(one is gave for one in (*vars(module).values(), *module._buffers.values(), *module._parameters.values())):
         return True
-    # The tensor itself, what it is a view of (nn.Linear gives a view of what nobody else holds), and `memory` here.
-    return bool(torch._C._storage_Use_Count(memory._cdata) > 2 + gave._is_view())
+    return is_held_by_others(gave)
+
+
+def _start(tensor: Any) -> int:
+    """Where the memory begins that the tensor lies in."""
+    return int(tensor.untyped_storage().data_ptr())
 
 
 class _Hook:
@@ -188,33 +191,53 @@ class _Hook:
     def __init__(self, ask: Callable[..., Any] | None) -> None:
         self._ask = ask
 
-    def __call__(self, module: Any, *told: Any) -> Any:
-        """What takes the place of what the hook is told, or None."""
-        return None if self._ask is None else self._ask(module, *told)
-
     def __reduce__(self) -> Any:
-        return _Hook, (None,)
+        return type(self), (None,)
+
+
+class _Before(_Hook):
+    def __call__(self, module: Any, *told: Any) -> Any:
+        """The arguments with which a call goes on, or None for the same."""
+        return None if self._ask is None or len(told) != 2 else self._ask(module, *told)
+
+
+class _After(_Hook):
+    def __call__(self, module: Any, *told: Any) -> Any:
+        """What takes the place of what a call returned, or None."""
+        return None if self._ask is None else self._ask(module, told[-1])
+
+
+class hooked:  # noqa: N801  # used as a function is
+    """Meanwhile `before(module, args, kwargs)` and `after(module, returned)` are asked at each call, behind the user's hooks.
+
+    They hear of calls in every thread. One that has taken the hooks up while they are being removed finds the first without
+    the mark that it takes keywords. They are put where `register_forward_hook` would put them, which takes several times as
+    long.
+    """
+
+    def __init__(self, module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        self._module = module
+        self._before, self._after = _Before(before), _After(after)
+
+    def __enter__(self) -> None:
+        module, before, after = self._module, self._before, self._after
+        module._forward_pre_hooks_with_kwargs[before] = True
+        module._forward_pre_hooks[before] = before
+        module._forward_hooks_always_called[after] = True
+        module._forward_hooks[after] = after
+
+    def __exit__(self, *told: object) -> None:
+        module, before, after = self._module, self._before, self._after
+        for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):
+            hooks.pop(before, None)
+        for hooks in (module._forward_hooks, module._forward_hooks_always_called):
+            hooks.pop(after, None)
 
 
 @contextlib.contextmanager
-def hooked(module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile `before(module, args, kwargs)` and `after(module, returned)` are asked at each call, behind the user's hooks.
-
-    They hear of calls in every thread. One that has taken the hooks up while they are being removed finds them without
-    the mark that they take keywords.
-    """
-
-    def pre(module: Any, *told: Any) -> Any:
-        return before(module, *told) if len(told) == 2 else None
-
-    def post(module: Any, *told: Any) -> Any:
-        return after(module, told[-1])
-
-    handles = []
-    try:
-        handles.append(module.register_forward_pre_hook(_Hook(pre), with_kwargs=True))
-        handles.append(module.register_forward_hook(_Hook(post), with_kwargs=True, always_call=True))
+def hooked_all(modules: Iterable[Any], before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
+    """As `hooked`, of several modules."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(hooked(module, before, after))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

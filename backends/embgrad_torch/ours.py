@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Final
 
 __all__ = ["is_running", "running"]
 
@@ -16,11 +16,17 @@ def is_running() -> bool:
     return getattr(_local, "depth", 0) > 0
 
 
-@contextlib.contextmanager
-def running() -> Iterator[None]:
-    """Meanwhile this thread is in a pass of embgrad's own, which no capture hears of."""
-    _local.depth = getattr(_local, "depth", 0) + 1
-    try:
-        yield
-    finally:
+class _Running:
+    def __enter__(self) -> None:
+        _local.depth = getattr(_local, "depth", 0) + 1
+
+    def __exit__(self, *told: object) -> None:
         _local.depth -= 1
+
+
+_running: Final = _Running()
+
+
+def running() -> AbstractContextManager[None]:
+    """Meanwhile this thread is in a pass of embgrad's own, which no capture hears of."""
+    return _running

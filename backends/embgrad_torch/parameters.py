@@ -39,11 +39,13 @@ class Tables:
     """
 
     def __init__(self, parts: Sequence[Any], walked: Sequence[tuple[str, Any]], request: Request) -> None:
+        self._tables: dict[str, Any] = {}
+        self.parameters: list[Any] = []
+        if not request.tables:
+            return
         asked = {split_name(name).path for name in request.points}
         self._tables = {
-            path: one
-            for path, one in (_by_table_path(walked) if request.tables else {}).items()
-            if WORD in request.points or path in asked
+            path: one for path, one in _by_table_path(walked).items() if WORD in request.points or path in asked
         }
         memory = {_memory(one) for one in self._tables.values()}
         candidates = named_parameters(walked) if memory else ()

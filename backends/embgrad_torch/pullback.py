@@ -53,27 +53,29 @@ def pull_back(
     behind = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
     pulled = []
     mode.pulling = True
-    with mode:
-        for number, one in enumerate(sets):
-            reaching = [(output, _like(output, cotangent)) for output, cotangent in one if output.requires_grad]
-            more = number + 1 < len(sets)
-            taps.start()
-            try:
-                if not reaching or not (marks or parameters):
-                    gradients: Sequence[Any] = [None] * len(parameters)
-                elif behind is None:
+    for number, one in enumerate(sets):
+        reaching = [(output, _like(output, cotangent)) for output, cotangent in one if output.requires_grad]
+        more = number + 1 < len(sets)
+        taps.start()
+        try:
+            if not reaching or not (marks or parameters):
+                gradients: Sequence[Any] = [None] * len(parameters)
+            elif behind is None:
+                with mode:
                     gradients = _differentiate(reaching, marks, parameters, more)
-                else:
+            else:
+                with mode:
                     gradients = _accumulate(reaching, marks, parameters, more, [*behind, *leaves()])
-            finally:
-                taps.stop()
-            points = {key: taps.gradients.get(key) for key in taps.marks}
-            pulled.append(Pulled(points, taps.before, [None if one is None else to_numpy(one) for one in gradients]))
+        finally:
+            taps.stop()
+        points = {key: taps.gradients.get(key) for key in taps.marks}
+        pulled.append(Pulled(points, taps.before, [None if one is None else to_numpy(one) for one in gradients]))
     return pulled
 
 
 def _like(output: Any, cotangent: np.ndarray) -> Any:
-    return torch.tensor(cotangent, dtype=output.dtype, device=output.device)
+    """The cotangent in memory of its own, in the output's dtype and on its device."""
+    return torch.from_numpy(np.array(cotangent, order="C")).to(output.device, output.dtype)
 
 
 def _differentiate(pairs: Sequence[tuple[Any, Any]], marks: Any, parameters: Any, more: bool) -> Sequence[Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from embgrad.errors import UnsupportedError
 
 __all__ = ["Made", "made_again"]
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """A lookup, or a side of a module's call, as the forward pass came by it.
 
     Attributes:

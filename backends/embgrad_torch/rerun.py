@@ -144,7 +144,7 @@ class _Running:
         self._batch = batch
         self._watch = PointWatch(batch, request.reached)
         self._taps = _Taps(self._request)
-        self._lookups = _Lookups(self._watch, self._taps, TablePaths(known.walked))
+        self._lookups = _Lookups(self._watch, self._taps, TablePaths(known.walked, known.tables))
         program = self._program
         self._values: dict[str, Any] = {**program.constants}
         self._values.update(zip(program.weights, trace.weights(known.modules), strict=True))

@@ -24,6 +24,7 @@ from embgrad_torch.operands import Differentiated
 from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
+from embgrad_torch.segments import segments_ended
 from embgrad_torch.state import as_found, random_as_found
 from embgrad_torch.structure import Structure, structure
 from embgrad_torch.tap import Taps, expect_unwritten, is_floating
@@ -114,15 +115,16 @@ def _run(
     whole: bool = True,
 ) -> Run:
     parts = as_parts(model)
+    known = known or structure(parts)
     watch = PointWatch(batch, request.reached, request.times)
-    with _prepared(known or structure(parts), watch, request, weights=weights, ways=ways, whole=whole) as one:
+    with _prepared(known, watch, request, weights=weights, ways=ways, whole=whole) as one:
         parameters = trainable(one.modules) if request.parameters else {}
         tables = Tables(parts, one.modules, request)
         one.wanted.update(map(id, tables.parameters))
         with tables.differentiable():
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
-            chosen = watch.resolve(_unseen(one.modules))
+            chosen = watch.resolve(_unseen(known))
             answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: _leaves(parts))
@@ -155,12 +157,16 @@ def _prepared(
     with running(), as_found(known, device, training=request.training):
         taps = Taps(request)
         wanted: set[int] = set()
-        mode = LookupMode(watch, taps, TablePaths(walked), None if weights else wanted)
+        mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
         modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
         also = further_paths(known.parts, walked) if watch.everything else {}
-        with mode.tables_as_found(), modules.on(walked, also):
-            watched = mode if ways is None else Watched(mode, known.modules, ways, whole=whole).on()
-            yield _Pass(mode, taps, walked, device, request.training, wanted, watched)
+        watched = mode if ways is None else Watched(mode, known.modules, ways, whole=whole)
+        try:
+            with modules.on(walked, also):
+                yield _Pass(mode, taps, walked, device, request.training, wanted, watched)
+        finally:
+            mode.put_back()
+            taps.marks.clear()  # whose hooks know the taps: nothing is to wait for the garbage collector
 
 
 def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
@@ -168,7 +174,8 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tu
     make, unused = inputs.plan(model, batch, call, one.device)
     with random_as_found(one.device, training=one.training), one.watched:
         try:
-            returned = make()
+            with segments_ended():
+                returned = make()
         except Exception:
             if one.mode.differentiated:  # and the model has caught what told of it
                 raise Differentiated from None
@@ -207,10 +214,11 @@ def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, return
     return str(next(one for one in tensors() if one is not None).dtype).removeprefix("torch.")
 
 
-def _unseen(modules: Sequence[tuple[str, Any]]) -> str:
+def _unseen(known: Structure) -> str:
     """What cannot be watched in this model, for the message where a lookup was not found."""
-    script = (torch.jit.ScriptModule, torch.jit.ScriptFunction)
-    found = [path or type(module).__name__ for path, module in modules if isinstance(module, script)]
+    if known.ways is not None:  # what is remembered of a model has no such modules
+        return ""
+    found = [path or type(one).__name__ for path, one in known.walked if isinstance(one, torch.jit.ScriptModule)]
     if not found:
         return ""
     return (

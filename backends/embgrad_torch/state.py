@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import torch
 
@@ -19,6 +21,14 @@ __all__ = ["as_found", "random_as_found"]
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
 LARGEST_COPIED = 1 << 20
+
+#: The types of parameters that have weights from the beginning.
+PLAIN: Final = frozenset({torch.nn.Parameter})
+
+#: What of a parameter the model may change: its place in memory, whether it is trainable, its gradient.
+_place: Final = torch.Tensor.data_ptr
+_trainable: Final = operator.attrgetter("requires_grad")
+_gradient: Final = operator.attrgetter("grad")
 
 
 @contextlib.contextmanager
@@ -35,32 +45,51 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]
     Raises:
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(held(model.locks))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())  # which the line above does, too, though nothing says so
-        stack.enter_context(_uncompiled())
+    # The first of the two switches gradients on, too, though nothing says so.
+    with (
+        held(model.locks),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        _uncompiled,
+        contextlib.ExitStack() as stack,
+    ):
+        model.look()
         attributes = Attributes(model)
         stack.callback(attributes.put_back)
-        parameters = model.parameters()
+        parameters, buffers = model.parameters(), model.buffers()
         _expect_weights(model, parameters)
         stack.callback(_parameters(model, parameters, training))
-        _make_ordinary(model, parameters, stack)
-        stack.callback(_contents(model, attributes.tensors(), training))
+        if any(map(torch.Tensor.is_inference, parameters)) or any(map(torch.Tensor.is_inference, buffers)):
+            _make_ordinary(model, stack)
+            model.look()
+            buffers = model.buffers()
+        stack.callback(_contents(buffers, attributes.tensors(), training))
         _set_mode(model, training, stack)
         recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
         if recurrent and not training:
-            stack.enter_context(_without_cudnn())
+            stack.enter_context(_without_cudnn)
         yield
 
 
-def random_as_found(device: Any, *, training: bool) -> Any:
+def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[Any]:
     """Outside training mode, random numbers that a forward pass draws even so are as if they had not been drawn."""
-    return contextlib.nullcontext() if training else torch.random.fork_rng([device] if device.type == "cuda" else [])
+    if training:
+        return contextlib.nullcontext()
+    return torch.random.fork_rng([device]) if device.type == "cuda" else _RandomNumbers()
+
+
+class _RandomNumbers:
+    """Meanwhile random numbers are drawn that will be drawn again: `fork_rng` where there is no other device."""
+
+    def __enter__(self) -> None:
+        self._state = torch.get_rng_state()
+
+    def __exit__(self, *told: object) -> None:
+        torch.set_rng_state(self._state)
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
-    if not any(map(torch.nn.parameter.is_lazy, parameters)):
+    if set(map(type, parameters)) <= PLAIN or not any(map(torch.nn.parameter.is_lazy, parameters)):
         return
     for module in model.modules:
         if any(torch.nn.parameter.is_lazy(parameter) for parameter in module._parameters.values()):
@@ -75,9 +104,10 @@ def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> 
 
     The flags are put back one by one: a model may be in both modes, and a `train` of the user's own may do more.
     """
-    stack.callback(_set_flags, model.modules, [module.training for module in model.modules])
-    if not training:
-        _set_flags(model.modules, [False] * len(model.modules))
+    flags = [module.training for module in model.modules]
+    stack.callback(_set_flags, model.modules, flags)
+    if not training and any(flags):
+        _set_flags(model.modules, [False] * len(flags))
     for part in model.parts:
         if training and (not part.training or "train" in vars(part)):
             _train(part)
@@ -108,15 +138,20 @@ def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> 
         "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in model.modules
     )
     plain = [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
-    found = [(one, one.data, one.data_ptr(), one.requires_grad, one.grad) for one in plain]
-    copied = [(data, data.clone()) for _, data, *_ in found if rewritten and not data.is_inference()]
+    contents = [one.data for one in plain]
+    places, trainable, gradients = [list(map(get, plain)) for get in (_place, _trainable, _gradient)]
+    copied = [(one, one.clone()) for one in contents if rewritten and not one.is_inference()]
 
     def put_back() -> None:
-        for parameter, data, place, trainable, gradient in found:
-            if parameter.data_ptr() != place:
-                parameter.data = data
-            if parameter.requires_grad is not trainable:
-                parameter.requires_grad_(trainable)
+        if list(map(_place, plain)) != places:
+            for parameter, data, place in zip(plain, contents, places, strict=True):
+                if parameter.data_ptr() != place:
+                    parameter.data = data
+        if list(map(_trainable, plain)) != trainable:
+            for parameter, flag in zip(plain, trainable, strict=True):
+                if parameter.requires_grad is not flag:
+                    parameter.requires_grad_(flag)
+        for parameter, gradient in zip(plain, gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
         for data, before in copied:
@@ -126,15 +161,16 @@ def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> 
     return put_back
 
 
-def _contents(model: Structure, tensors: Sequence[Any], training: bool) -> Callable[[], None]:
+def _contents(buffers: Sequence[Any], tensors: Sequence[Any], training: bool) -> Callable[[], None]:
     """What makes buffers, and tensors in plain attributes, that were written to or hung on a graph what they were."""
-    buffers = model.buffers()
     plain = [one for one in tensors if _is_copied(one)]
     copied = [(b, b.detach().clone()) for b in buffers if training or b.numel() <= LARGEST_COPIED] + [
         (tensor, tensor.detach().clone()) for tensor in plain
     ]
     large = [(b, b._version) for b in buffers if not training and b.numel() > LARGEST_COPIED]
     attached = [tensor for tensor in (*buffers, *plain) if tensor.grad_fn is None]
+    # What holds the numbers that it held may still be what a graph of the user's saved.
+    versions = [torch.autograd._unsafe_preserve_version_counter(one) for one, _ in copied if not one.is_inference()]
 
     def put_back() -> None:
         for tensor in attached:
@@ -143,6 +179,8 @@ def _contents(model: Structure, tensors: Sequence[Any], training: bool) -> Calla
         for tensor, before in copied:
             if not torch.equal(tensor, before):
                 tensor.data.copy_(before)
+        for one in versions:
+            one.__exit__()
         for buffer, version in large:
             if buffer._version != version:
                 _tell_of(buffer)
@@ -165,10 +203,8 @@ def _tell_of(buffer: Any) -> None:
     )
 
 
-def _make_ordinary(model: Structure, parameters: Sequence[Any], stack: contextlib.ExitStack) -> None:
+def _make_ordinary(model: Structure, stack: contextlib.ExitStack) -> None:
     """Parameters made under inference mode, which autograd cannot take, as ordinary tensors in the same memory."""
-    if not any(map(torch.Tensor.is_inference, parameters)) and not any(map(torch.Tensor.is_inference, model.buffers())):
-        return
     ordinary: dict[int, Any] = {}
     for module in model.modules:
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
@@ -193,20 +229,18 @@ class _Shared:
         self._users = 0
         self._made: Any = None
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         with process_lock:
             if self._users == 0:
                 self._made = self._make()
                 self._made.__enter__()
             self._users += 1
-        try:
-            yield
-        finally:
-            with process_lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._made.__exit__(None, None, None)
+
+    def __exit__(self, *told: object) -> None:
+        with process_lock:
+            self._users -= 1
+            if self._users == 0:
+                self._made.__exit__(None, None, None)
 
 
 def _eager() -> Any:

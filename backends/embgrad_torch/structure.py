@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from embgrad.locks import locks_of
+from embgrad_torch.versions import versions_of
 from embgrad_torch.walk import walk
 from embgrad_torch.ways import Ways
 
@@ -20,22 +21,61 @@ _flat: Final = itertools.chain.from_iterable
 
 
 class Kinds:
-    """The types of all attributes of all modules, in order, and which of them are to be watched.
+    """The names and types of all attributes of all modules, in order, and which of them are to be watched.
 
     Attributes:
+        names: the names.
         types: the types.
-        of: by what is asked of a type, for each attribute whether it is so.
+        sizes: how many attributes each module has.
+        ends: for each module the place behind its last attribute.
     """
 
-    def __init__(self, types: list[type]) -> None:
+    def __init__(self, names: list[str], types: list[type], sizes: list[int]) -> None:
+        self.names = names
         self.types = types
-        self.of: dict[Any, list[bool]] = {}
+        self.sizes = sizes
+        self.ends = list(itertools.accumulate(sizes))
+        self._of: dict[frozenset[type], list[bool]] = {}
+        self._places: dict[frozenset[type], list[int]] = {}
 
     def chosen(self, wanted: frozenset[type], values: Sequence[Any]) -> list[Any]:
         """Those of the values that are exactly of the wanted types."""
-        if wanted not in self.of:
-            self.of[wanted] = [one in wanted for one in self.types]
-        return list(itertools.compress(values, self.of[wanted]))
+        if wanted not in self._of:
+            self._of[wanted] = [one in wanted for one in self.types]
+        return list(itertools.compress(values, self._of[wanted]))
+
+    def few(self, wanted: frozenset[type], values: Sequence[Any]) -> list[Any]:
+        """The same, where they are few among many."""
+        if wanted not in self._places:
+            self._places[wanted] = [place for place, one in enumerate(self.types) if one in wanted]
+        return [values[place] for place in self._places[wanted]]
+
+
+class _Held:
+    """Which tensors the modules hold, and what follows from that alone. It keeps none of them alive.
+
+    Args:
+        key: how many each module holds, first of parameters and then of buffers; all their names; and their identities.
+
+    Attributes:
+        parameters: of each whether it is a parameter that has not come before; so is `buffers` of buffers.
+        tables: by identity the paths of those that have been looked up as tables, and None for the others.
+    """
+
+    def __init__(self, key: tuple[list[int], list[str], list[int]]) -> None:
+        self.key = key
+        sizes, _, identities = key
+        count = sum(sizes[: len(sizes) // 2])
+        first = _new(identities[:count]), _new(identities[count:])
+        self.parameters = [*first[0], *[False] * len(first[1])]
+        self.buffers = [*[False] * count, *first[1]]
+        self.tables: dict[int, str | None] = dict.fromkeys(identities)
+
+
+def _new(identities: Sequence[int]) -> list[bool]:
+    """Of each identity whether it has not come before; None has none."""
+    seen = {id(None)}
+    return [not (one in seen or seen.add(one)) for one in identities]  # type: ignore[func-returns-value]
 
 
 @dataclass
@@ -50,9 +90,11 @@ class _Skeleton:
         names: what all modules in turn call their children.
         counts: how many children each has.
         children: the children's identities. They are modules that live, so that no other can have these.
-        kinds: of the attributes, when they were last looked at.
         ways: that passes took through the model.
         locks: the modules'.
+        versions: of the dicts of children, when they were last looked at.
+        held: likewise of the dicts of tensors, and which these hold.
+        kinds: likewise of the modules' dicts, and the types of their attributes.
     """
 
     references: list[Any]
@@ -64,7 +106,9 @@ class _Skeleton:
     children: list[int]
     ways: Ways
     locks: Sequence[Any]
-    kinds: Kinds = field(default_factory=lambda: Kinds([]))
+    versions: Sequence[Any] = ()
+    held: tuple[Sequence[Any], _Held | None] = ((), None)
+    kinds: tuple[Sequence[Any], Kinds | None] = ((), None)
 
     def modules(self, parts: Sequence[Any]) -> list[Any] | None:
         """The modules; None where anything is another than it was."""
@@ -74,26 +118,58 @@ class _Skeleton:
         ):
             return None  # a reference to what has died has another type
         inside = [one._modules for one in found]
-        if list(map(len, inside)) != self.counts or list(_flat(inside)) != self.names:
-            return None
-        return found if list(map(id, _flat([one.values() for one in inside]))) == self.children else None
+        versions = versions_of(inside)
+        if versions != self.versions:
+            if list(map(len, inside)) != self.counts or list(_flat(inside)) != self.names:
+                return None
+            if list(map(id, _flat([one.values() for one in inside]))) != self.children:
+                return None
+            self.versions = versions
+        return found
 
 
-@dataclass
 class Structure:
     """What a model is made of.
 
-    Attributes:
+    Args:
         parts: its parts.
         modules: all modules, each once, in the order of `walk`.
         paths: their attribute paths.
-        kinds: of the attributes, when they were last looked at.
+        skeleton: what is remembered of the model, if anything is.
+
+    Attributes:
+        parts: as given; so are `modules` and `paths`.
+        own: the dicts of the modules' attributes, when they were last looked at.
     """
 
-    parts: Sequence[Any]
-    modules: list[Any]
-    paths: list[str]
-    _skeleton: _Skeleton | None = None
+    def __init__(
+        self, parts: Sequence[Any], modules: list[Any], paths: list[str], skeleton: _Skeleton | None = None
+    ) -> None:
+        self.parts = parts
+        self.modules = modules
+        self.paths = paths
+        self._skeleton = skeleton
+        self.own: list[dict[str, Any]] = []
+        self._tensors: list[Any] = []
+        self._held: _Held | None = None
+
+    def look(self) -> _Held:
+        """Look at what the modules hold now."""
+        self.own = [vars(one) for one in self.modules]
+        holding = [one._parameters for one in self.modules] + [one._buffers for one in self.modules]
+        filled = list(filter(None, holding))
+        self._tensors = list(_flat([one.values() for one in filled]))
+        versions = versions_of(holding)
+        before, held = ((), None) if self._skeleton is None else self._skeleton.held
+        if held is None or before != versions:
+            names = list(_flat([one.keys() for one in filled]))
+            key = (list(map(len, holding)), names, list(map(id, self._tensors)))
+            if held is None or held.key != key:
+                held = _Held(key)
+            if self._skeleton is not None:
+                self._skeleton.held = versions, held
+        self._held = held
+        return held
 
     @property
     def ways(self) -> Ways | None:
@@ -106,26 +182,40 @@ class Structure:
         return locks_of(self.modules) if self._skeleton is None else self._skeleton.locks
 
     @property
+    def tables(self) -> dict[int, str | None]:
+        """By the identities of the tensors that the modules hold their paths, for who has found one out; else None."""
+        return (self._held or self.look()).tables
+
+    @property
     def walked(self) -> list[tuple[str, Any]]:
         """The modules with their paths."""
         return list(zip(self.paths, self.modules, strict=True))
 
     def parameters(self) -> list[Any]:
-        """The parameters that the modules have now, each once."""
-        return _unique([one._parameters for one in self.modules])
+        """The parameters that the modules had when they were last looked at, each once."""
+        held = self._held or self.look()
+        return list(itertools.compress(self._tensors, held.parameters))
 
     def buffers(self) -> list[Any]:
-        """The buffers that the modules have now, each once."""
-        return _unique([one._buffers for one in self.modules])
+        """The buffers that the modules had when they were last looked at, each once."""
+        held = self._held or self.look()
+        return list(itertools.compress(self._tensors, held.buffers))
 
-    def kinds(self, values: Sequence[Any]) -> Kinds:
-        """The types of these values of attributes."""
-        types = list(map(type, values))
-        if self._skeleton is None:
-            return Kinds(types)
-        if self._skeleton.kinds.types != types:
-            self._skeleton.kinds = Kinds(types)
-        return self._skeleton.kinds
+    def kinds(self, values: Sequence[Any], versions: Sequence[Any]) -> Kinds:
+        """The names and types of all attributes.
+
+        Args:
+            values: the attributes.
+            versions: of the dicts that hold them, taken after them.
+        """
+        before, kinds = ((), None) if self._skeleton is None else self._skeleton.kinds
+        if kinds is None or before != versions:
+            names, types, sizes = list(_flat(self.own)), list(map(type, values)), list(map(len, self.own))
+            if kinds is None or (kinds.names, kinds.types, kinds.sizes) != (names, types, sizes):
+                kinds = Kinds(names, types, sizes)
+            if self._skeleton is not None:
+                self._skeleton.kinds = versions, kinds
+        return kinds
 
 
 #: By the identities of a model's parts how it hung together.
@@ -150,6 +240,7 @@ def structure(parts: Sequence[Any]) -> Structure:
 def _learned(key: tuple[int, ...], parts: Sequence[Any], modules: Sequence[Any], paths: list[str]) -> _Skeleton:
     numbers = {id(one): number for number, one in enumerate(modules)}
     inside = [one._modules for one in modules]
+    parameters = {id(one): one for module in modules for one in module._parameters.values() if one is not None}.values()
     return _Skeleton(
         references=[weakref.ref(one, lambda _: _known.pop(key, None)) for one in modules],
         roots=[numbers[id(part)] for part in parts],
@@ -159,15 +250,5 @@ def _learned(key: tuple[int, ...], parts: Sequence[Any], modules: Sequence[Any],
         counts=list(map(len, inside)),
         children=list(map(id, _flat([one.values() for one in inside]))),
         locks=locks_of(modules),
-        ways=Ways(
-            sum(
-                one.numel()
-                for one in _unique([one._parameters for one in modules])
-                if not torch.nn.parameter.is_lazy(one)
-            )
-        ),
+        ways=Ways(sum(one.numel() for one in parameters if not torch.nn.parameter.is_lazy(one))),
     )
-
-
-def _unique(held: Sequence[Any]) -> list[Any]:
-    return list({id(one): one for one in _flat([some.values() for some in held]) if one is not None}.values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -102,7 +104,7 @@ class Taps:
         """
         if key is not None:
             if table.grad_fn is None:
-                with torch.inference_mode(False), torch.no_grad():
+                with outside_inference(), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows, again=again)
             return self.tensor(key, compute(), again=again)
@@ -114,7 +116,7 @@ class Taps:
 
         What goes on is a clone of the mark, because models write into what they are given (scale it in place).
         """
-        with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunction():
+        with outside_inference(), torch.enable_grad(), torch._C.DisableTorchFunction():
             if again:
                 over, added = self._changes[key]
             else:
@@ -156,18 +158,28 @@ class Taps:
             return None
         if key in self.gradients:
             raise UnsupportedError(
-                f"the gradient at the point {key!r} came several times in one backward pass, from a checkpointed segment that "
-                "ran more than once: run the model without gradient checkpointing"
+                f"the gradient at the point {key!r} came several times in one backward pass: a gradient checkpoint with "
+                "use_reentrant=True computes with it and was not given it; expected use_reentrant=False, or it among the "
+                "checkpoint's arguments"
             )
         edit = self._request.edit.get(key)
-        if edit is None:
-            self.gradients[key] = to_numpy(grad)
-            return None
-        self.before[key] = to_numpy(grad)
         with torch._C.DisableTorchFunction():  # what the user's function does is nothing to be watched
+            if edit is None:
+                self.gradients[key] = to_numpy(grad)
+                return None
+            self.before[key] = to_numpy(grad)
             edited = _like(edit(to_numpy(grad)), grad)
-        self.gradients[key] = to_numpy(edited)
+            self.gradients[key] = to_numpy(edited)
         return edited
+
+
+def outside_inference() -> AbstractContextManager[Any]:
+    """Meanwhile what is made can take part in a graph."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
+#: Does nothing, and can be entered as often as one likes.
+_NOTHING: Final = contextlib.nullcontext()
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
@@ -187,12 +199,12 @@ def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
 
 def going_on(mark: Any) -> Any:
     """What the model goes on with: connected to the mark, also where gradients are off around the point alone."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with outside_inference(), torch.enable_grad():
         return mark.clone()
 
 
 def _requiring_gradients(rows: Any) -> Any:
-    with torch.inference_mode(False):
+    with outside_inference():
         return going_on(rows.detach().clone().requires_grad_())
 
 

@@ -99,7 +99,7 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
     try:
         with as_found(known, device, training=request.training), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with random_as_found(device, training=False):
+            with random_as_found(device, training=False), _no_hook_left():
                 program = torch.export.export(
                     _Exporting(following.follow), (weights, leaves), strict=False, dynamic_shapes=shapes
                 )
@@ -110,6 +110,19 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
     return Exported(
         program, places, tuple(following.script), following.rebuild, following.outputs, tuple(following.used)
     )
+
+
+@contextlib.contextmanager
+def _no_hook_left() -> Iterator[None]:
+    """Take away the hook on the buffers of all modules that an export leaves behind in PyTorch 2.6 where it fails."""
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    before = {*hooks}
+    try:
+        yield
+    finally:
+        for key, hook in [*hooks.items()]:
+            if key not in before and "register_buffer_assignment_hook" in getattr(hook, "__qualname__", ""):
+                del hooks[key]
 
 
 def _dimensions(tensor: Any) -> dict[int, Any]:

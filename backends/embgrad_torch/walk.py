@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import operator
 from collections import defaultdict
@@ -126,10 +127,12 @@ class TablePaths:
 
     Args:
         walked: the modules with their paths.
+        known: by the identities of the tensors that the modules hold their paths, where an earlier pass has found them out.
     """
 
-    def __init__(self, walked: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, walked: Sequence[tuple[str, Any]], known: dict[int, str | None] | None = None) -> None:
         self._walked = walked
+        self._known = {} if known is None else known
         self._held: list[Any] = []
         self._tensors: list[Any] = []
         self._ends: list[int] = []
@@ -138,6 +141,9 @@ class TablePaths:
 
     def of(self, table: Any) -> str | None:
         """The attribute path of a table; None where it is no module's, nor in the memory of one."""
+        known = self._known.get(id(table))
+        if known is not None:
+            return known
         if not self._held:
             self._held = [held for _, one in self._walked for held in (one._parameters, one._buffers)]
             self._tensors = list(itertools.chain.from_iterable([held.values() for held in self._held]))
@@ -146,7 +152,10 @@ class TablePaths:
         places = list(self._places(id(table)))
         if places:
             path, _, name = next((one for one in places if isinstance(one[1], EMBEDDINGS)), places[0])
-            return _table_path(spelled(path), name)
+            found = _table_path(spelled(path), name)
+            if id(table) in self._known:
+                self._known[id(table)] = found
+            return found
         if self._by_place is None:
             self._by_place = table_paths(self._walked)
         return self._by_place.get(place_of(table))
@@ -167,10 +176,10 @@ def _table_path(module: str, name: str) -> str:
 
 def place_of(tensor: Any) -> Any:
     """What tells that two tensors, such as a parameter and its `.data`, are the same memory."""
-    try:
-        return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
-    except RuntimeError:  # a subclass without memory of its own
-        return id(tensor)
+    with contextlib.suppress(RuntimeError):  # a subclass without memory of its own
+        if (place := tensor.data_ptr()) != 0:  # 0 is what the tensors have that a trace is made with
+            return (place, tensor.shape, tensor.stride(), tensor.device)
+    return id(tensor)
 
 
 def paths(model: Any) -> list[str]:

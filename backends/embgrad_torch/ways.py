@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from embgrad.errors import EmbgradError
-from embgrad_torch.lookup import LookupMode
+from embgrad_torch.lookup import LookupMode, unheard
 from embgrad_torch.modules import hooked
 
 __all__ = ["Elsewhere", "Watched", "Ways"]
@@ -78,33 +77,42 @@ class Watched:
         self._whole = whole
         self._thread = threading.get_ident()
         self._depth = 0
+        self._start = 0
+        self._hooks: list[hooked] = []
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
-        """Watches meanwhile.
+    def __enter__(self) -> None:
+        self._start = _recorded()
+        if self._whole:
+            self._mode.on_read = self._learn
+            self._mode.__enter__()
+            return
+        self._mode.suspended_grad = self._ways.suspended
+        try:
+            for place in self._ways.inside:
+                self._hooks.append(hooked(self._modules[place], self._before, self._after))
+                self._hooks[-1].__enter__()
+        except BaseException:
+            self._leave()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """The pass ended.
 
         Raises:
-            Elsewhere: the pass went no known way; it must be made again, and watched as a whole.
+            Elsewhere: it went no known way; it must be made again, and watched as a whole.
         """
-        start = _recorded()
-        try:
-            with contextlib.ExitStack() as stack:
-                if self._whole:
-                    self._mode.on_read = self._learn
-                    stack.enter_context(self._mode)
-                else:
-                    self._mode.suspended_grad = self._ways.suspended
-                    stack.callback(self._leave)
-                    for place in self._ways.inside:
-                        stack.enter_context(hooked(self._modules[place], self._before, self._after))
-                yield
-        except EmbgradError:
-            raise  # as watching the whole would have raised it
-        except Exception as error:
-            if self._whole:
-                raise
+        if self._whole:
+            self._mode.__exit__(kind, error, trace)
+            self._mode.on_read = unheard
+        else:
+            self._leave()
+        if error is None:
+            self._expect_known()
+        elif not self._whole and isinstance(error, Exception) and not isinstance(error, EmbgradError):
             raise Elsewhere from error  # it may be one that watching gives another name
-        way = (_recorded() - start, tuple(one.key for one in self._mode.watch.lookups))
+
+    def _expect_known(self) -> None:
+        way = (_recorded() - self._start, tuple([one.key for one in self._mode.watch.lookups]))
         if self._whole:
             self._keep(way)
         elif way not in self._ways.seen:
@@ -123,6 +131,9 @@ class Watched:
                 self._mode.__exit__(None, None, None)
 
     def _leave(self) -> None:
+        for hooks in self._hooks:
+            hooks.__exit__(None, None, None)
+        self._hooks.clear()  # they know this, and nothing is to wait for the garbage collector
         if self._depth:  # a hook of the user's came between
             self._depth = 0
             self._mode.__exit__(None, None, None)
@@ -150,7 +161,7 @@ class Watched:
 
 def _recorded() -> int:
     """How many operations autograd has recorded in this thread."""
-    return int(_SEED.clone().grad_fn._sequence_nr())
+    return int(_SEED.view_as(_SEED).grad_fn._sequence_nr())
 
 
 def _running_module() -> Any:

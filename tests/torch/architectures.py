@@ -26,6 +26,10 @@ USUAL = {
     "num_attention_heads": 2,
     "intermediate_size": 24,
 }
+#: transformers before 4.52 makes GPT-2's mask of float64 as float32, which overflows, but where its attention is written out.
+OF_GPT2 = (
+    {} if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 52) else {"attn_implementation": "eager"}
+)
 ROTARY = {**USUAL, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
 
 
@@ -128,7 +132,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
     ),
     Architecture(
         "GPT2",
-        {"vocab_size": VOCAB, "n_embd": 16, "n_head": 2, "pad_token_id": 0},
+        {"vocab_size": VOCAB, "n_embd": 16, "n_head": 2, "pad_token_id": 0, **OF_GPT2},
         "wte",
         "h.{}",
         ("word", "position", "embeddings"),

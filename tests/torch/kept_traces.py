@@ -18,6 +18,16 @@ LONGER = np.array([[5, 2, 9, 4, 1, 11, 7], [3, 8, 7, 0, 0, 0, 0]])
 PROJECTION = embgrad.Projection([1.0, -2.0, 0.5])
 
 
+#: What PyTorch 2.6 has no trace of, by the name of a test's model, and what is said of it. What lies between was not run.
+WITHOUT_A_TRACE = {
+    "Detaching": "is a torch.autograd.Function, whose own backward pass",
+    "Switching": "the gradients at 'word' of a trace of it differ from what it gives itself",
+    "Compiled": "cannot be followed without values .*FX to symbolically trace a dynamo-optimized function",
+    "Mapped": "cannot be followed without values",
+}
+IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+
+
 class Net(nn.Module):
     """Looks rows up, bends them, and reads off three numbers."""
 

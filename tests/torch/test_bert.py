@@ -64,6 +64,18 @@ def test_another_kind_of_bert_is_refused() -> None:
         TorchBackend().bert({**SETTINGS, "is_decoder": True, "add_cross_attention": True})
 
 
+def test_what_transformers_cannot_build(original: Any, tmp_path: Path) -> None:
+    original.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_act": "geluu"}))
+    message = (
+        r"transformers cannot build a BERT of the configuration \(hidden_act='geluu', position_embedding_type=.*, …\): .*; "
+        "expected what its BertConfig takes"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.load_bert(tmp_path)
+
+
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(embgrad.BackendError, match=r"transformers cannot be imported .*pip install 'embgrad\[torch\]'"):

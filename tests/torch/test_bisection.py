@@ -143,7 +143,7 @@ class Attention(nn.Module):
         super().__init__()
         self.query, self.key, self.value, self.factor = found.query, found.key, found.value, factor
 
-    def forward(self, hidden: Any, attention_mask: Any = None, **_: Any) -> Any:
+    def forward(self, hidden: Any, attention_mask: Any = None, *_: Any, **__: Any) -> Any:
         q, k, v = (one(hidden).unflatten(-1, (4, 8)).transpose(1, 2) for one in (self.query, self.key, self.value))
         scores = q @ k.transpose(-1, -2) * self.factor
         masked = scores if attention_mask is None else scores.masked_fill(attention_mask == 0, -1e9)

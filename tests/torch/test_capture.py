@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import embgrad
 from tests.torch.architectures import ARCHITECTURES, native
 from tests.torch.checks import VOCAB
+from tests.torch.kept_traces import IS_OLD
 
 RANDOM = np.random.default_rng(0)
 BATCHES = [torch.tensor(RANDOM.integers(0, VOCAB, (2, length))) for length in (4, 3, 4, 5)]
@@ -201,7 +202,7 @@ def test_a_graph_that_is_gone_through_twice_makes_two_steps(at: str, reentrant: 
         loss.backward(retain_graph=True)
         (3 * loss).backward()
     assert tap.count == 2
-    np.testing.assert_allclose(tap.steps[1].values, 3 * tap.steps[0].values, rtol=1e-5)
+    np.testing.assert_allclose(tap.steps[1].values, 3 * tap.steps[0].values, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("at", ["word", "embeddings", "layer.0"])
@@ -362,6 +363,72 @@ def test_compiled_models_say_what_to_do() -> None:
                 pass
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("whole", [True, False])
+def test_models_of_torchscript_are_refused(whole: bool) -> None:
+    class Plain(nn.Sequential):
+        pass
+
+    model = Plain(nn.Embedding(VOCAB, 4), nn.Linear(4, 3))
+    if whole:
+        scripted = torch.jit.trace(model, BATCHES[0])
+    else:
+        scripted, model[1] = model, torch.jit.script(model[1])
+    named = "'TopLevelTracedModule'" if whole else "'1'"
+    message = (
+        rf"^{named} is a TorchScript module, whose calls cannot be listened to: give the torch\.nn\.Module that it was"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(scripted):
+        raise AssertionError("it is not opened")
+
+
+def test_replicas_on_several_devices_are_refused() -> None:
+    """On this machine there may be none: what it would be told of two."""
+    replicated = nn.DataParallel(net())
+    replicated.device_ids = [0, 1]
+    message = (
+        "the model is replicated on 2 devices by DataParallel, and its replicas run in other threads: expected one device; "
+        r"capture model\.module"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(replicated):
+        raise AssertionError("it is not opened")
+    with embgrad.capture(replicated.module) as tap:
+        replicated.module(BATCHES[0]).sum().backward()
+    assert tap.count == 1
+
+
+def test_reentrant_checkpoints_whose_gradients_cannot_be_told() -> None:
+    class Held:
+        """No tensor is looked for in it."""
+
+        def __init__(self, logits: Any) -> None:
+            self.logits = logits
+
+    class Holding(Net):
+        def forward(self, input_ids: Any) -> Any:
+            return Held(super().forward(input_ids))
+
+    model = net(Holding, reentrant=True)
+    message = (
+        r"the points \['layers\.1:output#0'\] lie in a gradient checkpoint with use_reentrant=True, and the model returned no "
+        "tensor whose gradient would tell of the backward pass: expected use_reentrant=False"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
+        model(BATCHES[0])
+    model.reentrant = False
+    with embgrad.capture(model, at="layer.1") as tap:
+        model(BATCHES[0]).logits.sum().backward()
+    assert tap.count == 1
+
+    model = net(reentrant=True).eval()
+    message = (
+        r"a gradient checkpoint with use_reentrant=True runs Layer again, and 2 forward passes gave it the same values, so that "
+        "its gradient cannot be told among them: expected use_reentrant=False"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(model, at="layer.1"):
+        (model(BATCHES[0]).sum() + model(BATCHES[0]).square().sum()).backward()
+
+
 def compiled_by(runs: list[int]) -> Any:
     def backend(graph: Any, inputs: Any) -> Any:
         def run(*args: Any) -> Any:
@@ -390,7 +457,8 @@ def test_compiled_functions_inside_a_model_stay_compiled_or_are_refused() -> Non
         model, runs[:] = net(Part), []
         with embgrad.capture(model, at=at) as tap:
             model(BATCHES[0]).sum().backward()
-        assert tap.count == len(runs) == 1
+        assert tap.count == 1
+        assert len(runs) == int(at == "head" or not IS_OLD)  # PyTorch 2.6 compiles nothing while functions are watched
         model = net(Whole)
         with pytest.raises(embgrad.UnsupportedError, match=r"inside a function that torch.compile compiles"):  # noqa: SIM117
             with embgrad.capture(model, at=at):

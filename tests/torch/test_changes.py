@@ -178,6 +178,34 @@ def test_what_a_checkpoint_leaves_open_is_an_error() -> None:
         embgrad.gradients(model, IDS, embgrad.Logit(1), at="word", add={"layers.0#0": NEW})
 
 
+class Beside(Net):
+    """A segment that computes with hidden states that it was not given, from the rows alone or from all of them."""
+
+    def forward(self, x: Any) -> Any:
+        rows = self.layers[0](self.table(x))[0]
+        if self.reentrant is None:
+            return self.head((rows.tanh() * rows + rows).mean(1))
+        segment = checkpoint(lambda own: own.tanh() * rows, rows, use_reentrant=self.reentrant)
+        return self.head((segment + rows).mean(1))
+
+
+def test_a_checkpoint_that_computes_with_what_it_was_not_given() -> None:
+    """PyTorch's own backward pass fails there, too; in the newer kind of checkpoint all is well."""
+    torch.manual_seed(0)
+    model = Beside(reentrant=True).double()
+    message = (
+        r"the gradient at the point 'layers\.0:output#0' came several times in one backward pass: a gradient checkpoint with "
+        "use_reentrant=True computes with it and was not given it; expected use_reentrant=False, or it among the checkpoint's"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
+    model.reentrant = False
+    found = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
+    model.reentrant = None
+    expected = embgrad.gradients(model, IDS, embgrad.Logit(1), at="layers.0")
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-12)
+
+
 class Drifting(Net):
     """A segment that does something else each time."""
 

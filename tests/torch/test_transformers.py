@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import embgrad
+from tests.torch.architectures import OF_GPT2
 from tests.torch.checks import own_gradient
 
 IDS = np.random.default_rng(0).permutation(np.arange(4, 36))[:12].reshape(2, 6)
@@ -33,7 +34,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Deberta": ("ForSequenceClassification", {**USUAL, **RELATIVE}, "deberta.embeddings.word_embeddings"),
     "GPT2": (
         "ForSequenceClassification",
-        {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0},
+        {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0, **OF_GPT2},
         "transformer.wte",
     ),
     "Llama": ("ForCausalLM", ROTARY, "model.embed_tokens"),
