@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .demo
 TOX := .tox/runner/bin/tox
 
-.PHONY: help demo test browser bench docs lint clean
+.PHONY: help demo test versions browser bench docs lint clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -15,6 +15,9 @@ demo: $(VENV)/.installed ## The same call in three frameworks, on real BERT weig
 test: $(TOX) browser ## All tests, each in its own environment, in EMBGRAD_TEST_WORKERS processes (2)
 	$(TOX) run-parallel --parallel auto --notest
 	$(TOX) run
+
+versions: $(TOX) ## The tests with the oldest and the newest of each framework, and on each Python: half an hour and more
+	$(TOX) run -m versions
 
 browser: ## Chromium, in which the tests open the page: found, or installed where apt-get may
 	@for name in "$${EMBGRAD_TEST_BROWSER:-chromium}" chromium chromium-browser google-chrome; do \

@@ -193,7 +193,8 @@ def _layers(batch: TokenBatch, calls: Sequence[ModuleCall]) -> list[int]:
         single = [one for one in single if not any(_is_all_of(calls, one[0], group) for group in groups)]
         plain = _outermost(calls, [*groups, *single])
         first = [*single[:1], *sorted((group for group in plain if len(group) > 1), key=len, reverse=True)[:1]]
-        return min(first, key=lambda group: group[0], default=[])
+        found = min(first, key=lambda group: group[0], default=[])
+        return [] if len(found) == 1 and _is_called_again(calls, found[0]) else found
     best = max(outer, key=len)  # of equals the first
     encoders = [
         group for group in (*outer, *single) if "encoder" in calls[group[0]].path.lower().replace("decoder", "")
@@ -207,6 +208,12 @@ def _outermost(calls: Sequence[ModuleCall], groups: Sequence[list[int]]) -> list
     """The groups that are not made inside a call of another."""
     members = {number for group in groups for number in group}
     return [group for group in groups if members.isdisjoint(_ancestors(calls, calls[group[0]].parent))]
+
+
+def _is_called_again(calls: Sequence[ModuleCall], number: int) -> bool:
+    """Whether what may be a model's only layer is called several times: nothing tells then what of it is a layer."""
+    call = calls[number]
+    return sum(one.parent == call.parent and one.path == call.path for one in calls) > 1
 
 
 def _is_all_of(calls: Sequence[ModuleCall], number: int, group: Sequence[int]) -> bool:

@@ -227,7 +227,7 @@ class _Ear:
             hint = closed_graphs(watcher)
             if not hint:
                 raise
-            raise UnsupportedError(f"{error}. {hint}: {RUN_EAGERLY}; {SAVED}") from error
+            raise UnsupportedError(f"{error.message}. {hint}: {RUN_EAGERLY}; {SAVED}") from error
 
 
 def _module_called(function: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:

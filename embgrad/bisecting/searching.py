@@ -169,7 +169,7 @@ class Search:
         forward = isinstance(failure, ObjectiveError)
         first = OBJECTIVE if forward else self._names[-1]
         after = self._names[-1] if forward else OBJECTIVE
-        note = f"{label} alone: {failure}"
+        note = f"{label} alone: {failure.message}"
         base = Found(self._judge.tolerance, (), first, "forward" if forward else "backward", after, notes=(note,))
         low, high, block = self._stretch(OBJECTIVE, (self._a, self._b))
         part = narrowed(self._a, self._b, self._judge, low, high, block=block) if forward else None
@@ -269,7 +269,7 @@ class Search:
         if not names:
             return ()
         failure = self._a.reader.failure
-        why = "" if failure is None else f": {failure}"
+        why = "" if failure is None else f": {failure.message}"
         return (f"there is no gradient at {listed(names)} in either, so that none was compared there{why}",)
 
     def _notes(self) -> tuple[str, ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 
 from embgrad.cli import options as o
 from embgrad.cli.errors import UsageError
-from embgrad.cli.health import LIMIT, Health, Part, examined
+from embgrad.cli.health import LIMIT, Health, Part, core_parts, examined
 from embgrad.cli.running import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 
@@ -42,14 +43,16 @@ def doctor(
             raise UsageError(f"--timeout is {timeout:g}: expected a number of seconds above 0, and {LONGEST} at most")
         broken = broken_backends()
         with terminal.busy("trying each framework …"):
-            found = examined(timeout)
+            found, core = examined(timeout), core_parts()
         about = {"embgrad": __version__, "python": platform.python_version(), "platform": platform.platform()}
-        _tell(found, broken, about, terminal)
+        _tell_core(core, about, terminal)
+        _tell(found, broken, terminal)
         terminal.give(
             {
                 **about,
                 "executable": sys.executable,
                 "works": any(one.works for one in found),
+                "core": [asdict(part) for part in core],
                 "backends": {one.name: one.to_dict() for one in found},
                 "broken": broken,
             }
@@ -59,8 +62,15 @@ def doctor(
     execute(work, as_json=as_json, debug=debug)
 
 
-def _tell(found: Sequence[Health], broken: Mapping[str, str], about: Mapping[str, str], terminal: Terminal) -> None:
+def _tell_core(parts: Sequence[Part], about: Mapping[str, str], terminal: Terminal) -> None:
+    """What embgrad itself runs on: of the rest only what is out of the ordinary."""
     terminal.say(", ".join(f"{name} {value}" for name, value in about.items()))
+    for part in parts:
+        if part.trouble or part.note or part.name == "numpy":
+            _tell_part(part, terminal)
+
+
+def _tell(found: Sequence[Health], broken: Mapping[str, str], terminal: Terminal) -> None:
     for one in found:
         terminal.say()
         _tell_one(one, terminal)
@@ -86,8 +96,9 @@ def _tell_one(one: Health, terminal: Terminal) -> None:
         terminal.say(one.install, indent=2)
     if not one.version:
         return
-    for part in one.parts[1:]:
-        _tell_part(part, terminal)
+    for number, part in enumerate(one.parts):
+        if number or part.trouble or part.note:  # the framework itself stands in the heading
+            _tell_part(part, terminal)
     for name, why in one.classes.items():
         if why:
             terminal.say(f"✗ {name}, which embgrad.load_bert builds: {why}", style="yellow", indent=2)
@@ -95,7 +106,8 @@ def _tell_one(one: Health, terminal: Terminal) -> None:
 
 def _tell_part(part: Part, terminal: Terminal) -> None:
     if not part.trouble:
-        terminal.say(f"✓ {part.name} {part.version}", indent=2)
+        note = f": {part.note}; {part.mend}" if part.note else ""
+        terminal.say(f"✓ {part.name} {part.version}{note}", indent=2)
         return
     mark = "–" if part.optional else "✗"
     version = f" {part.version}" if part.version else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
+import platform
 import signal
 import subprocess
 import sys
@@ -17,9 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
 from embgrad.registry import list_backends
 
-__all__ = ["Health", "Part", "examined"]
+__all__ = ["Health", "Part", "core_parts", "examined"]
 
 #: How long a framework may take to be imported and give one gradient, in seconds.
 LIMIT: Final = 120.0
@@ -34,26 +35,36 @@ class Need:
 
     Attributes:
         module: what is imported.
-        distributions: what pip calls it, in any of its forms.
+        distributions: what pip calls it, in any of its forms, which have the same versions.
         what: what it is for.
-        least: the oldest version that works, as numbers.
-        below: the first version that does not.
-        mend: what to do where it is missing or of a wrong version.
+        supported: the versions that it is tested in.
+        install: what to do where it is missing.
         optional: it can be done without.
+        former: names of pip's under which older versions are.
     """
 
     module: str
     distributions: tuple[str, ...]
     what: str
-    least: tuple[int, ...] = ()
-    below: tuple[int, ...] = ()
-    mend: str = ""
+    supported: Supported | None = None
+    install: str = ""
     optional: bool = False
+    former: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Part:
-    """What was found of a need: its version (empty where it is missing), and what is wrong with it."""
+    """What was found of a need.
+
+    Attributes:
+        name: what pip calls it.
+        what: what it is for.
+        version: empty where it is missing.
+        trouble: what is wrong with it; empty where nothing is.
+        mend: what to do where there is trouble, or a note.
+        optional: it can be done without.
+        note: what is to be known of it where nothing is wrong, as far as is known: embgrad was never tested with it.
+    """
 
     name: str
     what: str
@@ -61,6 +72,7 @@ class Part:
     trouble: str = ""
     mend: str = ""
     optional: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,70 +106,74 @@ class Health:
         return asdict(self)
 
 
-SETUPTOOLS: Final = Need(
-    "pkg_resources",
-    ("setuptools",),
-    "read by packages of 2022, dropped by setuptools 81",
-    below=(81,),
-    mend="pip install 'setuptools<81'",
+#: What packages of 2022 need besides, which pip has no way to know of.
+PKG_RESOURCES: Final = Need(
+    "pkg_resources", ("setuptools",), "tensorflow-hub and gluonnlp import it", SETUPTOOLS, "pip install 'setuptools<81'"
 )
+
+
+def _need(group: str, name: str, what: str, install: str = "", *, optional: bool = True) -> Need:
+    """A need whose module is called as its distribution is."""
+    return Need(name.replace("-", "_"), (name,), what, SUPPORTED[group][name], install, optional)
+
 
 #: By backend the framework, and what else it uses.
 NEEDS: Final[dict[str, tuple[Need, ...]]] = {
     "torch": (
-        Need("torch", ("torch",), "the framework", least=(2, 4), mend="pip install 'embgrad[torch]'"),
-        Need(
-            "transformers",
-            ("transformers",),
-            "Hugging Face's models, embgrad.load_bert",
-            least=(4, 44),
-            mend="pip install 'embgrad[torch]'",
-            optional=True,
-        ),
+        _need("torch", "torch", "the framework", "pip install 'embgrad[torch]'", optional=False),
+        _need("torch", "transformers", "Hugging Face's models, embgrad.load_bert", "pip install 'embgrad[torch]'"),
     ),
     "tensorflow": (
         Need(
             "tensorflow",
             ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly"),
             "the framework",
-            least=(2, 16),
-            mend="pip install 'embgrad[tensorflow]'",
+            SUPPORTED["tensorflow"]["tensorflow-cpu"],
+            "pip install 'embgrad[tensorflow]'",
         ),
-        Need(
-            "tf_keras", ("tf-keras",), "Keras 2, for Hugging Face's models", mend="pip install tf-keras", optional=True
-        ),
-        Need(
+        _need("tensorflow", "keras", "Keras 3", "pip install keras"),
+        _need("tensorflow", "tf-keras", "Keras 2, for Hugging Face's models", "pip install tf-keras"),
+        _need(
+            "tensorflow",
             "transformers",
-            ("transformers",),
-            "Hugging Face's models, embgrad.load_bert; version 5 has no TensorFlow classes",
-            least=(4, 44),
-            below=(5,),
-            mend="pip install 'transformers>=4.44,<5'",
-            optional=True,
+            "Hugging Face's models, embgrad.load_bert",
+            "pip install 'transformers>=4.44,<5'",
         ),
-        Need(
-            "tensorflow_hub", ("tensorflow-hub",), "models of TF Hub", mend="pip install 'embgrad[hub]'", optional=True
-        ),
+        _need("tensorflow", "tensorflow-hub", "models of TF Hub", "pip install 'embgrad[hub]'"),
         Need(
             "tensorflow_text",
             ("tensorflow-text",),
             "TF Hub's preprocessing models",
-            mend="pip install --no-deps tensorflow-text, of TensorFlow's version",
+            install="pip install --no-deps tensorflow-text, of TensorFlow's version",
             optional=True,
         ),
     ),
     "gluon": (
-        Need("mxnet", ("mxnet", "mxnet-mkl", "mxnet-native"), "the framework", mend="pip install 'embgrad[mxnet]'"),
-        Need("numpy", ("numpy",), "MXNet 1.9.1 is of NumPy 1", below=(2,), mend="pip install 'numpy<2'"),
         Need(
-            "gluonnlp",
-            ("gluonnlp",),
-            "gluonnlp's models, embgrad.load_bert",
-            mend="pip install gluonnlp==0.10.0",
-            optional=True,
+            "mxnet",
+            ("mxnet",),
+            "the framework",
+            SUPPORTED["gluon"]["mxnet"],
+            "pip install 'embgrad[mxnet]'",
+            former=("mxnet-mkl", "mxnet-native"),
         ),
+        _need("gluon", "numpy", "MXNet is written for NumPy 1", "pip install 'numpy<2'", optional=False),
+        _need("gluon", "gluonnlp", "gluonnlp's models, embgrad.load_bert", "pip install gluonnlp==0.10.0"),
     ),
 }
+
+#: What embgrad itself and its command use, and embgrad.ray where it is there.
+CORE: Final = (
+    _need("core", "numpy", "arrays", "pip install embgrad", optional=False),
+    _need("core", "safetensors", "files", "pip install embgrad", optional=False),
+    *(_need("cli", name, "the command embgrad", "pip install 'embgrad[cli]'") for name in SUPPORTED["cli"]),
+    _need("ray", "ray", "embgrad.ray", "pip install 'embgrad[ray]'"),
+)
+
+
+def core_parts() -> tuple[Part, ...]:
+    """What embgrad itself uses, of what is there, and Python."""
+    return (_python("core", "which embgrad is written for"), *(one for need in CORE if (one := _part(need)).version))
 
 
 def examined(limit: float = LIMIT) -> list[Health]:
@@ -178,7 +194,7 @@ def _health(name: str, limit: float) -> Health:
     if not _found(backend.package):
         return Health(name, error=f"{backend.package} is not installed", install=install, parts=parts)
     tried = _tried(name, limit)
-    version = tried["versions"].get(backend.package) or _version((backend.package,))
+    version = tried["versions"].get(backend.package) or _version((backend.package,))[1]
     return Health(
         name,
         version,
@@ -195,28 +211,34 @@ def _health(name: str, limit: float) -> Health:
 def _parts(name: str) -> tuple[Part, ...]:
     needs = list(NEEDS.get(name, ()))
     if any(need.module in ("tensorflow_hub", "gluonnlp") and _found(need.module) for need in needs):
-        needs.append(SETUPTOOLS)
+        needs.append(PKG_RESOURCES)
     parts = [_part(need) for need in needs]
-    if name == "gluon" and sys.version_info >= (3, 12):
-        version = ".".join(map(str, sys.version_info[:3]))
-        parts.append(Part("python", "MXNet 1.9.1 is of Python up to 3.11", version, "too new", "use Python 3.11"))
+    if name == "gluon" and (python := _python(name, "which MXNet 1.9.1 runs on")).trouble:
+        parts.append(python)
     if name == "tensorflow":
         parts += _keras_of(parts)
     return tuple(parts)
 
 
 def _part(need: Need) -> Part:
-    version = _version(need.distributions) if _found(need.module) else ""
-    trouble = ""
+    name, version = (
+        _version((*need.distributions, *need.former)) if _found(need.module) or need is PKG_RESOURCES else ("", "")
+    )
     if not version:
-        trouble = "not installed"
-        if need.module == SETUPTOOLS.module and (own := _version(need.distributions)):
-            version, trouble = own, "has no pkg_resources"
-    elif need.least and _numbers(version) < need.least:
-        trouble = f"too old, expected {'.'.join(map(str, need.least))} or later"
-    elif need.below and _numbers(version) >= need.below:
-        trouble = f"too new, expected a version below {'.'.join(map(str, need.below))}"
-    return Part(need.distributions[0], need.what, version, trouble, need.mend if trouble else "", need.optional)
+        standing = Standing("not installed", mend=need.install)
+    elif need.supported is None:
+        standing = Standing()
+    else:
+        standing = need.supported.standing(version, name if name in need.distributions else "")
+    trouble, note, mend = standing.trouble, standing.note, standing.mend
+    return Part(need.distributions[0], need.what, version, trouble, mend, need.optional, note)
+
+
+def _python(group: str, what: str) -> Part:
+    """Python itself, as embgrad or a framework needs it."""
+    version = platform.python_version()
+    standing = SUPPORTED[group]["python"].standing(version)
+    return Part("python", what, version, standing.trouble, standing.mend, note=standing.note)
 
 
 def _keras_of(parts: Sequence[Part]) -> list[Part]:
@@ -224,7 +246,7 @@ def _keras_of(parts: Sequence[Part]) -> list[Part]:
     versions = {part.name: part.version for part in parts}
     ours, keras = versions.get("tensorflow", ""), versions.get("tf-keras", "")
     found = []
-    if ours and keras and _numbers(ours)[:2] != _numbers(keras)[:2]:
+    if ours and keras and numbers(ours)[:2] != numbers(keras)[:2]:
         wanted = ".".join(ours.split(".")[:2])
         found.append(
             Part(
@@ -302,14 +324,11 @@ def _found(module: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _version(distributions: Sequence[str]) -> str:
+def _version(distributions: Sequence[str]) -> tuple[str, str]:
+    """The first of these names under which something is installed, and its version; empty where none is."""
     for name in distributions:
         try:
-            return metadata.version(name)
+            return name, metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return "", ""

@@ -78,6 +78,17 @@ def test_albert_calls_one_layer_repeatedly_and_projects_what_it_embeds() -> None
     assert trace.roles["embeddings"] == "embeddings:output#0"
 
 
+def test_one_layer_with_something_between_its_calls_is_no_single_layer() -> None:
+    """Its first call would be the last layer, too: of what comes between nothing is known, so nothing is said."""
+    trace = Trace(BATCH)
+    x = bert_embeddings(trace)
+    for _ in range(3):
+        encoder_layer(trace, "encoder.layer.0", x)
+        x = trace.hidden()  # made of what it gave, by an operation
+    assert layers_of(trace) == []
+    assert trace.roles["embeddings"] == "embeddings:output#0"
+
+
 def test_deberta_with_a_convolution_behind_its_first_layer() -> None:
     trace = Trace(BATCH)
     x = bert_embeddings(trace)

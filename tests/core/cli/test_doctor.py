@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from embgrad import registry
+from embgrad.cli import health
+from embgrad.cli.supported import SUPPORTED
 from tests.core.cli.commands import child
 
 
@@ -73,33 +75,109 @@ def test_doctor_survives_what_a_framework_does(
     assert said in done.out
 
 
-def test_doctor_names_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embgrad.cli import health
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let there be these versions by pip's names, and no others."""
 
-    versions = {
-        "numpy": "2.2.6",
-        "tensorflow": "2.21.0",
-        "tf-keras": "2.18.0",
-        "transformers": "5.1.0",
-        "torch": "2.1.0+cpu",
-    }
-    versions |= {"setuptools": "82.0.0", "tensorflow-hub": "0.16.1", "mxnet": "1.9.1"}
-    monkeypatch.setattr(health, "_version", lambda names: next((versions[one] for one in names if one in versions), ""))
-    monkeypatch.setattr(health, "_found", lambda module: module != "pkg_resources")
+    def put(**versions: str) -> None:
+        found = {name.replace("_", "-"): version for name, version in versions.items()}
+        monkeypatch.setattr(
+            health, "_version", lambda names: next(((n, found[n]) for n in names if n in found), ("", ""))
+        )
+        monkeypatch.setattr(health, "_found", lambda module: module != "pkg_resources")
+
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
-    troubles = {
-        name: {part.name: part.trouble for part in health._parts(name) if part.trouble}
-        for name in ("torch", "tensorflow", "gluon")
-    }
-    assert troubles["torch"] == {"torch": "too old, expected 2.4 or later"}
-    assert troubles["tensorflow"] == {
-        "transformers": "too new, expected a version below 5",
+    return put
+
+
+def troubles(name: str) -> dict[str, str]:
+    return {part.name: part.trouble for part in health._parts(name) if part.trouble}
+
+
+def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
+    installed(
+        numpy="2.2.6",
+        tensorflow="2.21.0",
+        keras="3.15.1",
+        tf_keras="2.18.0",
+        transformers="5.1.0",
+        torch="2.1.0+cpu",
+        setuptools="82.0.0",
+        tensorflow_hub="0.16.1",
+        mxnet="1.9.1",
+    )
+    assert troubles("torch") == {"torch": "older than 2.6, the oldest that embgrad is tested with"}
+    assert troubles("tensorflow") == {
+        "transformers": "expected a version below 5: transformers 5 has no TensorFlow classes any more",
         "tensorflow-text": "not installed",
-        "setuptools": "has no pkg_resources",
+        "setuptools": "expected a version below 81: it has no pkg_resources any more",
         "tf-keras and tensorflow": "do not go together",
         "TF_USE_LEGACY_KERAS": "not 1",
     }
-    assert troubles["gluon"]["numpy"] == "too new, expected a version below 2"
-    assert troubles["gluon"]["setuptools"] == "has no pkg_resources"
+    found = troubles("gluon")
+    assert found["numpy"].startswith("expected a version below 2: while it is imported, MXNet reads names")
+    assert "np.PZERO" in found["numpy"]
+    assert found["setuptools"] == "expected a version below 81: it has no pkg_resources any more"
     mends = [part.mend for part in health._parts("gluon") if part.trouble]
-    assert "pip install 'numpy<2'" in mends
+    assert {"pip install 'numpy>=1.24,<2'", "pip install 'setuptools<81'"} <= {*mends}
+
+
+def test_doctor_mends_a_package_under_the_name_that_it_has(installed: Any) -> None:
+    installed(tensorflow_cpu="2.15.1", mxnet_mkl="1.6.0")
+    assert health._parts("tensorflow")[0].mend.startswith("pip install 'tensorflow-cpu>=")
+    assert health._parts("gluon")[0].mend == "pip install 'mxnet==1.9.1'"  # which is not called mxnet-mkl any more
+
+
+def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
+    installed(torch="2.99.0", transformers="4.57.6")
+    torch, transformers = health._parts("torch")
+    assert (torch.trouble, transformers.trouble, transformers.note) == ("", "", "")
+    newest = SUPPORTED["torch"]["torch"].newest
+    assert torch.note == f"newer than {newest}, the newest that embgrad is tested with"
+    assert torch.mend == f"it may well work; where it does not, pip install 'torch=={newest}.*'"
+
+
+@pytest.mark.parametrize(
+    ("python", "core", "gluon"),
+    [
+        ("3.11.7", "", ""),
+        ("3.9.18", "older than 3.10", "older than 3.10"),
+        ("3.13.0", "", "expected a version below 3.13: no NumPy below 2"),
+    ],
+)
+def test_doctor_knows_the_pythons(
+    installed: Any, monkeypatch: pytest.MonkeyPatch, python: str, core: str, gluon: str
+) -> None:
+    installed(numpy="1.26.4", safetensors="0.8.0", mxnet="1.9.1", gluonnlp="0.10.0", setuptools="80.9.0")
+    monkeypatch.setattr("platform.python_version", lambda: python)
+    own = {part.name: part for part in health.core_parts()}
+    assert [*own] == ["python", "numpy", "safetensors"]
+    assert own["python"].trouble.startswith(core)
+    assert bool(own["python"].trouble) == bool(core)
+    assert troubles("gluon").get("python", "").startswith(gluon)
+    assert ("python" in troubles("gluon")) == bool(gluon)
+
+
+def test_doctor_shows_where_versions_stand(
+    command: Any, backends: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too old or new, and what nobody has tried, of a framework itself and of embgrad too; what is sound, in short."""
+    installed(numpy="1.20.0", safetensors="0.99", typer="0.16.0", torch="2.3.1", transformers="5.99.0")
+    backends({"torch": backend("torch")}, {})
+    tried = {"works": True, "tried": True, "error": "", "versions": {}, "classes": {}, "seconds": 1.0}
+    monkeypatch.setattr(health, "_tried", lambda name, limit: tried)
+    done = command("doctor")
+    told = " ".join(done.out.split())
+    assert done.code == 0
+    for line in (
+        "✗ numpy 1.20.0: older than 1.24, the oldest that embgrad is tested with (arrays); pip install 'numpy>=1.24'",
+        "✓ safetensors 0.99: newer than 0.8, the newest that embgrad is tested with; it may well work; where it does not, "
+        "pip install 'safetensors==0.8.*'",
+        "✗ torch 2.3.1: older than 2.6, the oldest that embgrad is tested with (the framework); pip install 'torch>=2.6'",
+        "✓ transformers 5.99.0: newer than",
+    ):
+        assert line in told
+    assert "typer" not in told
+    found = json.loads(command("doctor", "--json").out)
+    assert [part["name"] for part in found["core"]] == ["python", "numpy", "safetensors", "typer"]
+    assert found["backends"]["torch"]["parts"][1]["note"].startswith("newer than")

@@ -1,0 +1,170 @@
+"""The versions that embgrad is tested with: one table, from which the doctor, the README and the tests read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["SETUPTOOLS", "SUPPORTED", "Standing", "Supported", "numbers", "table"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an installed version stands.
+
+    Attributes:
+        trouble: what is wrong with it; empty where nothing is known to be.
+        note: what is to be known of one with which nothing is known to be wrong, and which was never tested.
+        mend: what to do, for either.
+    """
+
+    trouble: str = ""
+    note: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The versions of one package.
+
+    Attributes:
+        name: what pip calls it; `python` is Python itself.
+        oldest: the oldest that all tests of its framework pass with, and the bound of pyproject.toml; empty where there is
+            no such bound.
+        newest: the newest of those, up to the place that matters: 2.13 means every 2.13.
+        below: the first version that does not work, where one is known.
+        why: what happens from `below` on.
+    """
+
+    name: str
+    oldest: str
+    newest: str
+    below: str = ""
+    why: str = ""
+
+    def standing(self, version: str, name: str = "") -> Standing:
+        """What an installed version means, and what to do.
+
+        Args:
+            version: such as 2.13.0+cpu.
+            name: under which name of pip's it is installed, where that is another.
+        """
+        own = numbers(version)
+        if own < numbers(self.oldest):
+            return Standing(
+                f"older than {self.oldest}, the oldest that embgrad is tested with", mend=self._install(name)
+            )
+        if self.below and own >= numbers(self.below):
+            return Standing(f"expected a version below {self.below}: {self.why}", mend=self._install(name))
+        newest = numbers(self.newest)
+        if own[: len(newest)] <= newest:
+            return Standing()
+        return Standing(
+            note=f"newer than {self.newest}, the newest that embgrad is tested with",
+            mend=f"it may well work; where it does not, {self._newest(name)}",
+        )
+
+    def requirement(self) -> str:
+        """The bounds as pip reads them: >=4.44,<5; ==1.9.1 where there is one version."""
+        if self.oldest == self.newest:
+            return f"=={self.oldest}"
+        return ",".join(f"{sign}{bound}" for sign, bound in ((">=", self.oldest), ("<", self.below)) if bound)
+
+    def _install(self, name: str) -> str:
+        if self.name == "python":
+            return f"use Python {self.oldest} to {self.newest}"
+        return f"pip install '{name or self.name}{self.requirement()}'"
+
+    def _newest(self, name: str) -> str:
+        if self.name == "python":
+            return f"use Python {self.newest}"
+        return f"pip install '{name or self.name}=={self.newest}.*'"
+
+
+def _named(*packages: Supported) -> Mapping[str, Supported]:
+    return {one.name: one for one in packages}
+
+
+#: By who needs them (embgrad itself, its command, a backend, embgrad.ray) the packages by name, the framework first.
+SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
+    "core": _named(
+        Supported("python", "3.10", "3.13"),
+        Supported("numpy", "1.24", "2.5"),
+        Supported("safetensors", "0.4.3", "0.8"),
+    ),
+    "cli": _named(
+        Supported("typer", "0.16", "0.29"),
+        Supported("rich", "13", "15"),
+        Supported("jinja2", "3.0", "3.1"),
+        Supported("tokenizers", "0.19", "0.23"),
+    ),
+    "torch": _named(Supported("torch", "2.6", "2.13"), Supported("transformers", "4.44", "5.23")),
+    "tensorflow": _named(
+        Supported("tensorflow-cpu", "2.16", "2.21"),
+        Supported("tf-keras", "2.16", "2.21"),
+        Supported("keras", "3.8", "3.15"),
+        Supported("tensorflow-hub", "0.16.0", "0.16"),
+        Supported("transformers", "4.44", "4.57", "5", "transformers 5 has no TensorFlow classes any more"),
+    ),
+    "gluon": _named(
+        Supported("mxnet", "1.9.1", "1.9.1"),
+        Supported("gluonnlp", "0.10.0", "0.10.0"),
+        Supported(
+            "numpy",
+            "1.24",
+            "1.26",
+            "2",
+            "while it is imported, MXNet reads names that NumPy 2.0 removed, np.PZERO the first of them",
+        ),
+        Supported("python", "3.10", "3.12", "3.13", "no NumPy below 2, which MXNet needs, has a wheel for Python 3.13"),
+    ),
+    "ray": _named(Supported("ray", "2.55", "2.60")),
+}
+
+#: What else goes with a framework, and is held for another's sake.
+SETUPTOOLS: Final = Supported("setuptools", "", "80", "81", "it has no pkg_resources any more")
+
+#: The rows of the table, and what it calls the packages.
+_ROWS: Final[Mapping[str, str]] = {
+    "core": "embgrad itself",
+    "cli": "the command `embgrad`",
+    "torch": "PyTorch",
+    "tensorflow": "TensorFlow",
+    "gluon": "MXNet Gluon",
+    "ray": "embgrad.ray",
+}
+
+
+def table() -> str:
+    """The table as Markdown, as the README and docs/installation.md have it."""
+    lines = ["| | oldest tested | newest tested |", "|---|---|---|"]
+    for group, title in _ROWS.items():
+        packages = SUPPORTED[group].values()
+        oldest, newest = (
+            ", ".join(_told(one.name, version(one)) for one in packages) for version in (_oldest, _newest)
+        )
+        lines.append(f"| {title} | {oldest} | {newest} |")
+    return "\n".join(lines)
+
+
+def _told(name: str, version: str) -> str:
+    return f"{name.capitalize() if name in ('python', 'keras') else name} {version}"
+
+
+def _oldest(package: Supported) -> str:
+    return package.oldest
+
+
+def _newest(package: Supported) -> str:
+    return package.newest
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The version as numbers to compare: 2.13.0+cpu is (2, 13, 0)."""
+    return tuple(int(one) for one in re.findall(r"\d+", version.partition("+")[0])[:3])
+
+
+if __name__ == "__main__":
+    print(table())
