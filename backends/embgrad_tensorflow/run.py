@@ -188,8 +188,8 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:
         raise UnsupportedError(
-            f"{error.message}. Expected a graph that can be run operation by operation, as all of TensorFlow 2's can: save the model "
-            "anew with TensorFlow 2, or give it as Keras layers, a tf.Module or a tf.function"
+            f"{error.message}. Expected a graph that can be run operation by operation, as all of TensorFlow 2's can: save the "
+            "model anew with TensorFlow 2, or give it as Keras layers, a tf.Module or a tf.function"
         ) from error
     warnings.warn(f"{hint}: what they look up has no gradient in the result", EmbgradWarning, stacklevel=6)
     return chosen
