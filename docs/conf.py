@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
     # Names of other libraries, whose inventories would come over a network, and what annotations alone speak of.
     (r"py:.*", r"(np|numpy|os|pathlib|collections|typing|contextlib|dataclasses|types)(\..*)?"),
     # What results are made of and nobody makes: it has no place in the reference.
-    (r"py:.*", r"(embgrad\.(figures|points|streaming|watching)\..*|Step|Suspect|Weight)"),
+    (r"py:.*", r"(embgrad\.(figures|points|streaming|watching)\..*|embgrad\.backend\.Weight|Step|Suspect|Weight)"),
 ]
 
 # How it looks: all fonts and scripts are the reader's own or lie beside the pages.

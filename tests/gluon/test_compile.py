@@ -611,4 +611,5 @@ def test_every_operator_that_is_cured_has_its_place_in_graphs() -> None:
     from embgrad_gluon.cures import Cures
 
     known = {*tracing.NOT_IN_GRAPHS, *tracing.NORMS, "LeakyReLU", "Pooling", "RNN"}
-    assert set(Cures(False).handlers()) - known == {"Deconvolution", "FullyConnected"}  # whose cures are for parameters' gradients
+    for_parameters_alone = {"Deconvolution", "FullyConnected"}
+    assert set(Cures(False).handlers()) - known == for_parameters_alone
