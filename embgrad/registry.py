@@ -96,7 +96,7 @@ def backend_for(model: Any) -> Backend:
     """
     found = _discovered()
     known = found.owners.get(type(model))
-    if known is not None:
+    if known is not None and _owns(known, model):
         return known
     parts = as_parts(model)
     classes = [part.__qualname__ for part in parts if isinstance(part, type)]
@@ -115,6 +115,14 @@ def backend_for(model: Any) -> Backend:
             "uninstall the other"
         )
     raise BackendError(_no_owner(parts, asked))
+
+
+def _owns(backend: Backend, part: Any) -> bool:
+    """Whether it does; not where it raises, which is told where all are asked."""
+    try:
+        return backend.owns(part)
+    except Exception:  # a third party's
+        return False
 
 
 def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Discovery]:

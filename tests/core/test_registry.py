@@ -204,6 +204,16 @@ def test_the_owner_is_chosen(installed: list[Any]) -> None:
     assert registry.backend_for({}).name == "b"
 
 
+def test_one_model_of_a_type_says_nothing_of_the_next(installed: list[Any]) -> None:
+    """A backend may own one object of a general type and not another; the owner that is remembered is asked again."""
+    owns = {"owns": lambda self, part: isinstance(part, dict) and "weights" in part}
+    installed += [FakeEntryPoint("a", backend("a", **owns)), FakeEntryPoint("b", backend("b", Model))]
+    for _ in range(2):
+        assert registry.backend_for({"weights": 1}).name == "a"
+        with pytest.raises(embgrad.BackendError, match=r"no installed backend takes a model of type builtins\.dict"):
+            registry.backend_for({})
+
+
 def test_two_claimants(installed: list[Any]) -> None:
     installed += [FakeEntryPoint(name, backend(name, Model)) for name in ("a", "b")]
     with pytest.raises(
