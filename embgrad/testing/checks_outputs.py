@@ -1,0 +1,108 @@
+"""The conformance checks of what an objective reads: outputs by name and role, positions, functions of the user's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.examples import CLASSES, EXAMPLES, POSITIONS, close, example_batch, example_weights, softmax
+from embgrad.testing.harness import Harness
+
+__all__ = ["OutputChecks"]
+
+
+class OutputChecks:
+    """What every backend must pass."""
+
+    # Outputs and positions
+
+    def test_named_outputs_and_roles(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        slope = (1 - hidden**2) @ weights["W1"].T
+        for name in ("sequence", "last_hidden_state"):
+            close(embgrad.gradients(model("named"), batch, embgrad.Sum(output=name)).values, slope, 1e-12)
+        for name in ("pooled", "pooler_output"):
+            close(embgrad.gradients(model("named"), batch, embgrad.Sum(output=name)).values, slope / POSITIONS, 1e-12)
+
+    def test_an_unknown_output_is_an_error_that_lists_what_there_is(self, model: Any) -> None:
+        with pytest.raises(embgrad.OutputError, match=r"pooler_output.*role 'pooled'.*Did you mean 'pooled'"):
+            embgrad.gradients(model("named"), example_batch(), embgrad.Sum(output="poold"))
+        with pytest.raises(embgrad.OutputError, match="2 outputs and none of them is its logits"):
+            embgrad.gradients(model("named"), example_batch(), embgrad.Sum())
+
+    def test_per_position_outputs_count_at_real_positions(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch(masked=True)
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        slope = ((1 - hidden**2) * weights["W"].sum(1)) @ weights["W1"].T
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # this model has no mask to take
+            result = embgrad.gradients(model("positions"), batch, embgrad.Sum())
+            last = embgrad.gradients(model("positions"), batch, embgrad.Sum(position=-1))
+            each = embgrad.gradients(model("positions"), batch, embgrad.Sum(position=[3, 2, 1]))
+        close(result.values, slope * batch.real[..., None], 1e-12)
+        chosen = np.zeros(batch.shape, bool)
+        chosen[[0, 1, 2], [3, 2, 1]] = True
+        close(last.values, slope * chosen[..., None], 1e-12)
+        np.testing.assert_array_equal(each.values, last.values)
+
+    def test_only_the_rows_that_count_cross(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        built, batch, crossed = model("positions"), example_batch(masked=True), []
+        whole = embgrad.gradients(built, batch, embgrad.Projection(np.array([1.0, -1, 2]))).values
+        evaluate = embgrad.Objective.evaluate_rows
+
+        def watched(objective: Any, rows: np.ndarray, *args: Any) -> Any:
+            crossed.append(rows.shape)
+            return evaluate(objective, rows, *args)
+
+        monkeypatch.setattr(embgrad.Objective, "evaluate_rows", watched)
+        last = embgrad.Projection(np.array([1.0, -1, 2]), position=-1)
+        for split in (False, True):
+            result = embgrad.gradients(built, batch, last, split=split)
+            for example, position in enumerate([3, 2, 1]):
+                close(result.values[example, position], whole[example, position], 1e-12)
+                assert not np.delete(result.values[example], position, 0).any()
+            assert result.provenance["output_shape"] == [EXAMPLES, POSITIONS, CLASSES]
+        labels = np.full((EXAMPLES, POSITIONS), -100)
+        labels[1, 1] = 2
+        assert embgrad.gradients(built, batch, embgrad.CrossEntropy(labels)).values[1, 1].any()
+        assert crossed == [(EXAMPLES, CLASSES)] * 2 + [(1, CLASSES)]
+
+    def test_per_position_cross_entropy(self, model: Any) -> None:
+        weights, batch = example_weights(), example_batch()
+        labels = np.array([[0, -100, 2, 1], [1, 1, -100, 0], [2, 2, 0, -100]])
+        hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
+        slopes = (softmax(hidden @ weights["W"] + weights["b"]) - np.eye(CLASSES)[np.maximum(labels, 0)]) * (
+            labels != -100
+        )[..., None]
+        expected = ((slopes @ weights["W"].T) * (1 - hidden**2)) @ weights["W1"].T
+        result = embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy(labels))
+        close(result.values, expected, 1e-12)
+        with pytest.raises(embgrad.ObjectiveError, match="labels of shape"):
+            embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy([0, 1, 2]))
+
+    # Objectives of the user's
+
+    def test_a_native_objective_is_the_same_arithmetic(self, harness: Harness, model: Any) -> None:
+        batch = example_batch()
+        expected = embgrad.gradients(model("hidden"), batch, embgrad.Logit(1))
+        native = embgrad.gradients(model("hidden"), batch, harness.logit(1))
+        scalar = embgrad.gradients(model("hidden"), batch, embgrad.Scalar(harness.summed_logit(1)))
+        close(native.values, expected.values, 1e-12)
+        close(scalar.values, expected.values, 1e-12)
+        close(native.objective, expected.objective, 1e-12)
+        assert scalar.objective.shape == ()
+        assert float(scalar.objective) == pytest.approx(float(expected.objective.sum()), rel=1e-12)
+        assert scalar.provenance["objective"]["class"] == "Scalar"
+
+    def test_a_native_objective_of_another_shape_is_an_error(self, harness: Harness, model: Any) -> None:
+        with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(3,\)"):
+            embgrad.gradients(model("hidden"), example_batch(), harness.summed_logit(1))
+        with pytest.raises(embgrad.ObjectiveError, match=r"expected .*shape \(\)"):
+            embgrad.gradients(model("hidden"), example_batch(), embgrad.Scalar(harness.logit(1)))
+        with pytest.raises(embgrad.ObjectiveError, match="float"):
+            embgrad.gradients(model("hidden"), example_batch(), lambda outputs: 1.0)
