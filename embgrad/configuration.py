@@ -109,7 +109,7 @@ def bert_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileFormatError: it cannot be read, or a field is not of its kind.
-        UnsupportedError: it is the configuration of another model.
+        UnsupportedError: it is the configuration of another model, or of a BERT whose positions are not a table's.
     """
     config, path = read_config(folder), folder / "config.json"
     kind = config.get("model_type")
@@ -125,6 +125,12 @@ def bert_config(folder: Path) -> dict[str, Any]:
             raise FileFormatError(
                 f"{path} says {name} {brief(value)}: expected {expected}; is it a BERT's config.json?"
             )
+    positions = known.get("position_embedding_type", "absolute")
+    if positions != "absolute":  # a library that has dropped the others passes over the field and adds positions all the same
+        raise UnsupportedError(
+            f"{path} says position_embedding_type {brief(positions)}: load_bert expects 'absolute', a table of positions. Build "
+            "the model with a library that computes it; embgrad.gradients takes it as it is"
+        )
     sizes = {**DEFAULTS, **known}
     if sizes["hidden_size"] % sizes["num_attention_heads"]:
         raise FileFormatError(

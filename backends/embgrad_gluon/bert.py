@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.checkpoint import WeightTarget
-from embgrad.errors import FileFormatError, UnsupportedError, listed
+from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import unique_names
 
@@ -26,7 +26,6 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "max_position_embeddings": 512,
     "num_attention_heads": 12,
     "num_hidden_layers": 12,
-    "position_embedding_type": "absolute",
     "type_vocab_size": 2,
     "vocab_size": 30522,
 }
@@ -63,7 +62,6 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
 
     Raises:
         UnsupportedError: gluonnlp has no such BERT.
-        FileFormatError: the configuration contradicts itself.
     """
     known = {name: config[name] if config.get(name) is not None else value for name, value in DEFAULTS.items()}
     _expect_expressible(known)
@@ -137,13 +135,8 @@ def _model(known: Mapping[str, Any]) -> Any:
 
 
 def _expect_expressible(known: Mapping[str, Any]) -> None:
-    heads, units = known["num_attention_heads"], known["hidden_size"]
-    if units % heads:
-        raise FileFormatError(f"hidden_size is {units} and num_attention_heads {heads}: expected a multiple")
     if known["hidden_act"] not in ACTIVATIONS:
         raise _inexpressible("hidden_act", known, f"one of {listed(ACTIVATIONS)}")
-    if known["position_embedding_type"] != "absolute":
-        raise _inexpressible("position_embedding_type", known, "'absolute'")
     if known["is_decoder"]:
         raise _inexpressible("is_decoder", known, "False")
     if known["attention_probs_dropout_prob"] != known["hidden_dropout_prob"]:

@@ -35,16 +35,15 @@ def bert(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
             model = BertModel(settings).eval()
     except (KeyError, ValueError) as error:
         raise UnsupportedError(
-            f"transformers cannot build a BERT of the configuration (hidden_act={brief(config.get('hidden_act'))}, "
-            f"position_embedding_type={brief(config.get('position_embedding_type'))}, …): {error}; expected what its BertConfig "
-            "takes"
+            f"transformers cannot build a BERT of the configuration (hidden_act={brief(config.get('hidden_act'))}, …): "
+            f"{error}; expected what its BertConfig takes"
         ) from error
     names = bert_names(settings.num_hidden_layers)
     other = sorted({name for name, _ in model.named_parameters()} ^ set(names))
     if other:
         raise UnsupportedError(
             f"the configuration makes a BERT whose weights differ from the plain encoder's and pooler's in {listed(other)}: "
-            "expected no cross-attention and absolute positions; build it with transformers, embgrad.gradients takes it as "
+            "expected no cross-attention; build it with transformers, embgrad.gradients takes it as "
             "it is"
         )
     return model, _targets(model, names)

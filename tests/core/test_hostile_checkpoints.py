@@ -119,6 +119,17 @@ def test_what_makes_no_bert_is_left_aside(tmp_path: Path) -> None:
     assert handed_on(tmp_path) == {**CONFIG, **kept}
 
 
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query", "relative", "rotary", "Absolute", ""])
+def test_positions_that_are_no_tables_are_refused_in_every_framework(tmp_path: Path, kind: str) -> None:
+    """transformers 5 has dropped them: it passes over the field and makes a BERT of absolute positions."""
+    write(tmp_path, example_weights(), {**CONFIG, "position_embedding_type": kind})
+    message = f"says position_embedding_type '{kind}': load_bert expects 'absolute', a table of positions. Build the model with"
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.load_bert(tmp_path, "fake")
+    write(tmp_path, example_weights(), {**CONFIG, "position_embedding_type": "absolute"})
+    assert handed_on(tmp_path)["position_embedding_type"] == "absolute"
+
+
 @given(st.lists(CHANGES, min_size=1, max_size=4))
 @settings(max_examples=100)
 def test_changed_configurations(tmp_path_factory: pytest.TempPathFactory, changes: Any) -> None:

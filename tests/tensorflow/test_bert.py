@@ -137,7 +137,7 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: Any, message: str) -> N
 
 
 @pytest.mark.parametrize(
-    "setting", [{"position_embedding_type": "relative_key"}, {"is_decoder": True}, {"hidden_act": "no such"}]
+    "setting", [{"add_cross_attention": True}, {"is_decoder": True}, {"hidden_act": "no such"}]
 )
 def test_configurations_that_it_cannot_be(tmp_path: Path, setting: dict[str, Any]) -> None:
     checkpoint(tmp_path, {**CONFIG, **setting})
