@@ -22,6 +22,7 @@ __all__ = [
     "load_bert",
     "read_weights",
     "weight_files",
+    "weight_shapes",
 ]
 
 Held = TypeVar("Held")
@@ -80,7 +81,7 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
     folder = Path(folder)
     config = bert_config(folder)
-    expect_fitting(config, _without_prefix(_of_all(folder, read_shapes), folder), folder)
+    expect_fitting(config, _without_prefix(weight_shapes(folder), folder), folder)
     weights = _without_prefix(read_weights(folder), folder)
     model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
     patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
@@ -113,6 +114,15 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
         FileFormatError: a file is missing or broken.
     """
     return _of_all(folder, lambda file: read_tensors(file)[0])
+
+
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a checkpoint folder's weights by name, of the files' headers alone.
+
+    Raises:
+        FileFormatError: a file is missing or broken.
+    """
+    return _of_all(folder, read_shapes)
 
 
 def _of_all(folder: Path, read: Callable[[Path], Mapping[str, Held]]) -> dict[str, Held]:

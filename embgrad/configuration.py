@@ -126,7 +126,9 @@ def bert_config(folder: Path) -> dict[str, Any]:
                 f"{path} says {name} {brief(value)}: expected {expected}; is it a BERT's config.json?"
             )
     positions = known.get("position_embedding_type", "absolute")
-    if positions != "absolute":  # a library that has dropped the others passes over the field and adds positions all the same
+    if (
+        positions != "absolute"
+    ):  # a library that has dropped the others passes over the field and adds positions all the same
         raise UnsupportedError(
             f"{path} says position_embedding_type {brief(positions)}: load_bert expects 'absolute', a table of positions. Build "
             "the model with a library that computes it; embgrad.gradients takes it as it is"

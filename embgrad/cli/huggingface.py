@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors import SafetensorError
 
-from embgrad.checkpoint import read_weights, weight_files
+from embgrad.checkpoint import read_weights, weight_files, weight_shapes
 from embgrad.configuration import read_config
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, did_you_mean, listed
 
@@ -16,6 +17,9 @@ __all__ = ["CLOSED", "from_transformers"]
 
 #: Nothing is fetched, and no code of the checkpoint's own is run. Left out, transformers asks on stdin, where texts may be.
 CLOSED: Final = {"local_files_only": True, "trust_remote_code": False}
+
+#: Up to the first number in a weight's name.
+_NUMBERED: Final = re.compile(r".*?\.\d+\.")
 
 
 def from_transformers(path: Path, framework: str, architecture: str | None) -> Any:
@@ -28,7 +32,7 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
 
     Raises:
         BackendError: transformers is not installed.
-        UnsupportedError: transformers has no such class in this framework.
+        UnsupportedError: transformers has no such class in this framework, or it leaves out weights of its layers.
         FileFormatError: the folder cannot be loaded as that class, or lacks a part of it, or its weights are no safetensors, or
             its configuration names code elsewhere.
     """
@@ -53,6 +57,7 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise FileFormatError(f"{path} cannot be loaded as a {name}: {' '.join(str(error).split())[:300]}") from error
     _expect_complete(told, path, name)
+    _expect_all_used(told, path, name, getattr(found, "base_model_prefix", ""))
     return model.eval() if framework == "torch" else model
 
 
@@ -83,7 +88,7 @@ def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
 
     transformers 4.57 hands itself an open safetensors file there, and iterates over it, which safetensors 0.8 has ended.
     """
-    if not any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+    if not _has_safetensors(path):
         return _pretrained(found, path)
     weights = read_weights(path)
     if any("/" in name for name in weights):  # TensorFlow's own names, which have no such fault
@@ -105,6 +110,11 @@ def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
     return model, told
 
 
+def _has_safetensors(path: Path) -> bool:
+    """Whether the weights are safetensors; TensorFlow's own format is the other."""
+    return any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
+
+
 def _expect_complete(told: Any, path: Path, name: str) -> None:
     """Refuse a model of which a part was made up: its weights would be random numbers."""
     for key, what in (("missing_keys", "lacks"), ("mismatched_keys", "holds in other shapes")):
@@ -114,3 +124,28 @@ def _expect_complete(told: Any, path: Path, name: str) -> None:
                 f"{path} {what} {len(names)} weights of a {name}: {listed(names)}; they would be random numbers. Is "
                 "'architectures' in config.json right?"
             )
+
+
+def _expect_all_used(told: Any, path: Path, name: str, prefix: str) -> None:
+    """Refuse a model whose layers have no place for a weight of theirs: it computes something else than the checkpoint's.
+
+    TFBertModel, say, has no table of distances and adds positions all the same. A head that is left over is in no layer that is
+    used.
+    """
+    left = {str(one).removeprefix(f"{prefix}.") for one in told.get("unexpected_keys") or ()}
+    if not left or not _has_safetensors(path):
+        return
+    used = {_layer(one) for one in {each.removeprefix(f"{prefix}.") for each in weight_shapes(path)} - left} - {None}
+    lost = sorted(one for one in left if _layer(one) in used)
+    if lost:
+        raise UnsupportedError(
+            f"{path} holds {len(lost)} weights that the layers of a {name} have no place for: {listed(lost)}; it would compute "
+            "something else than the model that was trained. Try the other framework's class, or build the model yourself and "
+            "give path/to/file.py:name"
+        )
+
+
+def _layer(weight: str) -> str | None:
+    """The numbered layer that a weight lies in, such as "encoder.layer.0."; None where it lies in none."""
+    found = _NUMBERED.match(weight)
+    return None if found is None else found[0]

@@ -142,6 +142,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models = {
         "classifier": transformers.BertForSequenceClassification(bert),
         "masked": transformers.BertForMaskedLM(bert),
+        "relative": transformers.BertModel(
+            transformers.BertConfig(**size, max_position_embeddings=32, position_embedding_type="relative_key")
+        ),
+        "t5": transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=60, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+        ),
         "gpt2": transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=64)
         ),
@@ -216,6 +222,25 @@ def test_a_model_that_would_be_made_up_in_part(command: Any, folders: Path) -> N
         assert "Did you mean 'BertForMaskedLM'" in done.err
     finally:
         config.write_text(before)
+
+
+def test_a_model_that_would_leave_out_a_part_of_its_layers(command: Any, folders: Path, tmp_path: Path) -> None:
+    """TFBertModel passes over positions that are no table's, and embgrad's own loading refuses them in every framework."""
+    from embgrad.cli.huggingface import from_transformers
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"2 weights that the layers of a TFBertModel have no place for: '.*0"
+    ):
+        from_transformers(folders / "relative", "tensorflow", "BertModel")
+    assert (
+        from_transformers(folders / "relative", "torch", "BertModel").config.position_embedding_type == "relative_key"
+    )
+    done = command("gradients", "-m", str(folders / "relative"), "--framework", "torch", "-t", "a film")
+    assert done.code == 2
+    assert "position_embedding_type 'relative_key': load_bert expects 'absolute'" in done.err
+    for framework in ("torch", "tensorflow"):  # a decoder or a head that is left out lies in no layer that is used
+        from_transformers(folders / "t5", framework, "T5EncoderModel")
+        from_transformers(folders / "gpt2", framework, "GPT2Model")
 
 
 def test_a_saved_model_with_its_own_vocabulary(command: Any, tmp_path: Path) -> None:

@@ -136,9 +136,7 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: Any, message: str) -> N
     assert load_file(tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    "setting", [{"add_cross_attention": True}, {"is_decoder": True}, {"hidden_act": "no such"}]
-)
+@pytest.mark.parametrize("setting", [{"add_cross_attention": True}, {"is_decoder": True}, {"hidden_act": "no such"}])
 def test_configurations_that_it_cannot_be(tmp_path: Path, setting: dict[str, Any]) -> None:
     checkpoint(tmp_path, {**CONFIG, **setting})
     with pytest.raises(embgrad.UnsupportedError, match=next(iter(setting))):
