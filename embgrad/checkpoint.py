@@ -11,8 +11,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from embgrad.configuration import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
-from embgrad.errors import FileFormatError, UnsupportedError, brief, listed
+from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, listed
 from embgrad.files import expect_path, read_json, read_shapes, read_tensors
+from embgrad.generators import generators_kept
 
 __all__ = [
     "LAYER_MODULES",
@@ -72,10 +73,12 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
             left over or of a wrong shape.
         UnsupportedError: the checkpoint is no BERT, or the framework cannot build this one.
         BackendError: the framework is not installed.
+        EmbgradError: a pattern is no text.
     """
     from embgrad.registry import backend_named
 
     expect_path(folder, "folder")
+    patterns = _patterns(ignore)
     backend = backend_named(framework)
     if "load_bert" not in backend.supports:
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
@@ -83,8 +86,8 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
     config = bert_config(folder)
     expect_fitting(config, _without_prefix(weight_shapes(folder), folder), folder)
     weights = _without_prefix(read_weights(folder), folder)
-    model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
-    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore)
+    with generators_kept():  # the first import of a framework's BERT may draw, and so may the weights that are replaced
+        model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
     _check(targets, weights, patterns, folder)
     for target in targets:
         value = weights[target.source]
@@ -182,6 +185,15 @@ def _without_prefix(weights: Mapping[str, Held], folder: Path) -> dict[str, Held
             )
         renamed[name] = value
     return {name: value for name, value in renamed.items() if name not in BUFFERS}
+
+
+def _patterns(ignore: Any) -> tuple[str, ...]:
+    """The patterns of `ignore`, one or several."""
+    given = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    for one in given:
+        if not isinstance(one, str):
+            raise EmbgradError(f"ignore holds {brief(one)}: expected patterns of weights' names, such as ['cls.*']")
+    return given
 
 
 def _check(

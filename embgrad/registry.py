@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from embgrad.backend import Backend
 from embgrad.calling import as_parts
-from embgrad.errors import BackendError, did_you_mean, listed
+from embgrad.errors import BackendError, brief, did_you_mean, listed
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -69,15 +69,19 @@ def backend_named(name: str) -> Backend:
     """The backend of that name, with its framework installed.
 
     Raises:
-        BackendError: there is none of that name, it is broken, or its framework is not installed.
+        BackendError: it is no name, there is none of that name, it is broken, or its framework is not installed.
     """
     found = _discovered()
+    if not isinstance(name, str):
+        raise BackendError(
+            f"the framework is {brief(name)}: expected the name of a backend, one of {listed(found.backends)}"
+        )
     if name in found.failures:
         raise BackendError(f"the backend {name!r} cannot be used: {found.failures[name]}")
     if name not in found.backends:
         known = [*found.backends, *found.failures]
         raise BackendError(
-            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}{_nothing(found)}"
+            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}{_nothing(found)}"
         )
     backend = found.backends[name]
     if not _installed(backend.package):

@@ -13,8 +13,9 @@ from embgrad.arrays import owned
 from embgrad.backend import Listener, Point
 from embgrad.batch import TokenBatch
 from embgrad.errors import NoGradientError, UnsupportedError
+from embgrad.generators import generators_kept
 from embgrad_gluon import run
-from embgrad_gluon.drawing import Draws, drawing_nothing, python_generators_kept
+from embgrad_gluon.drawing import Draws, drawing_nothing
 from embgrad_gluon.graph import DRAWING, Way
 from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.guards import GUARDED, Guards
@@ -111,7 +112,7 @@ class _Capture:
             def call(*_: Any) -> Any:
                 return import_mxnet().gluon.Block.__call__(self.model, *args)
 
-            with python_generators_kept():
+            with generators_kept():
                 return run.points(self.model, batch, call, drawing_nothing())
 
         taps = Taps(self._listener.begin(arguments_of(self.model, args), discover), run.NOTHING)

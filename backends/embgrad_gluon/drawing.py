@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.graph import DRAWING, in_order
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
 
-__all__ = ["Draws", "drawing_nothing", "python_generators_kept"]
+__all__ = ["Draws", "drawing_nothing"]
 
 
 class Draws:
@@ -68,14 +64,3 @@ def drawing_nothing() -> dict[str, Handler]:
     handlers: dict[str, Handler] = dict.fromkeys(DRAWING, refuse)
     del handlers["RNN"]  # which the cures see to
     return {**handlers, "Dropout": without}
-
-
-@contextlib.contextmanager
-def python_generators_kept() -> Iterator[None]:
-    """The generators of Python and NumPy come back to where they stood."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from typing import Any
 
 import numpy as np
 
 from embgrad.checkpoint import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
+from embgrad.generators import generators_kept
 from embgrad_tensorflow.weights import checkpoint_name, putter
 
 __all__ = ["bert", "bert_targets"]
@@ -20,7 +23,6 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
         BackendError: `transformers` is missing or has no TensorFlow classes.
         UnsupportedError: TFBertModel cannot be what the configuration says.
     """
-    configuration_class, model_class = _classes()
     for name in ("is_decoder", "add_cross_attention"):
         if config.get(name):
             raise UnsupportedError(
@@ -28,8 +30,10 @@ def bert(config: dict[str, Any]) -> tuple[Any, list[WeightTarget]]:
                 "the model in PyTorch"
             )
     try:
-        model = model_class(configuration_class(**config))
-        model(np.zeros((1, 1), np.int32), training=False)  # the first call makes the weights
+        with generators_kept(_keras_generator()):
+            configuration_class, model_class = _classes()
+            model = model_class(configuration_class(**config))
+            model(np.zeros((1, 1), np.int32), training=False)  # the first call makes the weights
     except (KeyError, ValueError) as error:
         raise UnsupportedError(
             f"TFBertModel cannot be built from the configuration (hidden_act={config.get('hidden_act')!r}, hidden_size="
@@ -59,6 +63,12 @@ def _classes() -> tuple[Any, Any]:
     if not issubclass(TFBertModel, TFPreTrainedModel):
         raise BackendError(_without_classes("it found no TensorFlow"))
     return BertConfig, TFBertModel
+
+
+def _keras_generator() -> random.Random | None:
+    """The generator of seeds that Keras 2 has once the user has given it a seed."""
+    seeds = getattr(sys.modules.get("tf_keras.src.backend"), "_SEED_GENERATOR", None)
+    return getattr(seeds, "generator", None)
 
 
 def _without_classes(why: str) -> str:

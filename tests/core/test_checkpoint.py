@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,8 +46,8 @@ TRANSPOSED = ("encoder.layer.0.intermediate.dense.weight", "pooler.dense.weight"
 
 
 def example_weights() -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    return {name: random.normal(size=shape_of(name)).astype(np.float32) for name in bert_names(2)}
+    numbers = np.random.default_rng(0)
+    return {name: numbers.normal(size=shape_of(name)).astype(np.float32) for name in bert_names(2)}
 
 
 @pytest.fixture
@@ -170,6 +171,37 @@ def test_bfloat16_is_widened(tmp_path: Path, built: dict[str, np.ndarray]) -> No
     embgrad.load_bert(tmp_path, "fake")
     expect_weights(built, weights)
     assert built["pooler.dense.bias"].dtype == np.float32
+
+
+def test_what_is_drawn_for_the_weights_that_are_replaced_moves_no_generator(
+    tmp_path: Path, built: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = registry.list_backends()["fake"]
+    genuine = fake.bert  # type: ignore[attr-defined]
+
+    def drawing(config: Any) -> Any:
+        assert random.random() + np.random.random() > 0
+        return genuine(config)
+
+    monkeypatch.setattr(fake, "bert", drawing)
+    write(tmp_path, example_weights())
+    random.seed(3)
+    np.random.seed(3)
+    embgrad.load_bert(tmp_path, "fake")
+    found = random.random(), np.random.random()
+    random.seed(3)
+    np.random.seed(3)
+    assert found == (random.random(), np.random.random())
+
+
+@pytest.mark.parametrize(("ignore", "said"), [(3, "3"), ([None], "None"), (None, "None"), (["cls.*", b"c*"], "b'c")])
+def test_patterns_that_are_none(tmp_path: Path, built: dict[str, np.ndarray], ignore: Any, said: str) -> None:
+    write(tmp_path, example_weights())
+    with pytest.raises(
+        embgrad.EmbgradError, match=rf"ignore holds {said}.*: expected patterns of weights' names, such as"
+    ):
+        embgrad.load_bert(tmp_path, "fake", ignore=ignore)
+    assert not built
 
 
 @pytest.mark.parametrize("ignore", [["cls.*"], ("cls.*", "none"), "cls.*"])

@@ -13,13 +13,14 @@ import embgrad
 from tests.fuzz.batches import Given, drawn_batch
 from tests.fuzz.cases import Case, expect, expect_close, expect_equal
 from tests.fuzz.drawing import Draw
+from tests.fuzz.exporting import EXPORTED
 from tests.fuzz.nonsense import disguised
 from tests.fuzz.objectives import Aim, drawn_objective
 from tests.fuzz.oracle import POINTS, Changes, Derivatives, Oracle, Question, canonical
 from tests.fuzz.surroundings import surrounded
 from tests.fuzz.worlds import FLOOR, World, abilities, drawn_world
 
-__all__ = ["Asked", "asked", "expect_result", "gradients", "plain"]
+__all__ = ["Asked", "asked", "expect_result", "gradients", "graphs", "plain"]
 
 #: The architectures in which an example's gradient is the same whatever else is in the batch.
 ALONE: Final = tuple(name for name in POINTS if name != "mixing")
@@ -117,6 +118,25 @@ def gradients(draw: Draw, framework: str) -> Case:
         options |= given
     if draw.chance(0.08) and not half and not changes.edit and not options.get("training"):
         options["check"] = True
+    return _case(draw, one, at, options, changes)
+
+
+def graphs(draw: Draw, framework: str) -> Case:
+    """A call on a model that is a graph."""
+    one = asked(draw, framework, EXPORTED)
+    one.world.as_graph()
+    at = draw.one(_tellable(one))
+    options: dict[str, Any] = {} if at == "word" else {"at": at}
+    if draw.chance(0.3):
+        options["pads"] = draw.one(["keep", "zero"])
+    if draw.chance(0.2) and "split" in abilities(framework) and not one.aim.scalar:
+        options["split"] = True
+    if draw.chance(0.3) and not one.aim.scalar:
+        options["batch_size"] = draw.one([1, 2, 50])
+    changes = Changes()
+    if draw.chance(0.3):
+        changes, given = _drawn_changes(draw, one, [at])
+        options |= given
     return _case(draw, one, at, options, changes)
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.fuzz import (
     calls_broken,
+    calls_checkpoints,
     calls_commands,
     calls_compare,
     calls_files,
@@ -28,6 +29,7 @@ FRAMEWORKS: Final = ("reference", "torch", "tensorflow", "gluon")
 #: What draws a call, and with which weight.
 CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
     calls_gradients.gradients: 10.0,
+    calls_gradients.graphs: 0.6,
     calls_broken.broken_gradients: 8.0,
     calls_broken.certificates: 0.5,
     calls_invariants.invariants: 2.0,
@@ -44,6 +46,7 @@ CALLS: Final[Mapping[Callable[[Draw, str], Case], float]] = {
     calls_values.encode: 1.0,
     calls_values.objectives: 1.5,
     calls_values.backends: 0.1,
+    calls_checkpoints.load_bert: 0.6,
     calls_files.save_and_load: 1.2,
     calls_files.load_broken: 1.5,
     calls_files.golden: 0.7,

@@ -12,6 +12,7 @@ import numpy as np
 
 from embgrad.registry import backend_named
 from tests.fuzz.drawing import Draw
+from tests.fuzz.exporting import exported
 from tests.fuzz.oracle import POINTS
 
 __all__ = ["TOLERANCE", "World", "abilities", "drawn_world", "harness_of"]
@@ -46,6 +47,7 @@ class World:
     Attributes:
         weights: as the model holds them, float64.
         dtype: in which it computes.
+        graph: the model is exported, or compiled.
     """
 
     framework: str
@@ -54,6 +56,7 @@ class World:
     dtype: str
     frozen: bool = False
     disturbed: bool = False
+    graph: bool = False
     model: Any = field(default=None, repr=False)
 
     @property
@@ -82,11 +85,16 @@ class World:
         model = self.harness.build(self.architecture, self.weights, dtype=self.dtype, frozen=self.frozen)
         if self.disturbed:
             self.harness.disturb(model)
-        return model
+        return exported(self.framework, model) if self.graph else model
+
+    def as_graph(self) -> None:
+        """Take an exported, or compiled, model of the same weights."""
+        self.graph, self.disturbed = True, False
+        self.model = self.built()
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name} {one.shape}" for name, one in self.weights.items())
-        more = "".join(f", {name}" for name in ("frozen", "disturbed") if getattr(self, name))
+        more = "".join(f", {name}" for name in ("frozen", "disturbed", "graph") if getattr(self, name))
         return f"{self.framework}'s harness, architecture {self.architecture!r}, {self.dtype}{more}; weights {shapes}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from safetensors.numpy import save_file
 
 import embgrad
 from embgrad.checkpoint import bert_names
+from tests.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 from tests.gluon.helpers import mx, randomise, relative
 
 nlp = import_gluonnlp()
@@ -65,12 +65,13 @@ def by_differences(act: str, cotangent: np.ndarray, number: int) -> np.ndarray:
     """Of the same BERT written in NumPy, in float64."""
     weights = {name: value.astype(np.float64) for name, value in weights_of(CONFIG).items()}
     rows = weights["embeddings.word_embeddings.weight"][IDS]
-    gradient = np.zeros_like(rows)
+    gradient, config = np.zeros_like(rows), {**CONFIG, "hidden_act": act}
     for place in np.ndindex(*rows.shape):
         step = np.zeros_like(rows)
         step[place] = 1e-5
         ends = [
-            (numpy_bert(weights, ACTIVATIONS[act], rows + sign * step)[number] * cotangent).sum() for sign in (1, -1)
+            (bert_by_hand(weights, config, rows + sign * step, MASK, TYPES)[number] * cotangent).sum()
+            for sign in (1, -1)
         ]
         gradient[place] = (ends[0] - ends[1]) / 2e-5
     return gradient
@@ -169,21 +170,7 @@ def test_bert_inside_other_models() -> None:
 
 
 def weights_of(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
-    units, inner = config["hidden_size"], config["intermediate_size"]
-    tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
-    weights = {}
-    for name in bert_names(config["num_hidden_layers"]):
-        if "_embeddings." in name:
-            kind = name.split(".")[1].removesuffix("_embeddings")
-            shape: tuple[int, ...] = (config[tables[kind]], units)
-        elif name.endswith("bias") or "LayerNorm" in name:
-            shape = (inner if "intermediate" in name else units,)
-        else:
-            wide, narrow = ("intermediate" in name), (".output.dense" in name and "attention" not in name)
-            shape = (inner if wide else units, inner if narrow else units)
-        weights[name] = random.normal(scale=0.5, size=shape).astype(np.float32)
-    return weights
+    return random_weights(config, np.random.default_rng(0))
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
@@ -193,46 +180,14 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def numpy_bert(w: dict[str, np.ndarray], act: Any, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """BERT as its paper has it, by hand, from the words' rows on."""
-
-    def dense(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ w[f"{name}.weight"].T.astype(np.float64) + w[f"{name}.bias"]
-
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
-        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + CONFIG["layer_norm_eps"])
-        return x * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    others = w["embeddings.position_embeddings.weight"][None, :5] + w["embeddings.token_type_embeddings.weight"][TYPES]
-    x = norm(words + others.astype(np.float64), "embeddings.LayerNorm")
-    for layer in (f"encoder.layer.{number}" for number in range(2)):
-        q, k, v = (
-            dense(x, f"{layer}.attention.self.{part}").reshape(2, 5, 2, 4).swapaxes(1, 2)
-            for part in ("query", "key", "value")
-        )
-        scores = q @ k.swapaxes(2, 3) / 2 + np.where(MASK, 0, -1e9)[:, None, None]
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(2, 5, 8)
-        x = norm(x + dense(mixed, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
-        inner = dense(act(dense(x, f"{layer}.intermediate.dense")), f"{layer}.output.dense")
-        x = norm(x + inner, f"{layer}.output.LayerNorm")
-    return x, np.tanh(dense(x[:, 0], "pooler.dense"))
-
-
-ACTIVATIONS = {
-    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
-    "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "relu": lambda x: np.maximum(x, 0),
-}
-
-
 @pytest.mark.parametrize("act", ACTIVATIONS)
 def test_a_loaded_checkpoint_computes_what_its_weights_say(act: str, tmp_path: Path) -> None:
     net = embgrad.load_bert(checkpoint(tmp_path, hidden_act=act), "gluon")
     ids, types, lengths = (mx.nd.array(part, dtype="float32") for part in BATCH.to_gluonnlp())
     sequence, pooled = (output.asnumpy() for output in net(ids, types, lengths))
     weights = weights_of(CONFIG)
-    expected = numpy_bert(weights, ACTIVATIONS[act], weights["embeddings.word_embeddings.weight"][IDS])
+    words = weights["embeddings.word_embeddings.weight"][IDS]
+    expected = bert_by_hand(weights, {**CONFIG, "hidden_act": act}, words, MASK, TYPES)
     assert np.allclose(sequence * MASK[..., None], expected[0] * MASK[..., None], atol=2e-5)
     assert np.allclose(pooled, expected[1], atol=2e-5)
     assert type(net).__name__ == "BERTModel"

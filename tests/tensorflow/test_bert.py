@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ MASK = (IDS > 0).astype(int)
 
 
 def checkpoint(folder: Path, config: dict[str, Any] = CONFIG, dtype: str = "float32") -> dict[str, np.ndarray]:
-    random = np.random.default_rng(4)
+    numbers = np.random.default_rng(4)
     hidden, feed = config["hidden_size"], config["intermediate_size"]
     shapes = {
         "embeddings.word_embeddings.weight": (config["vocab_size"], hidden),
@@ -41,7 +42,7 @@ def checkpoint(folder: Path, config: dict[str, Any] = CONFIG, dtype: str = "floa
         if name.endswith("output.dense.weight") and "attention" not in name:
             last = (hidden, feed)
         shapes[name] = last if name.endswith("weight") else last[:1]
-    weights = {name: (0.3 * random.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
+    weights = {name: (0.3 * numbers.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return weights
@@ -141,6 +142,27 @@ def test_configurations_that_it_cannot_be(tmp_path: Path, setting: dict[str, Any
     checkpoint(tmp_path, {**CONFIG, **setting})
     with pytest.raises(embgrad.UnsupportedError, match=next(iter(setting))):
         embgrad.load_bert(tmp_path, "tensorflow")
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_loading_moves_no_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool) -> None:
+    """Keras 2 draws its seeds from Python's generator, or, once it has a seed, from one of its own."""
+    import tf_keras
+
+    checkpoint(tmp_path)
+    found = []
+    for load in (False, True):
+        tf_keras.utils.set_random_seed(7)
+        if not seeded:
+            monkeypatch.setattr(tf_keras.src.backend._SEED_GENERATOR, "generator", None)
+        random.seed(3)
+        np.random.seed(3)
+        tf.random.set_seed(3)
+        if load:
+            embgrad.load_bert(tmp_path, "tensorflow")
+        drawn = tf_keras.initializers.GlorotUniform()((2, 2)).numpy().tolist()
+        found.append((random.random(), np.random.random(), float(tf.random.uniform(())), drawn))
+    assert found[0] == found[1]
 
 
 def test_without_transformers_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

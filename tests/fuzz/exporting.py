@@ -1,0 +1,62 @@
+"""The suite's models as graphs that hold nothing of their Python any more, or as their framework compiles them."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["EXPORTED", "exported"]
+
+#: The architectures that take ids alone, and give one tensor.
+EXPORTED: Final = (
+    "mean",
+    "hidden",
+    "probabilities",
+    "positions",
+    "twice",
+    "two_tables",
+    "time_major",
+    "scaled",
+    "tied",
+)
+
+
+def exported(framework: str, model: Any) -> Any:
+    """A SavedModel, a SymbolBlock, or what `torch.compile` gives, which runs the model's own code here; else the model."""
+    if framework == "tensorflow":
+        return _savedmodel(model)
+    if framework == "gluon":
+        return _symbolblock(model)
+    if framework == "torch":
+        import torch
+
+        return torch.compile(model, backend="eager")
+    return model
+
+
+def _savedmodel(model: Any) -> Any:
+    import tensorflow as tf
+
+    class Module(tf.Module):  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32, name="input_ids")], autograph=False)
+        def __call__(self, input_ids: Any) -> Any:
+            return model(input_ids)
+
+    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as place:
+        module = Module()
+        module.kept = model  # its variables are saved
+        tf.saved_model.save(module, place)
+        return tf.saved_model.load(place)
+
+
+def _symbolblock(net: Any) -> Any:
+    import mxnet as mx
+
+    net(mx.nd.zeros((1, 2), dtype="int32"))
+    with tempfile.TemporaryDirectory(prefix="embgrad-fuzz-") as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(place) / "net"
+        net.export(str(path))
+        return mx.gluon.SymbolBlock.imports(f"{path}-symbol.json", ["data"], f"{path}-0000.params")
