@@ -16,6 +16,7 @@ from embgrad.batch import TokenBatch
 from embgrad.locks import held
 from embgrad.points import UNNAMED_TABLE
 from embgrad.watching import PointWatch
+from embgrad_torch.answered import answered_by, dtype_of
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import LookupMode, Read
 from embgrad_torch.ours import running
@@ -152,8 +153,6 @@ class _Running:
 
     def run(self) -> Run:
         """What it gives."""
-        from embgrad_torch.run import answered_by, dtype_of
-
         program, request = self._program, self._request
         for step in program.steps:
             if isinstance(step, Stage):

@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from embgrad.answering import Answer, answer, native_answer, values_at
-from embgrad.backend import Call, NativeObjective, Point, Request, Run
+from embgrad.answering import values_at
+from embgrad.backend import Call, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.points import Lookup
-from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
+from embgrad_torch.answered import answered_by, dtype_of, leaves
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.operands import Differentiated
@@ -27,11 +27,11 @@ from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.segments import segments_ended
 from embgrad_torch.state import as_found, random_as_found
 from embgrad_torch.structure import Structure, structure
-from embgrad_torch.tap import Taps, expect_unwritten, is_floating
+from embgrad_torch.tap import Taps, expect_unwritten
 from embgrad_torch.walk import TablePaths, further_paths
 from embgrad_torch.ways import Elsewhere, Watched, Ways
 
-__all__ = ["answered_by", "dtype_of", "points", "run"]
+__all__ = ["points", "run"]
 
 Made = TypeVar("Made")
 
@@ -127,7 +127,7 @@ def _run(
             chosen = watch.resolve(_unseen(known))
             answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
-            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: _leaves(parts))
+            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
         dtype = dtype_of(request, one.taps, chosen, answered, returned, parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
@@ -185,33 +185,8 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tu
     return returned, unused
 
 
-def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
-    """The objective's answer to what the model returned."""
-    if isinstance(request.respond, NativeObjective):
-        value = request.respond.function(returned)
-        return native_answer(value, request.respond, batch, inputs.TorchTensors(), several=request.several)
-    return answer(returned, request, inputs.TorchTensors())
-
-
 def _befores(pulled: Sequence[Pulled]) -> list[Any]:
     return [one.before for one in pulled]
-
-
-def _leaves(parts: Sequence[Any]) -> Iterator[Any]:
-    for part in parts:
-        yield from part.parameters()
-
-
-def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
-    """The dtype of the first point, or else of the first output that was read, or else of the first parameter."""
-
-    def tensors() -> Iterator[Any]:
-        yield from (taps.marks[chosen[name]] for name in request.points)
-        yield from (output for one in answered.sets for output, _ in one)
-        yield first(returned, is_floating)
-        yield from _leaves(parts)
-
-    return str(next(one for one in tensors() if one is not None).dtype).removeprefix("torch.")
 
 
 def _unseen(known: Structure) -> str:
