@@ -24,4 +24,4 @@ def test_little_is_allowed() -> None:
     collect()
     for dtype, little in (("float64", 1e-11), ("float32", 1e-3)):
         assert len(shares[dtype]) > 20
-        assert np.mean(np.array(shares[dtype]) < little) > 0.9
+        assert np.mean(np.array(shares[dtype]) < little) > 0.75
