@@ -28,7 +28,7 @@ SAMPLES: Final = 32
 DTYPES: Final = frozenset({torch.float32, torch.float64})
 
 
-def linear(input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     """As `torch.nn.functional.linear`, bit for bit.
 
     Where it is worth it, its gradient with respect to the input is, of a gradient whose rows are few, the product of those with
