@@ -6,7 +6,7 @@ and PyTorch multiplies their zeros with whole matrices. A row of zeros gives zer
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -24,8 +24,8 @@ FEW: Final = 4
 #: So many entries are looked at first: of a gradient that has few rows, most are zero.
 SAMPLES: Final = 32
 
-#: What is multiplied like this: half precision is computed in another way for other shapes.
-DTYPES: Final = frozenset({torch.float32, torch.float64})
+#: What is multiplied like this, with the whole numbers of the same bits; half precision is computed otherwise for other shapes.
+BITS: Final[Mapping[Any, Any]] = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -42,7 +42,7 @@ def _is_worth_it(rows: Any, weight: Any, bias: Any) -> bool:
     return (
         type(rows) is torch.Tensor
         and rows.requires_grad
-        and rows.dtype in DTYPES
+        and rows.dtype in BITS
         and rows.dtype is weight.dtype
         and rows.numel() * len(weight) >= LEAST
         and weight.dim() == 2
@@ -92,5 +92,6 @@ def _few(flat: Any) -> Any:
     some = flat[numbers * (count // SAMPLES | 1) % count, numbers * 37 % dim]
     if 2 * int(torch.count_nonzero(some)) > SAMPLES:
         return None
-    places = torch.linalg.vector_norm(flat, ord=math.inf, dim=1).nonzero().squeeze(1)  # of NaN it is NaN
+    bits = flat.view(BITS[flat.dtype])  # many times as fast to reduce as floats, and NaN is as good as any
+    places = (bits.amax(1) | bits.amin(1)).nonzero().squeeze(1)
     return places if FEW * len(places) <= count else None
