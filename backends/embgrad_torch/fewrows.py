@@ -6,9 +6,10 @@ and PyTorch multiplies their zeros with whole matrices. A row of zeros gives zer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
@@ -24,8 +25,8 @@ FEW: Final = 4
 #: So many entries are looked at first: of a gradient that has few rows, most are zero.
 SAMPLES: Final = 32
 
-#: What is multiplied like this, with the whole numbers of the same bits; half precision is computed otherwise for other shapes.
-BITS: Final[Mapping[Any, Any]] = {torch.float32: torch.int32, torch.float64: torch.int64}
+#: What is multiplied like this: half precision is computed in another way for other shapes.
+DTYPES: Final = frozenset({torch.float32, torch.float64})
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -42,7 +43,7 @@ def _is_worth_it(rows: Any, weight: Any, bias: Any) -> bool:
     return (
         type(rows) is torch.Tensor
         and rows.requires_grad
-        and rows.dtype in BITS
+        and rows.dtype in DTYPES
         and rows.dtype is weight.dtype
         and rows.numel() * len(weight) >= LEAST
         and weight.dim() == 2
@@ -84,14 +85,19 @@ def _product(gradient: Any, weight: Any) -> Any:
     return product.view(*gradient.shape[:-1], weight.shape[1])
 
 
+@functools.lru_cache(maxsize=256)
+def _sampled(count: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entries of a matrix of this shape, each of another row and column."""
+    numbers = np.arange(min(SAMPLES, count))
+    # an odd step, or examples of a length that is a power of two would show the same position only
+    return numbers * (count // SAMPLES | 1) % count, numbers * 37 % dim
+
+
 def _few(flat: Any) -> Any:
     """The numbers of the rows that are not zero, if these are few; else None."""
     count, dim = flat.shape
-    numbers = torch.arange(min(SAMPLES, count))
-    # an odd step, or examples of a length that is a power of two would show the same position only
-    some = flat[numbers * (count // SAMPLES | 1) % count, numbers * 37 % dim]
-    if 2 * int(torch.count_nonzero(some)) > SAMPLES:
+    some = flat.numpy()[_sampled(count, dim)]  # which is the least that looking at all may cost, at each layer
+    if 2 * np.count_nonzero(some) > len(some):
         return None
-    bits = flat.view(BITS[flat.dtype])  # many times as fast to reduce as floats, and NaN is as good as any
-    places = (bits.amax(1) | bits.amin(1)).nonzero().squeeze(1)
+    places = (flat.amax(1).ne(0) | flat.amin(1).ne(0)).nonzero().squeeze(1)  # with NaN in a row, either is
     return places if FEW * len(places) <= count else None

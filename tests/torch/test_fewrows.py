@@ -139,10 +139,10 @@ def test_small_products_are_left_alone(products: list[tuple[int, ...]], monkeypa
     assert not products
 
 
-@pytest.mark.parametrize("entry", [float("nan"), float("inf"), 1e-300, -1e-320])
+@pytest.mark.parametrize("entry", [float("nan"), float("inf"), 1e-300, -1e-320, -3.0])
 def test_every_row_that_is_not_zero_counts(entry: float) -> None:
     flat, weight = torch.zeros(64, 5, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
-    flat[17, 3], flat[63, 4] = entry, 2.0
+    flat[17, 3], flat[63, 4], flat[5] = entry, 2.0, -0.0
     assert fewrows._few(flat).tolist() == [17, 63]
     with torch.no_grad():
         torch.testing.assert_close(fewrows._product(flat, weight), flat @ weight, rtol=1e-12, atol=0, equal_nan=True)
