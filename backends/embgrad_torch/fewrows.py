@@ -43,19 +43,25 @@ def _is_worth_it(rows: Any, weight: Any, bias: Any) -> bool:
     return (
         type(rows) is torch.Tensor
         and rows.requires_grad
+        and type(weight) in (torch.Tensor, torch.nn.Parameter)
+        and weight.dim() == 2
+        and rows.numel() * len(weight) >= LEAST
         and rows.dtype in DTYPES
         and rows.dtype is weight.dtype
-        and rows.numel() * len(weight) >= LEAST
-        and weight.dim() == 2
         and rows.dim() > 1
         and rows.device.type == "cpu" == weight.device.type
         and rows.layout is weight.layout is torch.strided
         and not weight.requires_grad
         and (bias is None or not bias.requires_grad)
         and not torch.is_autocast_enabled("cpu")
-        and torch._C._functorch.maybe_current_level() is None
+        and not _is_transformed()
         and forward_ad._current_level < 0
     )
+
+
+def _is_transformed() -> bool:
+    """Whether this runs inside torch.vmap or another transform of torch.func."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]  # PyTorch need not be there where types are checked
@@ -76,7 +82,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]  # PyTorch need no
 def _product(gradient: Any, weight: Any) -> Any:
     """The gradient times the weight."""
     flat = gradient.reshape(-1, gradient.shape[-1])
-    places = None if torch.is_grad_enabled() else _few(flat)  # a gradient of this gradient is not zero where this is
+    # A gradient of this gradient is not zero where this is, and one that is many at once cannot be looked at.
+    places = None if torch.is_grad_enabled() or _is_transformed() else _few(flat)
     if places is None:
         product = flat.mm(weight)
     else:
@@ -96,7 +103,9 @@ def _sampled(count: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
 def _few(flat: Any) -> Any:
     """The numbers of the rows that are not zero, if these are few; else None."""
     count, dim = flat.shape
-    some = flat.numpy()[_sampled(count, dim)]  # which is the least that looking at all may cost, at each layer
+    some = flat.numpy(force=True)[
+        _sampled(count, dim)
+    ]  # which is the least that looking at all may cost, at each layer
     if 2 * np.count_nonzero(some) > len(some):
         return None
     places = (flat.amax(1).ne(0) | flat.amin(1).ne(0)).nonzero().squeeze(1)  # with NaN in a row, either is

@@ -68,6 +68,20 @@ def penalised(one: Net, rows: Any) -> Any:
     return rows + slope
 
 
+def jacobian(one: Net, rows: Any) -> Any:
+    """A model that takes several gradients of its own at once."""
+    inner = one.inner(rows).tanh()
+    (slopes,) = torch.autograd.grad(
+        inner.sum((0, 1)), rows, torch.eye(6, dtype=rows.dtype), is_grads_batched=True, create_graph=True
+    )
+    return rows + slopes.sum(0)
+
+
+def turned(one: Net, rows: Any) -> Any:
+    """Of which the gradient is the imaginary part of a conjugate, which PyTorch holds as the negative of what is there."""
+    return torch.imag(torch.complex(rows, one.before(rows)).conj())
+
+
 def in_place(one: Net, rows: Any) -> Any:
     inner = one.inner(rows)
     inner[:, :, 0] *= 2
@@ -78,6 +92,8 @@ def in_place(one: Net, rows: Any) -> Any:
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "two": two,
     "penalised": penalised,
+    "jacobian": jacobian,
+    "turned": turned,
     "in place": in_place,
     "checkpoint": lambda one, rows: checkpoint(lambda given: two(one, given), rows, use_reentrant=False),
     "reentrant": lambda one, rows: checkpoint(lambda given: two(one, given), rows, use_reentrant=True),
@@ -119,7 +135,7 @@ def test_against_differences(way: str) -> None:
         ends = []
         for step in (1e-5, -1e-5):
             rows[place] += step
-            ends.append(float(model(torch.tensor(IDS))[:, 0, 1].sum()))
+            ends.append(model(torch.tensor(IDS))[:, 0, 1].sum().item())
             rows[place] -= step
         assert table[place] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-8)
 
