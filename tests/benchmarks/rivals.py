@@ -124,13 +124,15 @@ def captum(question: Question) -> Iterator[Rival]:
 
 def integrated(question: Question) -> np.ndarray:
     """Integrated gradients from the row of id 0 in as many calls of `gradients` as there are steps."""
-    nodes, weights = np.polynomial.legendre.leggauss(STEPS)
+    # As plain numbers, which leave arrays their float32; NumPy's own scalars are float64, and make the arrays that from NumPy 2.
+    nodes, weights = (found.tolist() for found in np.polynomial.legendre.leggauss(STEPS))
     start = question.model.bert.embeddings.word_embeddings.weight[0].detach().numpy()
     total: np.ndarray | float = 0.0
-    for place, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+    for node, weight in zip(nodes, weights, strict=True):
+        place = (node + 1) / 2
         on_path = {"word": lambda rows, place=place: start + place * (rows - start)}
         found = embgrad.gradients(question.model, question.batch, embgrad.Logit(CLASS), override=on_path)
-        total = total + weight * found.values
+        total = total + weight / 2 * found.values
     return (found.activations - start) / place * total
 
 
