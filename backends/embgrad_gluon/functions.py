@@ -40,6 +40,8 @@ class Functions:
                 raise self._error
 
     def _called(self, original: Callable[..., Any], function: Any, *inputs: Any) -> Any:
+        if type(function).__module__.startswith("embgrad_gluon."):
+            return original(function, *inputs)
         function.backward = self._keeping(function.backward, [(one.shape, one.ctx, one.dtype) for one in inputs])
         return original(function, *inputs)  # once: MXNet lets no function be called again
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Lookups, Tables
 from embgrad_gluon.modules import Modules, calling, unheard
+from embgrad_gluon.normalising import layer_norm
 from embgrad_gluon.operators import Handler, imperatively, watching
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
@@ -223,9 +225,10 @@ def _forward(
     modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
     first = _first_number() if batch.ids.size >= LARGE else None
     running = imperatively if graphs is None else graphs.running
+    quicker = _quicker(request, taps)
     with mx.autograd.record(train_mode=request.training), running(GraphPoints(taps).within), functions.heard():
         with (
-            watching({**lookups.handlers(), **cures.handlers(), **(handlers or {})}, substitute),
+            watching({**lookups.handlers(), **cures.handlers(), **quicker, **(handlers or {})}, substitute),
             modules,
         ):
             try:
@@ -235,10 +238,22 @@ def _forward(
                     raise
                 raise UnsupportedError(WRITTEN) from error
         if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
-            with watching(cures.handlers(), substitute), unheard():
+            with watching({**cures.handlers(), **quicker}, substitute), unheard():
                 value = request.respond.function(returned)
     also = [*cures.also, *(graphs.also if graphs is not None else ())]
     return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first, functions)
+
+
+def _quicker(request: Request, taps: Taps) -> dict[str, Handler]:
+    """By their names operators whose gradients are computed in another way than MXNet's, which takes longer."""
+    if request.parameters or request.tables:
+        return {}
+    once = not (request.several or request.edit)
+
+    def marked(array: Any) -> bool:
+        return any(array is kept.mark for kept in taps.kept.values())
+
+    return {"LayerNorm": partial(layer_norm, is_wanted=marked, once=once)}
 
 
 def _first_number() -> int:
