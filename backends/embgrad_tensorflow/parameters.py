@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
-from embgrad_tensorflow.walk import handle_of, is_keras, walk
+from embgrad_tensorflow.walk import Node, handle_of, is_keras, is_saved, walk
 
 __all__ = ["Parameters", "native_variable"]
+
+#: The attributes under which a saved object may list its variables for those who load it.
+LISTS: Final = ("variables", "trainable_variables", "non_trainable_variables")
 
 
 class Parameters:
@@ -69,11 +72,12 @@ def _spelled(variable: Any) -> str:
 
 def _held(part: Any) -> Iterator[tuple[Any, bool]]:
     """The variables of a part, and whether each is trainable."""
+    nodes = list(walk([part]))
+    copies = _copies(nodes)
     claimed: set[int] = set()
     decided: list[str] = []
-    for node in walk([part]):
-        if any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided):
-            continue
+    for node in nodes:
+        beneath = any(not path or node.path == path or node.path.startswith(f"{path}.") for path in decided)
         if is_hub_layer(node.value):
             decided.append(node.path)  # on all that it has loaded, which says of itself that it is trainable
         if node.kind == "variable":
@@ -84,12 +88,38 @@ def _held(part: Any) -> Iterator[tuple[Any, bool]]:
             # the trainable ones first, which makes the order that users know
             trainable = _listed(node.value, "trainable_variables")
             held = [*trainable, *_listed(node.value, "variables")]
-        kept = {id(handle_of(one)) for one in trainable}
+        kept = set() if beneath else {id(handle_of(one)) for one in trainable}
         for variable in held:
             handle = handle_of(variable)
-            if handle is not None and id(handle) not in claimed:
+            if handle is not None and id(handle) not in claimed and id(handle) not in copies:
                 claimed.add(id(handle))
                 yield variable, id(handle) in kept
+
+
+def _copies(nodes: Iterable[Node]) -> set[int]:
+    """The handles of variables that saving has left over beside those that a saved object lists, and that nothing it runs reads.
+
+    So Keras 3 exports every variable once more, under `_all_variables`, where no function refers to it.
+    """
+    saved = [node for node in nodes if node.kind == "module" and is_saved(node.value)]
+    listing = [node.path for node in saved if _listed(node.value, "variables")]
+    if not listing:
+        return set()
+    known = {id(handle_of(one)) for node in saved for name in LISTS for one in _listed(node.value, name)}
+    known |= {id(one) for node in saved for function in _functions(node.value) for one in function.captured_inputs}
+    return {
+        id(handle_of(node.value))
+        for node in nodes
+        if node.kind == "variable"
+        and id(handle_of(node.value)) not in known
+        and any(not path or node.path.startswith(f"{path}.") for path in listing)
+    }
+
+
+def _functions(module: Any) -> Iterator[Any]:
+    """The compiled functions of a saved object, its signatures included."""
+    for value in [*vars(module).values(), *dict(getattr(module, "signatures", None) or {}).values()]:
+        yield from getattr(value, "concrete_functions", None) or ([value] if hasattr(value, "captured_inputs") else ())
 
 
 def _listed(module: Any, name: str) -> list[Any]:

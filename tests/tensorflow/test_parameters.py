@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras2
 import transformers
+from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
 from tests.tensorflow.helpers import KERAS, policy
@@ -204,3 +205,51 @@ def test_the_users_tape_and_the_weights_stay(keras: Any) -> None:
         embgrad.parameter_gradients(model, IDS, OBJECTIVE)
     assert not tape.watched_variables()
     assert [one.numpy().tobytes() for one in model.variables] == before
+
+
+def exported(folder: Any) -> None:
+    keras3.utils.set_random_seed(0)
+    layers = [keras3.layers.Embedding(12, 4), keras3.layers.BatchNormalization(), keras3.layers.Dense(4)]
+    model = keras3.Sequential(layers)
+    model(tf.constant(IDS, tf.int32))
+    layers[2].trainable = False
+    specs = [keras3.InputSpec(shape=(None, None), dtype="int32")]
+    model.export(str(folder), verbose=False, input_signature=specs)
+
+
+@pytest.mark.parametrize("around", [None, "TFSMLayer"])
+def test_an_export_of_keras_3_has_each_variable_once(tmp_path: Any, around: str | None) -> None:
+    exported(tmp_path)
+    if around is None:
+        model = tf.saved_model.load(str(tmp_path))
+    else:
+        model = keras3.layers.TFSMLayer(str(tmp_path), call_endpoint="serve")
+    expected = by_tape(model.trainable_variables, lambda: tf.reduce_sum(run_export(model) * VECTOR.astype(np.float32)))
+    found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert list(found) == [getattr(one, "path", one.name) for one in model.trainable_variables]
+    assert len(found) == (3 if around is None else 5)  # the layer trains again what the export had frozen
+    assert not found.unreached
+    for gradient, other in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-6)
+    assert embgrad.table_gradients(model, IDS, OBJECTIVE).names == (next(iter(found)),)
+    names = [weight.name for weight in TensorFlowBackend().weights(model)]
+    assert len(names) == 7
+    assert not [name for name in names if "#" in name]
+
+
+def run_export(model: Any) -> Any:
+    run = getattr(model, "serve", model)
+    return run(tf.constant(IDS, tf.int32))
+
+
+def test_variables_that_a_saved_object_does_not_list(tmp_path: Any) -> None:
+    saved = tf.train.Checkpoint(
+        table=tf.Variable(np.ones((12, 4)), name="table"), head=tf.Variable(np.eye(4), name="head")
+    )
+    saved.variables = saved.trainable_variables = [saved.head]  # the table is frozen, and left out altogether
+    signature = [tf.TensorSpec((None, None), tf.int32)]
+    saved.__call__ = tf.function(lambda ids: tf.gather(saved.table, ids) @ saved.head, input_signature=signature)
+    tf.saved_model.save(saved, str(tmp_path))
+    model = tf.saved_model.load(str(tmp_path))
+    assert "head:0" in embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+    assert embgrad.table_gradients(model, IDS, OBJECTIVE).names == ("table:0",)

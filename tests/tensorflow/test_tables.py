@@ -9,11 +9,13 @@ import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_hub as hub
 import tf_keras as keras2
 import transformers
 
 import embgrad
 from tests.tensorflow.helpers import KERAS, own_table_gradient, policy
+from tests.tensorflow.savedmodels import Net
 from tests.tensorflow.transformers_by_hand import IDS
 
 VECTOR = np.cos(np.arange(12))
@@ -109,3 +111,20 @@ def test_a_computed_table_is_no_parameter() -> None:
 
     with pytest.raises(embgrad.PointError, match="is no parameter of the model"):
         embgrad.table_gradients(Net(), IDS, OBJECTIVE)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any, trainable: bool) -> None:
+    model = Net(lambda rows, ids: tf.reduce_sum(tf.tanh(tf.gather(rows, ids)), 1))
+    plain, objective = model.saved(tmp_path), embgrad.Projection(np.cos(np.arange(4)))
+    layer = hub.KerasLayer(str(tmp_path), trainable=trainable)
+    assert not layer.variables
+    batch = embgrad.TokenBatch(IDS, mask=np.not_equal(IDS, IDS[0, 0]))
+    expected = embgrad.table_gradients(plain, batch.ids, objective)
+    found = embgrad.table_gradients(layer, batch.ids, objective)
+    np.testing.assert_array_equal(found.total, expected.total)
+    assert found.names == expected.names == ("rows:0",)
+    assert found.own is None  # the layer trains nothing
+    assert embgrad.gradients(layer, batch.ids, objective, check=True).certificate is not None
+    with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
+        assert embgrad.padding_report(layer, batch, objective).pad_id == IDS[0, 0]
