@@ -15,6 +15,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import op_callbacks
 
 from embgrad.watching import PointWatch
+from embgrad_tensorflow.asserted import COMPARISONS, Comparisons
 from embgrad_tensorflow.onehot import PRODUCTS, OneHots
 from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
@@ -126,6 +127,8 @@ class Watcher:
         self._one_hots = OneHots()
         self._handlers |= dict.fromkeys(("OneHot", "Reshape", "Transpose"), self._one_hot)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
+        self._comparisons = Comparisons()
+        self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -139,6 +142,8 @@ class Watcher:
             self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
             for operation, operands in _failed_lookups(error):
                 self._see(operation, operands)  # raises BatchError: an index is outside
+            for failed in self._comparisons.failed(error, self.tables, self.watch.batch.ids):
+                self._take_down(*failed, rows=None)  # likewise
             raise
         finally:
             op_callbacks.remove_op_callback(self._called)
@@ -192,6 +197,9 @@ class Watcher:
         if _batch_dims(attrs):
             return
         self._see(name, inputs, outputs[0])
+
+    def _compared(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        self._comparisons.take_down(name, inputs)
 
     def _one_hot(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         self._one_hots.follow(name, inputs, attrs, outputs[0])

@@ -292,6 +292,12 @@ class Tables:
         matrices = (number for number, node in self._nodes.items() if len(node.value.shape) == 2)
         return list(dict.fromkeys(self._paths[number][1] for number in matrices))
 
+    def with_rows(self, rows: int) -> list[Any]:
+        """The variables that may be a table of so many rows, those of layers included that were built just now."""
+        self.learn(walk(self._parts))
+        found = (node.value for node in self._nodes.values())
+        return [one for one in found if len(one.shape) == 2 and one.shape[0] == rows]
+
     def learn(self, nodes: Iterable[Node], learned: dict[str, Any] | None = None) -> None:
         """Take the paths of these nodes of the parts, for a walk that has been made already.
 
