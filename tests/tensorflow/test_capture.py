@@ -248,15 +248,16 @@ COMPILED: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
     "a forward pass": lambda model, keras: tf.function(lambda: loss_of(model, IDS)),
     "by xla": lambda model, keras: tf.function(lambda: loss_of(model, IDS), jit_compile=True),
     "fit": lambda model, keras: lambda: model.fit(IDS, np.zeros((2, 5, 4)), verbose=0),
+    "fit by two": lambda model, keras: lambda: model.fit(IDS, np.zeros((2, 5, 4)), batch_size=1, verbose=0),
 }
 
 
 @pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("name", ["a forward pass", "by xla", "fit"])
+@pytest.mark.parametrize("name", ["a forward pass", "by xla", "fit", "fit by two"])
 def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> None:
     model = build(keras)
-    if name == "fit":
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+    if name.startswith("fit"):
+        model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=2 if name == "fit by two" else 1)
     compiled = COMPILED[name](model, keras)
     if traced:
         compiled()
