@@ -184,6 +184,7 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
         provenance={
             **first.provenance,
             "objective": objective,
+            "unused": list(dict.fromkeys(name for piece in pieces for name in piece.provenance["unused"])),
             "truncated": truncated,
             "batch_size": len(first.ids),
             "output_shape": _joint_shape([piece.provenance["output_shape"] for piece in pieces]),

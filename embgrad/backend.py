@@ -237,6 +237,8 @@ class Run:
         objective: the values of a native objective, shape (example,) or (); else None.
         parameters: with `Request.parameters` by name, in the model's order; else None.
         uncompiled: where a trace was asked for why no kept trace was run; else None.
+        masked_id: the id at which a model that cannot take the mask makes one of its own, as under Keras's `mask_zero`; "mask"
+            then stands in `unused` only where that one differs. None where the model makes none.
     """
 
     points: Mapping[str, PointValues]
@@ -245,6 +247,7 @@ class Run:
     objective: np.ndarray | None = None
     parameters: Mapping[str, ParameterValues] | None = None
     uncompiled: str | None = None
+    masked_id: int | None = None
 
 
 class Listener(Protocol):

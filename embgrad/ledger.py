@@ -120,7 +120,7 @@ def table_gradients(
             f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
             "what it is computed from has a gradient; see embgrad.parameter_gradients"
         )
-    warn_of_unused(found.provenance["unused"], tokens)
+    warn_of_unused(found.provenance["unused"], tokens, found.provenance.get("masked_id"))
     return found
 
 

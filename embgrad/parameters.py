@@ -111,7 +111,7 @@ def parameter_gradients(
     if spelled is not None:
         gradients = _renamed(gradients, spelled)
         unreached = [spelled[name].source for name in unreached]
-    warn_of_unused(run.unused, tokens)
+    warn_of_unused(run.unused, tokens, run.masked_id)
     return ParameterGradients(
         gradients,
         tuple(unreached),

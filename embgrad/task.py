@@ -96,7 +96,7 @@ class Task:
         """The results for one batch, by the names as given."""
         run, respond, located = self._run(batch)
         objective = objective_values(respond, run)
-        warn_of_unused(run.unused, batch)
+        warn_of_unused(run.unused, batch, run.masked_id)
         common = self.provenance(batch, run, respond)
         results: dict[str, EmbeddingGradients] = {}
         names_of = Counter([located[name].key for name in self.names])
@@ -304,6 +304,7 @@ class Task:
             "pads": self.pads,
             "split": self.split,
             "unused": list(run.unused),
+            **({} if run.masked_id is None else {"masked_id": run.masked_id}),
             "truncated": batch.truncated.tolist(),
             "convention": batch.convention,
             "mask_is_bool": batch.mask_is_bool,
@@ -350,10 +351,21 @@ def _matrices(backend: Backend, model: Any) -> int:
     return count
 
 
-def warn_of_unused(unused: Sequence[str], batch: TokenBatch) -> None:
-    """Tell of what the batch holds and the model does not take, where the user's own code called."""
+def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | None = None) -> None:
+    """Tell of what the batch holds and the model does not take, where the user's own code called.
+
+    Args:
+        unused: as `Run.unused`; so is `masked_id`.
+        batch: what the model was run on.
+    """
     said = []
-    if "mask" in unused and batch.padded:
+    if "mask" in unused and masked_id is not None:
+        apart = np.argwhere((batch.ids != masked_id) != batch.real)
+        said.append(
+            f"the mask, and makes its own, 0 where the id is {masked_id}, which differs from it at {len(apart)} position(s), "
+            f"such as example {apart[0][0]}, position {apart[0][1]}"
+        )
+    elif "mask" in unused and batch.padded:
         said.append("the mask, so that it reads padding as text")
     if "types" in unused and batch.types is not None and batch.types.any():
         said.append("the types, so that it cannot tell the segments")

@@ -18,6 +18,7 @@ from embgrad.responding import Respond
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.exchange import run_answering
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors
+from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.returned import mapped
 from embgrad_tensorflow.trace import Trace, is_placeholder
 from embgrad_tensorflow.tracing import UnfitError
@@ -61,7 +62,8 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         _by_sets(gradients, answering.sets, request.several),
         answering.before(),
     )
-    return Run(points, trace.compute_dtype, planned.unused, answering.objective)
+    unused, masked_id = left_out(planned.unused, batch, answering.watch, points.values())
+    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
 
 
 def _changes(request: Request) -> bool:

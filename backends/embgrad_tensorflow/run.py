@@ -26,6 +26,7 @@ from embgrad_tensorflow.kept import run_kept
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
+from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.parameters import Parameters, native_variable
 from embgrad_tensorflow.restored import plan_restored
 from embgrad_tensorflow.savedmodel import opened
@@ -128,14 +129,16 @@ def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
         one.taps.before,
         _rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
+    unused, masked_id = left_out(planned.unused, batch, one.watcher.watch, found.values())
     return Run(
         found,
         _compute_dtype(one.taps, keys, answered, returned, variables),
-        planned.unused,
+        unused,
         answered.objective,
         {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
         if parameters is not None and request.parameters
         else None,
+        masked_id=masked_id,
     )
 
 

@@ -119,7 +119,7 @@ class Reader:
         except (NoGradientError, ObjectiveError) as failure:
             self.failure = failure
             return self.values(keys)
-        warn_of_unused(run.unused, self.batch)
+        warn_of_unused(run.unused, self.batch, run.masked_id)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 

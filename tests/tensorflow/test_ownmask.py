@@ -1,0 +1,80 @@
+"""Keras models that take no mask and make one of the ids, `mask_zero`: nothing is said where it is the batch's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.tensorflow.helpers import KERAS
+
+IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0]])
+MASK = IDS > 0
+OBJECTIVE = embgrad.Logit(1)
+TEXT = "cannot take the mask, so that it reads padding as text"
+
+
+@pytest.fixture(params=sorted(KERAS))
+def keras(request: Any) -> Any:
+    return KERAS[request.param]
+
+
+def built(keras: Any, *, mask_zero: bool = True, heeds: bool = True) -> Any:
+    keras.utils.set_random_seed(0)
+    words, head = keras.layers.Embedding(12, 6, mask_zero=mask_zero), keras.layers.Dense(3)
+    middle = keras.layers.LSTM(4) if heeds else keras.layers.Lambda(lambda rows: tf.reduce_sum(tf.tanh(rows), 1))
+    model = keras.Sequential([words, middle, head])
+    model(tf.constant(IDS, tf.int32))
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": True}, {"batch_size": 1}], ids=["whole", "compiled", "one by one"])
+def test_the_same_mask_is_as_good_as_taken(keras: Any, options: dict[str, Any]) -> None:
+    model, batch = built(keras), embgrad.TokenBatch(IDS, mask=MASK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        found = [embgrad.gradients(model, batch, OBJECTIVE, **options) for _ in range(2)][-1]
+        table = embgrad.table_gradients(model, batch, OBJECTIVE)
+        report = embgrad.padding_report(model, batch, OBJECTIVE)
+        embgrad.parameter_gradients(model, batch, OBJECTIVE)
+    assert found.provenance["unused"] == table.provenance["unused"] == []
+    assert found.provenance["masked_id"] == 0
+    assert report.mask_taken
+    assert found.pad_leak == 0
+    np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, OBJECTIVE, **options).values)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "places"),
+    [
+        (IDS, IDS > 2, r"1 position\(s\), such as example 0, position 1"),
+        (IDS, np.ones_like(IDS), r"2 position\(s\), such as example 1, position 2"),
+    ],
+    ids=["more is masked", "nothing is"],
+)
+def test_another_mask_is_said(keras: Any, ids: np.ndarray, mask: np.ndarray, places: str) -> None:
+    message = (
+        rf"cannot take the mask, and makes its own, 0 where the id is 0, which differs from it at {places}; if it can"
+    )
+    with pytest.warns(embgrad.EmbgradWarning, match=message):
+        found = embgrad.gradients(built(keras), embgrad.TokenBatch(ids, mask=mask), OBJECTIVE)
+    assert found.provenance["unused"] == ["mask"]
+
+
+def test_micro_batches_of_which_one_has_another_mask(keras: Any) -> None:
+    batch = embgrad.TokenBatch(IDS[::-1], mask=[[1, 1, 0, 0], [1, 1, 1, 0]])
+    with pytest.warns(embgrad.EmbgradWarning, match="differs from it at 1 position"):
+        found = embgrad.gradients(built(keras), batch, OBJECTIVE, batch_size=1)
+    assert found.provenance["unused"] == ["mask"]
+
+
+@pytest.mark.parametrize("kind", [{"mask_zero": False}, {"heeds": False}], ids=["no mask_zero", "nobody heeds it"])
+def test_padding_that_is_read_is_said(keras: Any, kind: dict[str, Any]) -> None:
+    with pytest.warns(embgrad.EmbgradWarning, match=TEXT):
+        found = embgrad.gradients(built(keras, **kind), embgrad.TokenBatch(IDS, mask=MASK), OBJECTIVE)
+    assert found.provenance["unused"] == ["mask"]
+    assert found.pad_leak > 0
