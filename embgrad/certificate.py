@@ -17,7 +17,8 @@ class Slope:
         direction: "gradient" for the gradient's own, else "random 1" and so on; with `split=True` of which example.
         expected: by the gradient: its inner product with the direction.
         found: by finite differences, of fourth order.
-        uncertainty: how far the finite difference may be off, told by two steps and by rounding.
+        uncertainty: how far the finite difference may be off, told by several steps, by both sides and by rounding; as much as
+            makes it hold where the objective has no slope there, but a kink.
         tolerance: how far the two may be apart.
     """
 
@@ -44,11 +45,16 @@ class Certificate:
         independence: how far the first example's gradient is from what it is when the example is run alone, relative; None
             where there is but one, where the point is not seen as (example, position, dim), and where the model does not take
             an example alone. Where it is large examples meet: ask for `split=True`.
+        untested: with `split=True` the examples of which nothing can be told: their own objective changes by no more than its
+            rounding, or examples meet, and these are not among those that were tried one by one.
+        unscattered: why `scatter` does not apply to the table, such as one that is detached; None where it does.
     """
 
     slopes: tuple[Slope, ...]
     scatter: float | None = None
     independence: float | None = None
+    untested: tuple[int, ...] = ()
+    unscattered: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -56,9 +62,18 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Certificate:
-        """The reverse of `to_dict`."""
+        """The reverse of `to_dict`; one of before the last two figures has none of them.
+
+        Raises:
+            KeyError, TypeError: it is none.
+        """
         slopes = tuple(Slope(**one) for one in given["slopes"])
-        return cls(slopes, given["scatter"], given["independence"])
+        untested, why = given.get("untested", ()), given.get("unscattered")
+        if not isinstance(untested, (list, tuple)) or not all(type(one) is int for one in untested):
+            raise TypeError("the examples that are not tested are no whole numbers")
+        if not isinstance(why, (str, type(None))):
+            raise TypeError("why a figure does not apply is no text")
+        return cls(slopes, given["scatter"], given["independence"], tuple(untested), why)
 
 
 def worst(certificates: Sequence[Certificate | None]) -> Certificate:
@@ -69,5 +84,9 @@ def worst(certificates: Sequence[Certificate | None]) -> Certificate:
         return max((figure for one in present if (figure := getattr(one, name)) is not None), default=None)
 
     return Certificate(
-        tuple(slope for one in present for slope in one.slopes), largest("scatter"), largest("independence")
+        tuple(slope for one in present for slope in one.slopes),
+        largest("scatter"),
+        largest("independence"),
+        tuple(sorted({example for one in present for example in one.untested})),
+        next((one.unscattered for one in present if one.unscattered is not None), None),
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,26 +11,16 @@ import numpy as np
 from embgrad.backend import NativeObjective
 from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
+from embgrad.differences import WIDE, Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
-from embgrad.ledger import ledger
+from embgrad.ledger import TableGradients, ledger
 from embgrad.locating import Located, expect_ability
+from embgrad.responding import respond_with
 from embgrad.result import EmbeddingGradients
+from embgrad.rowsparse import scatter
 from embgrad.task import Task
 
 __all__ = ["certified"]
-
-#: By the dtype that a model computes in: its rounding, the largest step of finite differences relative to the activations'
-#: norm, and how far a right gradient may be off, relative to its own norm.
-PRECISION: Final[Mapping[str, tuple[float, float, float]]] = {
-    "float64": (2.0**-52, 3e-2, 1e-6),
-    "float32": (2.0**-23, 1e-1, 2e-3),
-    "float16": (2.0**-10, 5e-1, 1e-1),
-    "bfloat16": (2.0**-7, 1.0, 2e-1),
-}
-
-#: How many steps are tried, and how much smaller each is than the one before.
-STEPS: Final = 5
-RATIO: Final = 3.0
 
 #: How uncertain the slope in the gradient's own direction may be, relative to it, to count as a test at all.
 ROUGH: Final = 0.2
@@ -42,8 +31,12 @@ LEAST: Final = 1e-2
 #: How many directions of random numbers are tried beside the gradient's own.
 RANDOM: Final = 2
 
-#: With `split=True` how many examples are tried.
-MOST_EXAMPLES: Final = 3
+#: With `split=True` how many examples are tried one by one, where they are not all told by moving them together.
+MOST_EXAMPLES: Final = 8
+
+#: How many times the kink that is seen in random directions the gradient may be off by it in such a direction: as many pieces
+#: may meet in it, and a framework may take any, or add them up.
+KINKS: Final = 10.0
 
 
 def certified(
@@ -57,12 +50,15 @@ def certified(
     """
     _expect_testable(task)
     located = task.locate(batch)
-    scatter = _scatter(task, batch, located)
+    whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
+    tables = _scatter(task, batch, located, {name: one.tolerance for name, one in whole.items()})
     done = {}
     for name, result in results.items():
-        slopes = tuple(_slopes(task, batch, located, name, result))
-        certificate = Certificate(slopes, scatter.get(name), _independence(task, batch, located[name], name, result))
-        _expect_right(name, certificate, PRECISION[result.provenance["compute_dtype"]][2])
+        slopes, untested = _Trial(task, batch, located, name, result, whole[name]).slopes()
+        apart, why = tables.get(name, (None, None))
+        alone = _independence(task, batch, located[name], name, result)
+        certificate = Certificate(tuple(slopes), apart, alone, untested, why)
+        _expect_right(name, certificate, whole[name].tolerance)
         done[name] = replace(result, certificate=certificate)
     return done
 
@@ -91,16 +87,13 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float) -> None
             "look for custom gradients, straight-through estimators and detached parts behind the point",
             certificate,
         )
-    rough = [
-        one
-        for one in certificate.slopes
-        if one.direction.startswith("gradient") and _is_rough(one.expected, one.found, one.uncertainty)
-    ]
-    if rough:
+    own = [one for one in certificate.slopes if one.direction.startswith("gradient")]
+    if own and all(map(_is_rough, own)):
         raise CertificationError(
             f"the gradient at {name!r} could not be tested: in its own direction the objective changes by "
-            f"{rough[0].expected:.3g}, and finite differences are uncertain by {rough[0].uncertainty:.2g}; expected an objective "
-            "that changes by more than its rounding: give the model in float64, or an objective of its scale",
+            f"{own[0].expected:.3g}, and finite differences are uncertain by {own[0].uncertainty:.2g}; expected an objective "
+            "that changes by more than its rounding, and has a slope there, which it has not where a ReLU gets exactly zero or "
+            "entries tie for a maximum: give the model in float64, or an objective of its scale",
             certificate,
         )
     if certificate.scatter is not None and certificate.scatter > tolerance:
@@ -115,94 +108,210 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float) -> None
 # Finite differences
 
 
-def _slopes(
-    task: Task, batch: TokenBatch, located: Mapping[str, Located], point: str, result: EmbeddingGradients
-) -> Iterator[Slope]:
-    """Finite differences in the gradient's own direction and in random ones."""
-    rounding, step, tolerance = PRECISION[result.provenance["compute_dtype"]]
-    norm = float(np.linalg.norm(result.values.astype(np.float64)))
-    one = located[point]
-    for name, direction, example in _directions(result, one.place.shared, task.split):
-        if example is None:
-            change, gradient = direction, result.values.astype(np.float64)
-        else:
-            change, gradient = np.zeros_like(direction), np.zeros_like(direction)
-            change[example], gradient[example] = direction[example], result.values[example]
-        if one.place.shared:
-            change = np.broadcast_to(change.mean(0), change.shape)
-        expected = float((gradient * change).sum())
+@dataclass(frozen=True)
+class _Line:
+    """What was found in one direction; `kink` and `stairs` as in `Slopes`. Where nothing `moves`, nothing is told."""
 
-        def value(step: float, change: np.ndarray = change, example: int | None = example) -> tuple[float, float]:
+    slope: Slope
+    moves: bool
+    kink: float
+    stairs: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the gradient's own direction."""
+        return self.slope.direction.startswith("gradient")
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Tests the gradient at one point by finite differences, in its own direction and in random ones."""
+
+    task: Task
+    batch: TokenBatch
+    located: Mapping[str, Located]
+    point: str
+    result: EmbeddingGradients
+    precision: Precision
+
+    def slopes(self) -> tuple[list[Slope], tuple[int, ...]]:
+        """The slopes, and which examples, asked for each by itself, could not be tested."""
+        shared, count = self.located[self.point].place.shared, len(self.batch)
+        values = self.result.values.astype(np.float64)
+        if not self.task.split or len(values) != count:
+            lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
+            return self._judged(lines), ()
+        together = list(zip(*(self._along(*one, range(count)) for one in self._directions()), strict=True))
+        judged = {example: self._judged(lines) for example, lines in enumerate(together)}
+        # Where examples meet, moving them together tells something else: these are moved one by one. A shared tensor is one.
+        apart = [example for example, slopes in judged.items() if not all(slope.holds for slope in slopes)]
+        over: list[int] = []
+        if apart and count > 1 and not shared:
+            chosen = np.random.default_rng(0).permutation(apart)[:MOST_EXAMPLES].tolist()
+            over = [example for example in apart if example not in chosen]
+            judged |= {example: self._alone(example) for example in chosen}
+        start = self.task.examples.start or 0
+        kept = {example: slopes for example, slopes in judged.items() if example not in over}
+        rough = [example for example, slopes in kept.items() if any(map(_is_rough_own, slopes))]
+        return [slope for slopes in kept.values() for slope in slopes], tuple(
+            start + one for one in sorted(over + rough)
+        )
+
+    def _alone(self, example: int) -> list[Slope]:
+        lines = []
+        for name, direction in self._directions():
+            change = np.zeros_like(direction)
+            change[example] = direction[example]
+            lines += self._along(name, change, [example])
+        return self._judged(lines)
+
+    def _directions(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Directions as long as the activations; where each example is asked for, each example's as long as its own."""
+        place = self.located[self.point].place
+        random = np.random.default_rng(0)
+        values = self.result.values.astype(np.float64)
+        counted = values != 0 if self.result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
+        drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
+        each = self.task.split and not place.shared and len(values) == len(self.batch)
+        axes = tuple(range(1, values.ndim)) if each else None
+        size = values[0].size if each else values.size
+        activations = _length(self.result.activations.astype(np.float64), axes)
+        for name, direction in {"gradient": values, **drawn}.items():
+            length = _length(direction, axes)
+            if not length.any():
+                continue
+            scale = np.maximum(activations, LEAST * size**0.5) / np.where(length > 0, length, 1.0)
+            scaled = direction * scale
+            yield name, np.broadcast_to(scaled.mean(0), scaled.shape) if place.shared else scaled
+
+    def _along(self, name: str, change: np.ndarray, examples: Sequence[int] | None) -> list[_Line]:
+        """What is found in a direction: for the sum over the examples, or for each of some by itself."""
+        one, count = self.located[self.point], len(self.batch)
+        products = self.result.values.astype(np.float64) * change
+        chosen = None if examples is None else list(examples)
+        gradient = self.result.values if chosen is None else self.result.values[chosen]
+        moved_by = change if chosen is None else change[chosen]
+        axes = None if chosen is None else tuple(range(1, change.ndim))
+        expected = products.sum(axes) if chosen is None else products[chosen].sum(axes)
+        entries = moved_by.size / len(expected.reshape(-1))
+        share = _length(gradient.astype(np.float64), axes) * _length(moved_by, axes) / max(entries, 1) ** 0.5
+
+        def value(step: float) -> tuple[np.ndarray, np.ndarray]:
             moved = _own(one, change * step)
-            values, size = task.objective_with(batch, located, one.key, lambda _: moved)
-            return float(values.sum() if example is None else values[example]), size
+            values, size = self.task.objective_with(self.batch, self.located, one.key, lambda _: moved)
+            if chosen is None:
+                return np.reshape(values.sum(), 1), np.reshape(size, 1)
+            # How large the numbers of one example are is not told: twice what they are on average.
+            sizes = np.minimum(size, 2 * size / count + np.abs(values))
+            return values[chosen], sizes[chosen]
 
-        found, uncertainty = _difference(value, step, rounding)
-        share = norm * float(np.linalg.norm(change)) / np.sqrt(max(change.size, 1))
-        allowed = 4 * uncertainty + tolerance * max(abs(expected), abs(found), share)
-        yield Slope(name, expected, found, uncertainty, allowed)
+        expected, share = expected.reshape(-1), share.reshape(-1)
+        slopes = differences(value, self.precision, expected, share)
+        allowed = tolerances(slopes, self.precision, expected, share)
+        large = self.precision.tolerance * np.maximum(np.abs(slopes.found), share)
+        start = self.task.examples.start or 0
+        names = [name] if chosen is None else [f"{name}, example {start + example}" for example in chosen]
+        figures = zip(names, expected, slopes.found, slopes.uncertainty, allowed, strict=True)
+        moving = np.reshape(moved_by.any(axes), -1)
+        kinks = np.where(slopes.kink > large, slopes.kink, 0.0)
+        return [
+            _Line(Slope(named, *map(float, rest)), bool(moves), float(kink), bool(stairs))
+            for (named, *rest), moves, kink, stairs in zip(figures, moving, kinks, slopes.stairs, strict=True)
+        ]
+
+    def _judged(self, lines: Sequence[_Line]) -> list[Slope]:
+        """The slopes. One that does not hold is uncertain where any direction shows that there is none: a kink, or stairs.
+
+        A random direction of many entries shows of a kink as little as lies in it; the gradient's own may lie in it wholly.
+        """
+        lines = [line for line in lines if line.moves]
+        kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
+        entries = self.result.values[0].size if self.task.split else self.result.values.size
+        judged = []
+        for line in lines:
+            slope, more = line.slope, 0.0
+            if not slope.holds and stairs:
+                more = abs(slope.found - slope.expected)
+            elif not slope.holds and kink:
+                more = KINKS * kink * (entries**0.5 if line.is_own else 1.0) / WIDE
+            judged.append(replace(slope, uncertainty=slope.uncertainty + more, tolerance=slope.tolerance + WIDE * more))
+        return judged
 
 
-def _is_rough(expected: float, found: float, uncertainty: float) -> bool:
-    return uncertainty > ROUGH * min(abs(expected), abs(found))
+def _length(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
+    return np.asarray(np.sqrt((array**2).sum(axes, keepdims=axes is not None)))
+
+
+def _is_rough(slope: Slope) -> bool:
+    return slope.uncertainty > ROUGH * min(abs(slope.expected), abs(slope.found))
+
+
+def _is_rough_own(slope: Slope) -> bool:
+    return slope.direction.startswith("gradient") and _is_rough(slope)
 
 
 def _own(located: Located, change: np.ndarray) -> np.ndarray:
     return change[0].reshape(located.place.native) if located.place.shared else located.place.own(change)
 
 
-def _directions(result: EmbeddingGradients, shared: bool, split: bool) -> Iterator[tuple[str, np.ndarray, int | None]]:
-    """Directions as long as the activations, with the example that they are for."""
-    random = np.random.default_rng(0)
-    values = result.values.astype(np.float64)
-    counted = values != 0 if result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
-    drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
-    for name, direction in {"gradient": values, **drawn}.items():
-        length = np.linalg.norm(direction)
-        if length:
-            scaled = direction * (max(float(np.linalg.norm(result.activations)), LEAST * values.size**0.5) / length)
-            if split and not shared:
-                for example in range(min(len(scaled), MOST_EXAMPLES)):
-                    if scaled[example].any():
-                        yield f"{name}, example {example}", scaled, example
-            else:
-                yield name, scaled, None
-
-
-def _difference(value: Callable[[float], tuple[float, float]], largest: float, rounding: float) -> tuple[float, float]:
-    """The slope at zero by central differences, and how far it may be off.
-
-    Neighbouring steps are combined to fourth order (Richardson). Of these slopes the one is taken that is known best: its
-    truncation shows as its distance from the next one, its rounding as that of the objective over the step.
-    """
-    steps = [largest / RATIO**number for number in range(STEPS)]
-    sides = [(value(step), value(-step)) for step in steps]
-    plain = [(more - less) / (2 * step) for step, ((more, _), (less, _)) in zip(steps, sides, strict=True)]
-    square = RATIO**2
-    combined = [(square * narrow - wide) / (square - 1) for wide, narrow in pairwise(plain)]
-    noise = [4 * rounding * max(size) / step for step, ((_, *size), _) in zip(steps[1:], sides[1:], strict=True)]
-    known = [
-        (abs(one - other) + rough, other) for (one, other), rough in zip(pairwise(combined), noise[1:], strict=True)
-    ]
-    uncertainty, slope = min(known)
-    return slope, uncertainty
-
-
 # The table's own gradient
 
+#: Why it is no sum of what comes through the lookups, where that is no fault.
+DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient has nothing of them"
+BY_FREQUENCY: Final = "the framework divides each row's gradient by how often the row is looked up (scale_grad_by_freq)"
 
-def _scatter(task: Task, batch: TokenBatch, located: Mapping[str, Located]) -> dict[str, float]:
-    """For each lookup that is read how far the framework's own gradient of its table is from the sum of its parts."""
+
+def _scatter(
+    task: Task, batch: TokenBatch, located: Mapping[str, Located], tolerances: Mapping[str, float]
+) -> dict[str, tuple[float | None, str | None]]:
+    """For each lookup that is read how far the framework's own gradient of its table is from the sum of its parts.
+
+    Where it is none by design, why.
+    """
     if any(task.changes.values()) or not {"parameters", "tables"} <= task.backend.supports:
         return {}
     paths = {name: one.lookup.path for name, one in located.items() if one.lookup is not None}
     seen = task.backend.points(task.model, batch, task.call) if paths else ()
-    apart: dict[str, float] = {}
+    told: dict[str, tuple[float | None, str | None]] = {}
     for path in dict.fromkeys(paths.values()):
         found = ledger(task, batch, path, seen)
-        if found is not None and found.apart is not None:
-            apart[path] = found.apart
-    return {name: apart[path] for name, path in paths.items() if path in apart}
+        if found is None or found.apart is None:
+            continue
+        tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
+        keys = [point.key for point in seen if point.lookup is not None and point.path == path]
+        why = _no_sum(task, batch, found, keys, tolerance) if found.apart > tolerance else None
+        told[path] = (None if why else found.apart, why)
+    return {name: told[path] for name, path in paths.items() if path in told}
+
+
+def _no_sum(task: Task, batch: TokenBatch, found: TableGradients, keys: Sequence[str], tolerance: float) -> str | None:
+    """Why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None."""
+    assert found.own is not None
+    own = (found.own - found.head).astype(np.float64)
+    request = replace(task.request(respond_with(task.objective, batch)), points=tuple(keys))
+    run = task.backend.run(task.model, batch, request)
+    plain, divided = [], []
+    for values in (run.points[key] for key in keys):
+        lookup, gradient = values.lookup, values.gradients[0]
+        if lookup is None or gradient is None:
+            continue
+        rows = scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None).astype(np.float64)
+        if lookup.padding is not None:
+            rows[lookup.padding] = own[lookup.padding] = 0
+        times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
+        plain.append(rows)
+        divided.append(rows / np.maximum(times, 1)[:, None])
+    for parts, why in ((plain, DETACHED), (divided, BY_FREQUENCY)):
+        if parts and _is_sum_of_some(own, parts, tolerance):
+            return why
+    return None
+
+
+def _is_sum_of_some(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> bool:
+    columns = np.stack([part.ravel() for part in parts], axis=1)
+    taken = np.linalg.lstsq(columns, whole.ravel(), rcond=None)[0].round().clip(0, 1)
+    scale = float(np.linalg.norm(columns, axis=0).max())
+    return float(np.linalg.norm(columns @ taken - whole.ravel())) <= tolerance * scale
 
 
 # An example alone

@@ -68,7 +68,7 @@ class TableGradients:
         if self.own is None:
             return None
         kept = np.arange(len(self.own)) != (-1 if self.padding is None else self.padding)
-        scale = float(np.linalg.norm(self.own[kept])) or 1.0
+        scale = float(np.linalg.norm(self.own[kept])) or float(np.linalg.norm(self.total[kept])) or 1.0
         return float(np.linalg.norm((self.total - self.own)[kept])) / scale
 
     def __repr__(self) -> str:

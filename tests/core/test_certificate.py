@@ -392,3 +392,188 @@ def test_the_model_is_as_it_was() -> None:
     assert str(model.random.bit_generator.state) == state
     for name, value in before.items():
         np.testing.assert_array_equal(model[name].value, value)
+
+
+# Kinks
+
+
+def relu(x: Tensor) -> Tensor:
+    counted = x.value > 0
+    return Tensor(x.value * counted, [(x, lambda g: g * counted)])
+
+
+def kinked(model: Any, input_ids: np.ndarray, wrong: Wrong = lambda g: g) -> Tensor:
+    """Two layers of ReLU and a maximum over positions."""
+    rows = lookup(model["E"], input_ids)
+    hidden = relu(Tensor(rows.value, [(rows, wrong)]) @ model["A"] + model["a"])
+    hidden = relu(hidden @ model["B"])
+    first = hidden.value.argmax(1)[:, None]
+    value = np.take_along_axis(hidden.value, first, 1)[:, 0]
+
+    def back(g: np.ndarray) -> np.ndarray:
+        whole = np.zeros_like(hidden.value)
+        np.put_along_axis(whole, first, g[:, None], 1)
+        return whole
+
+    return Tensor(value, [(hidden, back)]) @ model["C"]
+
+
+def kinked_model(seed: int, dtype: str, **options: Any) -> ReferenceModel:
+    random = np.random.default_rng(seed)
+    shapes = {"E": (12, DIM), "A": (DIM, 24), "a": (24,), "B": (24, 24), "C": (24, CLASSES)}
+    made = {name: (random.normal(size=shape) / shape[0] ** 0.5).astype(dtype) for name, shape in shapes.items()}
+    return ReferenceModel(lambda model, input_ids: kinked(model, input_ids, **options), made)
+
+
+MORE_IDS = np.array([[5, 2, 9, 4, 0, 7], [3, 8, 1, 0, 6, 2], [5, 10, 2, 7, 3, 1]])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("seed", range(20))
+def test_right_gradients_pass_where_steps_cross_kinks(seed: int, dtype: str) -> None:
+    objective = embgrad.CrossEntropy([0, 2, 1])
+    for split in (False, True):
+        result = embgrad.gradients(kinked_model(seed, dtype), MORE_IDS, objective, check=True, split=split)
+        assert result.certificate is not None
+        assert all(slope.holds for slope in result.certificate.slopes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"), [("float64", "a little more"), ("float64", "examples exchanged"), ("float32", "factor")]
+)
+def test_wrong_gradients_do_not_pass_among_kinks(dtype: str, wrong: str) -> None:
+    for seed in range(10):
+        model = kinked_model(seed, dtype, wrong=WRONG[wrong])
+        with pytest.raises(embgrad.CertificationError, match="the gradient at 'word' is wrong"):
+            embgrad.gradients(model, MORE_IDS, embgrad.CrossEntropy([0, 2, 1]), check=True)
+
+
+def test_a_tie_has_no_slope_and_is_not_said_to_be_wrong() -> None:
+    """A token that comes several times ties with itself; a framework may give each the whole gradient."""
+
+    def largest(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        value = rows.value.max(1)
+        return Tensor(value, [(rows, lambda g: g[:, None] * (rows.value == value[:, None]))]) @ model["H"]
+
+    ids = np.array([[7, 7, 7, 7], [9, 4, 2, 3]])
+    with pytest.raises(embgrad.CertificationError, match=r"could not be tested: .* entries tie for a maximum"):
+        certificate(largest, batch=ids)
+    assert certificate(largest, batch=ids[1:]).slopes
+
+
+def test_fewer_digits_inside_than_the_model_says_are_not_said_to_be_wrong() -> None:
+    def cast(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        inner = Tensor(rows.value.astype(np.float32).astype(np.float64), [(rows, lambda g: g)])
+        return classify(model, inner @ model["W"])
+
+    found = certificate(cast)
+    assert all(slope.holds for slope in found.slopes)
+    assert found.slopes[0].uncertainty < 1e-2 * found.slopes[0].found
+
+
+# Each example by itself
+
+
+def weighed(factors: list[float]) -> Any:
+    """A forward pass whose backward pass multiplies each example's gradient."""
+
+    def broken(model: Any, input_ids: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids)
+        back = np.array(factors)[-len(input_ids) :, None, None]
+        return classify(model, Tensor(rows.value, [(rows, lambda g: g * back)]))
+
+    return broken
+
+
+@pytest.mark.parametrize("count", [4, 12])
+def test_every_example_is_tested_by_split(count: int) -> None:
+    ids = np.arange(2 * count).reshape(count, 2) % 12
+    for example in (3, count - 1):
+        factors = [5.0 if one == example else 1.0 for one in range(count)]
+        with pytest.raises(embgrad.CertificationError, match=rf"'gradient, example {example}'"):
+            certificate(weighed(factors), batch=ids, split=True)
+        found = certificate(weighed([1.0] * count), batch=ids, split=True)
+    assert {slope.direction for slope in found.slopes} == {
+        f"{name}, example {one}" for name in ("gradient", "random 1", "random 2") for one in range(count)
+    }
+    assert found.untested == ()
+
+
+def test_where_examples_meet_a_sample_is_tested_one_by_one() -> None:
+    objective = embgrad.Projection([1.0, 2.0, 3.0])
+    ids = np.arange(24).reshape(12, 2) % 12
+    found = certificate(centred, objective, batch=ids, split=True)
+    tested = {int(slope.direction.rpartition(" ")[2]) for slope in found.slopes}
+    assert len(tested) == 8
+    assert sorted(tested | set(found.untested)) == list(range(12))
+    assert all(slope.holds for slope in found.slopes)
+    assert certificate(centred, split=True).untested == ()
+
+
+def test_examples_of_micro_batches_go_by_their_place_in_the_whole() -> None:
+    found = certificate(layered, split=True, batch_size=2)
+    assert {slope.direction.rpartition(", ")[2] for slope in found.slopes} == {f"example {one}" for one in range(3)}
+
+
+def test_an_example_that_cannot_be_tested_is_told() -> None:
+    """The second one's objective is constant but for what is lost in rounding."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        logits = layered(model, input_ids)
+        weights = Tensor(np.array([[1.0], [1e-9], [1.0]], logits.value.dtype)[: len(input_ids)])
+        return logits * weights + Tensor(np.array([[0.0], [10.0], [0.0]], logits.value.dtype)[: len(input_ids)])
+
+    assert certificate(forward, dtype="float32", split=True).untested == (1,)
+
+
+# A table whose own gradient is no sum
+
+
+def frequent(table: Tensor, ids: np.ndarray, factors: Any) -> Tensor:
+    """A lookup of which the framework gives the table another gradient than the sum."""
+
+    def back(g: np.ndarray) -> np.ndarray:
+        whole = np.zeros_like(table.value)
+        np.add.at(whole, ids, g * factors(ids))
+        return whole
+
+    def compute() -> Tensor:
+        return Tensor(table.value[ids], [(table, back)])
+
+    observer = observing.get()
+    return compute() if observer is None else observer.at_lookup(table, ids, compute)
+
+
+def over_times(ids: np.ndarray) -> np.ndarray:
+    return np.asarray(1.0 / np.bincount(ids.ravel())[ids][..., None])
+
+
+def detached(ids: np.ndarray) -> np.ndarray:
+    return np.zeros((*ids.shape, 1))
+
+
+@pytest.mark.parametrize("with_head", [False, True])
+@pytest.mark.parametrize(("factors", "why"), [(over_times, "how often the row is looked up"), (detached, "detached")])
+def test_where_a_table_has_no_sum_the_certificate_says_why(factors: Any, why: str, with_head: bool) -> None:
+    ids = np.array([[7, 7, 7, 1], [9, 4, 7, 3]])
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        hidden = (frequent(model["E"], input_ids, factors) @ model["W"]).tanh().mean(1)
+        return hidden @ (model["E"].swap(0, 1) if with_head else model["H"])
+
+    found = certificate(forward, embgrad.Logit(1), batch=ids)
+    assert found.scatter is None
+    assert why in found.unscattered
+    assert embgrad.Certificate.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert worst([certificate(layered), found]).unscattered == found.unscattered
+
+
+def test_a_certificate_without_the_later_figures_is_read() -> None:
+    found = certificate(layered)
+    old = {name: figure for name, figure in found.to_dict().items() if name not in ("untested", "unscattered")}
+    assert embgrad.Certificate.from_dict(old) == found
+    for wrong in ({"untested": 3}, {"untested": [True]}, {"unscattered": 3}):
+        with pytest.raises(TypeError):
+            embgrad.Certificate.from_dict({**old, **wrong})
