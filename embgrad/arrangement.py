@@ -110,6 +110,9 @@ def of_lookup(
     if lookup.indices.shape == (positions, examples):
         layout = Layout(batch.shape, transposed=True)
         return Arrangement(lookup.shape, (*batch.shape, lookup.dim), lookup.indices.T, is_batch=True, layout=layout)
+    if lookup.indices.shape == (batch.ids.size,):  # positions that are told by their rows, one example behind the other
+        layout = Layout(batch.shape, transposed=False)
+        return Arrangement(lookup.shape, (*batch.shape, lookup.dim), layout.indices(lookup.indices), True, layout)
     raise UnsupportedError(
         f"the point {name!r} is {lookup}: expected an index for each of {examples} examples and {positions} positions; name "
         f"the table by its path, {lookup.path!r}, to have its gradient in the lookup's own axes"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from embgrad.batch import TokenBatch
@@ -17,6 +17,7 @@ from embgrad.errors import (
 )
 from embgrad.points import INPUT, OUTPUT, WORD, Point, split_name
 from embgrad.roles import EMBEDDINGS, LAYER, POSITION, TYPE
+from embgrad.stacks import NUMBERED
 from embgrad.watching import not_looked_up, several_words
 
 __all__ = ["LAYER_ROLE", "point_of"]
@@ -133,8 +134,7 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
         found = (
             f"has {layers} layers: expected layer.0 to layer.{layers - 1}, or layer.-1 for the last"
             if layers
-            else "repeats no block that turns hidden states into such and is the whole of a layer, at all positions throughout: "
-            "name a module by its path instead"
+            else f"{_no_layers(points, batch)}: name a module by its path instead"
         )
         return UnknownPointError(f"there is no point {name!r}: the model {found}")
     untold = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
@@ -144,8 +144,10 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
             f"no table is called so; expected a batch of several positions, or the native path of a lookup, of {listed(untold)}"
         )
     if path in LACKING:
+        away = "" if layers or path == TYPE else _blocks_away(points, batch)
+        lacking = f"{away}, so that no point is {path!r} for each of its positions" if away else LACKING[path]
         return UnknownPointError(
-            f"there is no point {name!r}: the model {LACKING[path]}; expected one of {listed(roles)}, or a native path"
+            f"there is no point {name!r}: the model {lacking}; expected one of {listed(roles)}, or a native path"
         )
     paths = list(dict.fromkeys(point.path for point in points if point.listed))
     known = [*roles, WORD, *paths, *(other for point in points for other in point.also)]
@@ -154,3 +156,58 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
         f"there is no point {name!r}{side}: expected a role, of {listed(roles)}, or a path, of {listed(paths)}; "
         f"embgrad.points(model, batch) lists all.{did_you_mean(path, known)}"
     )
+
+
+def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
+    """What is said of a model without layers: which blocks there are, and why they do not count."""
+    away = _blocks_away(points, batch)
+    if away:
+        return f"{away}, so that what they give has no entry for each example and position"
+    wanted = (
+        "repeats no block that turns hidden states into such and is the whole of a layer, at all positions throughout"
+    )
+    holding = {path[:end] for point in points for path in [point.path] for end in _ends(path)}
+    lists = _lists(point for point in points if point.path in holding and point.shape[:2] == batch.shape)
+    if not lists:
+        return wanted
+    found = ", ".join(_spanned(paths) for paths in lists[:3])
+    return f"{wanted}. Found {found}: they do not follow one another, or differ in what they are of, or are parts of layers"
+
+
+def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
+    """What is said of blocks that run at other positions than the batch's; nothing where there are none."""
+    examples, positions = batch.shape
+    shapes = {point.path: point.shape for point in points if point.side == OUTPUT}
+    dims = {point.lookup.dim for point in points if point.lookup is not None}
+    away = [
+        point
+        for point in points
+        if point.side == OUTPUT and len(point.shape) == 3 and point.shape[0] == examples
+        if point.shape[1] not in (1, positions) and not (point.shape[1] in dims and point.shape[2] == positions)
+    ]
+    lists = sorted(_lists(away), key=lambda paths: ("decoder" in paths[0].lower(), len(list(_ends(paths[0])))))
+    if not lists:
+        return ""
+    return (
+        f"has blocks, {_spanned(lists[0])}, at {shapes[lists[0][0]][1]} positions, where the batch has {positions} (they are "
+        "padded or pooled inside)"
+    )
+
+
+def _lists(points: Iterable[Point]) -> list[list[str]]:
+    """The paths of numbered modules, by the list that they are in."""
+    found: dict[str, dict[str, None]] = {}
+    for point in points:
+        number = NUMBERED.search(point.path)
+        if point.side == OUTPUT and number:
+            found.setdefault(point.path[: number.start()], {})[point.path] = None
+    return [list(paths) for paths in found.values()]
+
+
+def _ends(path: str) -> Iterator[int]:
+    """Where the paths of what is around a module end, in its own."""
+    return (number for number, mark in enumerate(path) if mark in "./")
+
+
+def _spanned(paths: Sequence[str]) -> str:
+    return repr(paths[0]) if len(paths) == 1 else f"{paths[0]!r} to {paths[-1]!r}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point
+from embgrad.stacks import Calls, Stack, ancestors, is_decoders, stacked
 
 __all__ = ["EMBEDDINGS", "LAYER", "POSITION", "TYPE", "points_of"]
 
@@ -19,12 +19,6 @@ POSITION: Final = "position"
 TYPE: Final = "type"
 EMBEDDINGS: Final = "embeddings"
 LAYER: Final = "layer"
-
-#: A number at the end of a path, alone or behind a mark: `layer.0`, `layer_._0`, `block_1`.
-NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
-
-#: Where a class's name has an underscore in the name that Keras makes of it.
-CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 #: What tells the lookups by position and by type apart where their indices do not, as in a batch of one position.
 SPELLED: Final = {POSITION: re.compile(r"(?:^|[^a-z])pos|wpe"), TYPE: re.compile("type|seg")}
@@ -42,18 +36,23 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
     for lookup in lookups:
         if lookup.layout is not None:
             roles[lookup.key].append(WORD)
-    added = {POSITION: _position(batch, lookups), TYPE: _type(batch, lookups)}
+    reading = Calls(batch, calls)
+    stack = _layers(reading, lookups)
+    away = _away(reading, lookups, stack.blocks)
+    before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
+    added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
     words = sum(lookup.layout is not None for lookup in lookups)
     for role, found in added.items():
         # Indices can be the ids by chance, where another lookup's are too.
         if found is not None and (found.layout is None or words > 1):
             roles[found.key].append(role)
-    layers = _layers(batch, calls)
-    embeddings = _embeddings(lookups, calls, layers, [one for one in added.values() if one is not None])
+    is_entered = stack.told and away is None
+    embeddings = _embeddings(
+        lookups, calls, stack.blocks, [one for one in added.values() if one is not None], is_entered
+    )
     if embeddings is not None:
         roles[embeddings].append(EMBEDDINGS)
-    if _are_parts(batch, calls, layers):
-        layers = []
+    layers = [] if not is_entered or _are_parts(reading, stack.blocks) else stack.blocks
     for number, call in enumerate(layers):
         roles[calls[call].key(OUTPUT)].append(f"{LAYER}.{number}")
     if layers:
@@ -121,6 +120,12 @@ def _at_modules(
 # The lookups by position and by type
 
 
+def _made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
+    """The lookups made before the last of the layers, if there are any: a decoder's positions are no encoder's."""
+    reached = calls.all[last[0]].token if last else None
+    return [one for one in lookups if reached is None or one.token is None or one.token < reached]
+
+
 def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """The first lookup whose indices go up by one at real positions."""
     fitting = [one for one in lookups if _counts_up(one, batch)]
@@ -151,7 +156,15 @@ def _preferred(fitting: Sequence[Lookup], role: str, told: bool) -> Lookup | Non
 
 
 def _counts_up(lookup: Lookup, batch: TokenBatch) -> bool:
-    return any(_goes_up(rows, lookup.padding, batch) for rows in _per_position(lookup.indices, batch))
+    readings = list(_per_position(lookup.indices, batch))
+    if not readings and lookup.indices.shape == (
+        batch.ids.size,
+    ):  # flat: the same for each example, or they are others
+        rows = lookup.indices.reshape(batch.shape)
+        readings = (
+            [rows] if len({row[kept][:1].tobytes() for row, kept in zip(rows, batch.real, strict=True)}) == 1 else []
+        )
+    return any(_goes_up(rows, lookup.padding, batch) for rows in readings)
 
 
 def _goes_up(rows: np.ndarray, padding: int | None, batch: TokenBatch) -> bool:
@@ -180,97 +193,93 @@ def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray
 # The layers
 
 
-def _layers(batch: TokenBatch, calls: Sequence[ModuleCall]) -> list[int]:
-    """The numbers of the calls of the repeated block, in order.
+def _layers(calls: Calls, lookups: Sequence[Lookup]) -> Stack:
+    """The calls of the repeated block, in order, or of what may be, where they cannot be told to be the layers.
 
     Blocks that hold other modules come before those that hold none, such as the linear maps of a head or in a layer.
     """
-    holding = {call.parent for call in calls}
-    groups = [group for group in _groups(batch, calls) if len(group) > 1 and _is_stack(calls, group, holding)]
-    outer = _outermost(calls, [group for group in groups if holding.issuperset(group)])
-    single = [[number] for number in _singles(batch, calls, holding)]
+    added = (_position(calls.batch, lookups), _type(calls.batch, lookups))
+    makers = {one.parent for one in lookups if one.layout is not None or any(one is other for other in added)}
+    stacks, single = stacked(calls, {number for maker in makers for number in ancestors(calls.all, maker)})
+    outer = _outermost(calls, [stack for stack in stacks if not calls.holding.isdisjoint(stack.blocks)])
+    alone = [Stack([number], told=True) for number in single]
     if not outer:
-        single = [one for one in single if not any(_is_all_of(calls, one[0], group) for group in groups)]
-        plain = _outermost(calls, [*groups, *single])
-        first = [*single[:1], *sorted((group for group in plain if len(group) > 1), key=len, reverse=True)[:1]]
-        found = min(first, key=lambda group: group[0], default=[])
-        return [] if len(found) == 1 and _is_called_again(calls, found[0]) else found
-    best = max(outer, key=len)  # of equals the first
+        return _inner(calls, stacks, alone)
+    best = max(outer, key=lambda stack: len(stack.blocks))  # of equals the first
     encoders = [
-        group for group in (*outer, *single) if "encoder" in calls[group[0]].path.lower().replace("decoder", "")
+        stack
+        for stack in (*outer, *alone)
+        if "encoder" in calls.all[stack.blocks[0]].path.lower().replace("decoder", "")
     ]
-    if "decoder" in calls[best[0]].path.lower() and encoders:
-        return max(encoders, key=len)
-    return _of_first_stack(calls, best, outer)
+    if is_decoders(calls.all[best.blocks[0]]) and encoders:
+        return max(encoders, key=lambda stack: len(stack.blocks))
+    found = _of_first_stack(calls, best, outer)
+    return found._replace(told=found.told and not _is_in_pieces(calls, found, [*outer, *alone]))
 
 
-def _outermost(calls: Sequence[ModuleCall], groups: Sequence[list[int]]) -> list[list[int]]:
-    """The groups that are not made inside a call of another."""
-    members = {number for group in groups for number in group}
-    return [group for group in groups if members.isdisjoint(_ancestors(calls, calls[group[0]].parent))]
+def _inner(calls: Calls, stacks: Sequence[Stack], alone: Sequence[Stack]) -> Stack:
+    """The layers where no blocks that hold others are repeated: a single one, or a chain of modules that hold none."""
+    alone = [one for one in alone if not any(_is_all_of(calls, one.blocks[0], stack) for stack in stacks)]
+    plain = _outermost(calls, [*stacks, *alone])
+    chains = sorted((stack for stack in plain if len(stack.blocks) > 1), key=lambda stack: -len(stack.blocks))
+    found = min([*alone[:1], *chains[:1]], key=lambda stack: stack.blocks[0], default=Stack([], told=True))
+    if len(found.blocks) == 1 and _is_called_again(calls, found.blocks[0]):
+        return Stack([], told=False)
+    return found
 
 
-def _is_called_again(calls: Sequence[ModuleCall], number: int) -> bool:
+def _outermost(calls: Calls, stacks: Sequence[Stack]) -> list[Stack]:
+    """The stacks that are not made inside a call of another."""
+    members = {number for stack in stacks for number in stack.blocks}
+    return [stack for stack in stacks if not calls.is_inside(stack.blocks[0], members)]
+
+
+def _is_called_again(calls: Calls, number: int) -> bool:
     """Whether what may be a model's only layer is called several times: nothing tells then what of it is a layer."""
-    call = calls[number]
-    return sum(one.parent == call.parent and one.path == call.path for one in calls) > 1
+    call = calls.all[number]
+    return sum(one.parent == call.parent and one.path == call.path for one in calls.all) > 1
 
 
-def _is_all_of(calls: Sequence[ModuleCall], number: int, group: Sequence[int]) -> bool:
-    """Whether a call is the group's calls one after the other and no more."""
-    call = calls[number]
-    return call.source == calls[group[0]].source and call.token == calls[group[-1]].token
+def _is_all_of(calls: Calls, number: int, stack: Stack) -> bool:
+    """Whether a call is the stack's calls one after the other and no more."""
+    call, first, last = calls.all[number], calls.all[stack.blocks[0]], calls.all[stack.blocks[-1]]
+    return call.source == first.source and call.token == last.token
 
 
-def _of_first_stack(calls: Sequence[ModuleCall], best: list[int], groups: Sequence[list[int]]) -> list[int]:
+def _of_first_stack(calls: Calls, best: Stack, stacks: Sequence[Stack]) -> Stack:
     """Encoder and decoder may be stacks of one class, as in T5: the encoder comes first."""
-    alike = [group for group in groups if calls[group[0]].kind == calls[best[0]].kind]
-    return min(alike, key=lambda group: group[0])
+    kinds = calls.kinds(best.blocks)
+    alike = [stack for stack in stacks if kinds & calls.kinds(stack.blocks)]
+    return min(alike, key=lambda stack: stack.blocks[0])
 
 
-def _groups(batch: TokenBatch, calls: Sequence[ModuleCall]) -> list[list[int]]:
-    """Calls of one kind, made in one call of what holds them, each of which turns hidden states into such of one shape."""
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for number, call in enumerate(calls):
-        if _is_hidden(call, batch):
-            groups[call.parent, call.kind, call.token_shape].append(number)
-    return sorted(groups.values(), key=lambda group: group[0])
+def _is_in_pieces(calls: Calls, found: Stack, stacks: Sequence[Stack]) -> bool:
+    """Whether blocks of the same kind in another module are layers too: those that go on with these, or that one before them.
 
-
-def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
-    """Whether it takes and gives something for each example and position."""
-    examples, positions = batch.shape
-    shapes = ((examples, positions), (positions, examples))
-
-    def fits(shape: tuple[int, ...]) -> bool:
-        return (len(shape) == 3 and shape[:2] in shapes) or (len(shape) == 2 and shape[0] == examples * positions)
-
-    return bool(call.path) and fits(call.token_shape) and fits(call.source_shape)
-
-
-def _is_stack(calls: Sequence[ModuleCall], group: Sequence[int], holding: Collection[int | None]) -> bool:
-    """Whether each takes what the one before it gave, or they are numbered one after the other.
-
-    Between blocks that hold others may come modules such as dropout.
+    A stack before another, and not leading to it, is an encoder's; of a single block, nothing tells that.
     """
-    through = [number for number in range(group[0], group[-1]) if calls[number].parent == calls[group[0]].parent]
-    if not all(number in holding for number in group):
-        through = []
-    if all(_leads(calls, before, through, after) for before, after in pairwise(group)):
-        return True
-    return [_number(calls[one]) for one in group] == list(range(len(group)))
+    kinds, first, last = calls.kinds(found.blocks), found.blocks[0], found.blocks[-1]
+    for stack in stacks:
+        other = stack.blocks[0]
+        if not kinds & calls.kinds(stack.blocks) or is_decoders(calls.all[other]) != is_decoders(calls.all[first]):
+            continue
+        if other < first and len(stack.blocks) == 1 and not calls.is_inside(first, stack.blocks):
+            return True
+        if other > last and calls.all[other].source in _made_of(calls, last, other):
+            return True
+    return False
 
 
-def _leads(calls: Sequence[ModuleCall], before: int, through: Sequence[int], after: int) -> bool:
-    """Whether a call takes what one before it gave, as it is or by way of others."""
-    there = {calls[before].token}
-    for number in through:
-        if before < number < after and calls[number].source in there:
-            there.add(calls[number].token)
-    return calls[after].source in there
+def _made_of(calls: Calls, last: int, until: int) -> set[int | None]:
+    """What a call gave, and what others made of it up to another."""
+    found = {calls.all[last].token}
+    for call in calls.all[last + 1 : until]:
+        if call.source in found:
+            found.add(call.token)
+    return found
 
 
-def _are_parts(batch: TokenBatch, calls: Sequence[ModuleCall], layers: Sequence[int]) -> bool:
+def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     """Whether these are but a part of the model's layers, so that none can be said to be the last.
 
     Others of their kind run on fewer positions, as behind Funnel's pooling; or what they give goes into other blocks of the
@@ -278,104 +287,104 @@ def _are_parts(batch: TokenBatch, calls: Sequence[ModuleCall], layers: Sequence[
     """
     if not layers:
         return False
-    first = calls[layers[0]]
-    path = first.path.lower()
+    first = calls.all[layers[0]]
+    path, kinds = first.path.lower(), calls.kinds(layers)
     others = [
         (number, call)
-        for number, call in enumerate(calls)
+        for number, call in enumerate(calls.all)
         if "decoder" in path or "decoder" not in call.path.lower()  # a decoder's own positions are others
     ]
-    pooled = [number for number, call in others if call.kind == first.kind and _is_pooled(call, batch)]
-    if len(pooled) > 1 or any(calls[number].parent == first.parent for number in pooled):
+    positions = calls.batch.shape[1]
+    pooled = [number for number, call in others if call.kind in kinds and 1 < calls.positions(number) < positions]
+    if len(pooled) > 1 or any(calls.parent(number) == first.parent for number in pooled):
         return True
-    holding = {call.parent for call in calls}
-    beside: dict[str, list[int]] = defaultdict(list)
-    for number, call in others:
-        numbered = number in holding and _number(call) is not None
-        if call.parent == first.parent and numbered and _is_hidden(call, batch):
-            beside[NUMBERED.sub("", call.path)].append(number)
-    own = beside.pop(NUMBERED.sub("", first.path), [])
-    return any(_take_turns(calls, own, other) for other in beside.values())
+    lists = calls.lists(number for number, _ in others if number in calls.holding and number in calls.hidden)
+    beside = {one: listed for one, listed in lists.items() if one[0] == first.parent}
+    own = [beside.pop(one) for one in calls.lists(layers) if one in beside]
+    return any(_take_turns(calls, one, other) for one in own for other in beside.values())
 
 
-def _is_pooled(call: ModuleCall, batch: TokenBatch) -> bool:
-    """Whether it takes and gives something for each example, at fewer positions than there are ids."""
-    examples, positions = batch.shape
-    given, gave = call.source_shape, call.token_shape
-    return len(given) == len(gave) == 3 and given[0] == gave[0] == examples and 1 < max(given[1], gave[1]) < positions
+def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int | None:
+    """The last block before `layers` through which the ids go at other positions than theirs; None for none.
+
+    So it is where an encoder pads its inputs, as LED's does to its window. What comes behind is then the decoder.
+    """
+    word = _word_of(lookups, (_position(calls.batch, lookups), _type(calls.batch, lookups)))
+    if word is None or not layers:
+        return None
+    first, around = calls.all[layers[0]], set(ancestors(calls.all, word.parent))
+    without = around.difference(ancestors(calls.all, layers[0]))  # such as the encoder, of a decoder's layers
+    turned = (first.token_shape[-1], calls.batch.shape[1])  # the axes of a convolution
+
+    def is_away(number: int) -> bool:
+        call = calls.all[number]
+        if number not in calls.holding or calls.places[number] is None or call.token_shape[1:] == turned:
+            return False
+        if calls.positions(number) in (0, 1, calls.batch.shape[1]) or (call.token or 0) < (word.token or 0):
+            return False
+        named = is_decoders(first) and not is_decoders(call) and "encoder" in call.path.lower()
+        beside = call.parent == first.parent and (call.parent is None or call.parent in around)
+        return named or beside or not without.isdisjoint(ancestors(calls.all, number))
+
+    return next((number for number in reversed(range(layers[0])) if is_away(number)), None)
 
 
-def _take_turns(calls: Sequence[ModuleCall], one: Sequence[int], other: Sequence[int]) -> bool:
+def _take_turns(calls: Calls, one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two lists of blocks have the same numbers, and are called in turn."""
-    numbers = [[number for call in side if (number := _number(calls[call])) is not None] for side in (one, other)]
+    numbers = [[place.number for call in side if (place := calls.places[call]) is not None] for side in (one, other)]
     turns = [number for pair in zip(*sorted((list(one), list(other))), strict=False) for number in pair]
     return bool(one) and numbers[0] == numbers[1] and turns == sorted(turns)
-
-
-def _singles(batch: TokenBatch, calls: Sequence[ModuleCall], holding: Collection[int | None]) -> list[int]:
-    """Calls that may be the only layer of a model: of modules that hold others, numbered in a list; the outermost first."""
-    found = [
-        number
-        for number, call in enumerate(calls)
-        if number in holding
-        and _number(call) is not None
-        and _is_hidden(call, batch)
-        and call.source_shape == call.token_shape
-    ]
-    return sorted(found, key=lambda number: len(list(_ancestors(calls, calls[number].parent))))
-
-
-def _number(call: ModuleCall) -> int | None:
-    """Which of a list of blocks it is, as its path says; None where that holds no number, or one that says something else.
-
-    Keras counts the layers of a class as they are made: `add_3` is the fourth of the process, and no block's place.
-    """
-    found = NUMBERED.search(call.path)
-    if found is None:
-        return None
-    name = re.split(r"[./]", call.path[: found.start()])[-1]
-    counted = found[0].startswith("_") and name == CAPITAL.sub("_", call.kind).lower()
-    return None if counted else int(found[1])
-
-
-def _ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
-    while number is not None:
-        yield number
-        number = calls[number].parent
 
 
 # The embeddings
 
 
 def _embeddings(
-    lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]
+    lookups: Sequence[Lookup],
+    calls: Sequence[ModuleCall],
+    layers: Sequence[int],
+    added: Sequence[Lookup],
+    is_entered: bool,
 ) -> str | None:
-    """The key of what the embedding block gives: the module that makes all lookups, or else what the first layer takes."""
-    word = next((one for one in lookups if one.layout is not None and all(one is not other for other in added)), None)
+    """The key of what the embedding block gives: the module that makes all lookups, or else what the first layer takes.
+
+    Args:
+        lookups: the lookups.
+        calls: the calls.
+        layers: those that are layers, or may be.
+        added: the lookups by position and type.
+        is_entered: whether the first of them is told to be the first layer.
+    """
+    word = _word_of(lookups, added)
     if word is None:
         return None
     block = _block(word, calls, layers, added)
     if block is not None:
         return calls[block].key(OUTPUT)
-    return _key_of(calls[layers[0]].source, lookups, calls, layers[0]) if layers else None
+    return _key_of(calls[layers[0]].source, lookups, calls, layers[0]) if layers and is_entered else None
+
+
+def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Lookup | None:
+    """The first lookup of the ids that is not one by position or type."""
+    return next((one for one in lookups if one.layout is not None and all(one is not other for other in added)), None)
 
 
 def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]) -> int | None:
     """The outermost call that makes the lookups by id, position and type, and that holds no layer."""
-    above_layers = {number for layer in layers[:1] for number in _ancestors(calls, layer)}
+    above_layers = {number for layer in layers[:1] for number in ancestors(calls, layer)}
     inside = [
         number
-        for number in _ancestors(calls, word.parent)
+        for number in ancestors(calls, word.parent)
         if number not in above_layers and calls[number].path and calls[number].token is not None
     ]
-    with_all = [n for n in inside if added and all(n in _ancestors(calls, one.parent) for one in added)]
+    with_all = [n for n in inside if added and all(n in ancestors(calls, one.parent) for one in added)]
     return with_all[-1] if with_all else None
 
 
 def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:
     """The key of the tensor that a layer takes: of the last module that gave it, of a lookup, or else the layer's input."""
     tables = {lookup.path for lookup in lookups if lookup.token == token}
-    around = set(_ancestors(calls, layer))
+    around = set(ancestors(calls, layer))
     giving = [
         call
         for number, call in enumerate(calls[:layer])

@@ -171,6 +171,28 @@ def test_unknown_names(name: str, message: str) -> None:
         named(simple(), name)
 
 
+@pytest.mark.parametrize("role", ["layer.0", "layer.-1", "position", "embeddings"])
+def test_blocks_that_run_at_other_positions_are_named(role: str) -> None:
+    trace = simple()
+    stack(trace, "encoder.layers", trace.hidden(2, 8, 8), 3)
+    named_so = "'encoder.layers.0' to 'encoder.layers.2', at 8 positions, where the batch has 5"
+    if role == "position":
+        assert named(trace, role)[0].path == "positions"
+        return
+    with pytest.raises(embgrad.UnknownPointError, match=rf"no point '{role}': the model has blocks, {named_so}"):
+        named(trace, role)
+
+
+def test_blocks_that_are_no_layers_are_named() -> None:
+    trace = simple()
+    for number in range(2):
+        for half in ("attentions", "ffns"):
+            encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
+    message = r"repeats no block .*Found 'attentions\.0' to 'attentions\.1', 'ffns\.0' to 'ffns\.1': they do not follow"
+    with pytest.raises(embgrad.UnknownPointError, match=message):
+        named(trace, "layer.0")
+
+
 @pytest.mark.parametrize("number", [3, 4, 10, -4, -5, -40])
 def test_a_layer_out_of_range(number: int) -> None:
     message = (

@@ -269,6 +269,181 @@ def test_a_decoder_alone_has_its_own_layers() -> None:
     assert layers_of(trace) == outputs("decoder.layers", 3)
 
 
+# Lists of several kinds
+
+
+@pytest.mark.parametrize("kinds", ["ABAB", "ABBABB", "ABBB", "BBBA", "AB", "ABC", "AABBCC", "AAAA"])
+def test_a_list_of_layers_of_several_kinds_is_one_stack(kinds: str) -> None:
+    """As in Jamba, or where one layer was put into a wrapper: without some of them the others had wrong numbers."""
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for number, kind in enumerate(kinds):
+        x = encoder_layer(trace, f"layers.{number}", x, kind)
+    trace.new("norm", "LayerNorm", x)
+    assert layers_of(trace) == outputs("layers", len(kinds))
+    assert trace.roles["embeddings"] == "table#0"
+
+
+def test_a_list_with_a_layer_that_holds_no_modules() -> None:
+    trace = Trace(BATCH)
+    x = encoder_layer(trace, "layers.0", trace.table("table", IDS))
+    x = encoder_layer(trace, "layers.1", trace.new("layers.1.dropout", "Dropout", x))
+    trace.new("layers.2", "Mixer", x)
+    assert layers_of(trace) == outputs("layers", 3)
+
+
+@pytest.mark.parametrize("dims", [(8, 8, 16), (8, 16)])
+def test_a_list_of_layers_of_several_widths_is_refused(dims: tuple[int, ...]) -> None:
+    """The last would not be the last of those of one width."""
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    for number, dim in enumerate(dims):
+
+        def body(x: Value, number: int = number, dim: int = dim) -> Value:
+            return trace.new(f"layers.{number}.dense", "Linear", x, dim)
+
+        x = trace.module(f"layers.{number}", "Layer", body, x)
+    assert not layers_of(trace)
+    assert "embeddings" not in trace.roles
+
+
+def piped(trace: Trace, modules: list[str]) -> Value:
+    """The modules of a `Sequential` that is the model: those of an upper-case letter are blocks of that kind."""
+    x = trace.table("0", IDS)
+    for number, kind in enumerate(modules, 1):
+        if kind.isupper():
+            x = encoder_layer(trace, f"{number}", x, kind)
+        elif kind == "places":
+            x = trace.module("1", "Places", lambda x: trace.new("1.dropout", "Dropout", trace.hidden()), x)
+        else:
+            x = trace.new(f"{number}", kind, x)
+    return trace.hidden(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("modules", "layers"),
+    [
+        (["A", "A", "A"], [1, 2, 3]),
+        (["places", "A", "A", "norm"], [2, 3]),
+        (["A", "dropout", "A", "dropout"], [1, 3]),
+        (["A", "B", "A", "B"], [1, 2, 3, 4]),
+        (["B", "A", "A", "A"], []),
+        (["A", "A", "B"], []),
+        (["A", "B"], []),
+        (["A", "linear"], [1]),
+    ],
+)
+def test_what_a_sequential_begins_and_ends_with_may_be_no_layer(modules: list[str], layers: list[int]) -> None:
+    trace = Trace(BATCH)
+    trace.module("", "Sequential", lambda _: piped(trace, modules), None)
+    assert layers_of(trace) == [f"{number}:output#0" for number in layers]
+
+
+def test_parts_of_a_single_layer_are_no_layers() -> None:
+    """As in a T5 of one block, whose attention and feed-forward net are listed."""
+    trace = Trace(BATCH)
+
+    def block(x: Value) -> Value:
+        x = encoder_layer(trace, "block.0.layer.0", x, "Attention")
+        return encoder_layer(trace, "block.0.layer.1", x, "FeedForward")
+
+    trace.module("block.0", "Block", block, trace.table("table", IDS))
+    assert layers_of(trace) == ["block.0:output#0"]
+
+
+# Stacks of one class in one module, and in several
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(1, 1), (3, 3), (2, 3), (3, 2), (1, 3)])
+@pytest.mark.parametrize("mark", [".", "_"])
+def test_an_encoder_and_a_decoder_of_one_class_in_one_module(encoder: int, decoder: int, mark: str) -> None:
+    """As in the T5 of keras-hub."""
+    trace = Trace(BATCH)
+    for side, count in (("encoder_layer", encoder), ("decoder_layer", decoder)):
+        x = trace.table("table", IDS if side == "encoder_layer" else IDS + 20)
+        for number in range(count):
+            x = encoder_layer(trace, f"{side}{mark}{number}", x)
+    assert layers_of(trace) == [f"encoder_layer{mark}{number}:output#0" for number in range(encoder)]
+
+
+@pytest.mark.parametrize(("first", "second", "layers"), [(2, 2, 2), (2, 3, 2), (3, 1, 3), (1, 3, 0)])
+def test_stacks_that_nothing_but_their_order_tells_apart(first: int, second: int, layers: int) -> None:
+    trace = Trace(BATCH)
+    stack(trace, "one", trace.table("table", IDS), first)
+    stack(trace, "other", trace.table("table", IDS + 20), second)
+    assert layers_of(trace) == outputs("one", layers)
+
+
+def test_layers_that_are_called_again_with_something_in_between_are_none() -> None:
+    trace = Trace(BATCH)
+    for x in (trace.table("table", IDS), trace.hidden()):
+        stack(trace, "layers", x, 2)
+    assert not layers_of(trace)
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(2, 2), (1, 3), (3, 1)])
+def test_layers_in_two_modules_are_not_those_of_one(lower: int, upper: int) -> None:
+    trace = Trace(BATCH)
+    x = trace.table("table", IDS)
+    x = trace.module("lower", "Lower", lambda x: stack(trace, "lower.blocks", x, lower), x)
+    trace.module("upper", "Upper", lambda x: stack(trace, "upper.blocks", x, upper), x)
+    assert not layers_of(trace)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_list_that_tensorflow_made_unique(layers: int) -> None:
+    """As in a model of Keras 3 that was exported: `_1` is no block's number."""
+    trace = Trace(BATCH)
+    x = trace.table("model_1/embed_1", IDS)
+    for number in range(layers):
+        x = encoder_layer(trace, f"model_1/layer_{number}_1", x, "model_#/layer_#_#")
+    assert layers_of(trace) == [f"model_1/layer_{number}_1:output#0" for number in range(layers)]
+
+
+# Other positions than the batch's
+
+
+@pytest.mark.parametrize("paths", [("encoder", "decoder"), ("first", "second")])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_encoder_that_pads_inside_leaves_its_roles_to_no_decoder(
+    paths: tuple[str, str], nested: bool, layers: int
+) -> None:
+    """As in LED, whose encoder pads to its window."""
+    trace = Trace(BATCH)
+
+    def side(path: str, ids: np.ndarray, positions: int) -> Value:
+        def body(_: Value) -> Value:
+            trace.table("shared", ids)
+            trace.table(f"{path}.positions", np.arange(positions)[None])
+            return stack(trace, f"{path}.layers", trace.hidden(2, positions, 8), layers, path)
+
+        return trace.module(path, "Side", body, None) if nested else body(trace.hidden())
+
+    side(paths[0], IDS, 8)
+    side(paths[1], IDS + 20, 5)
+    assert trace.roles == {"word": "shared#0"}
+
+
+def test_what_ran_elsewhere_before_the_ids_were_looked_up_is_no_encoder_of_theirs() -> None:
+    """As an image's patches, that a decoder of text looks at."""
+    trace = Trace(BATCH)
+    trace.module("encoder", "Encoder", lambda x: stack(trace, "encoder.layers", x, 2), trace.hidden(2, 9, 8))
+    trace.module(
+        "decoder", "Decoder", lambda _: stack(trace, "decoder.layers", trace.table("decoder.table", IDS), 3), None
+    )
+    assert layers_of(trace) == outputs("decoder.layers", 3)
+
+
+def test_a_decoders_positions_are_not_the_encoders() -> None:
+    trace = Trace(BATCH)
+    stack(trace, "encoder.layers", trace.table("shared", IDS), 2, "EncoderLayer")
+    trace.table("decoder.positions", POSITIONS)
+    stack(trace, "decoder.layers", trace.table("shared", IDS + 20), 2, "DecoderLayer")
+    assert "position" not in trace.roles
+    assert layers_of(trace) == outputs("encoder.layers", 2)
+
+
 # Layers that are none, or not all
 
 
@@ -435,6 +610,16 @@ def test_positions_time_major() -> None:
     trace.table("word", IDS.T)
     trace.table("place", np.broadcast_to(np.arange(5)[:, None], (5, 2)))
     assert trace.roles["position"] == "place#0"
+
+
+def test_positions_looked_up_flat() -> None:
+    """As in M2M100. Numbers that go on from example to example are no positions."""
+    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    for positions, told in (([2, 3, 4, 1, 1, 2, 3, 4, 5, 6], True), (list(range(10)), False)):
+        trace = Trace(embgrad.TokenBatch(IDS, mask))
+        trace.table("word", IDS)
+        trace.table("place", positions)
+        assert ("position" in trace.roles) is told
 
 
 # Lookups whose indices equal the ids by chance

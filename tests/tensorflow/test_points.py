@@ -322,3 +322,40 @@ def test_the_numbers_that_keras_counts_layers_by_are_no_layers(name: str) -> Non
     for _ in range(3):
         points = embgrad.points(built(), np.arange(10).reshape(2, 5))
         assert [point.roles for point in points if point.roles] == [("word",)]
+
+
+@pytest.mark.parametrize("decoder", [5, 3])
+def test_the_encoder_of_a_t5_of_keras_hub_is_told_from_its_decoder(decoder: int) -> None:
+    """The blocks of both are of one class, in one model, and as many."""
+    model = keras_hub.models.T5Backbone(
+        vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12
+    )
+    ids = np.arange(2, 12).reshape(2, 5)
+
+    def call(model: Any, inputs: Any) -> Any:
+        other = inputs["input_ids"][:, :decoder] + 1
+        return model(
+            {
+                "encoder_token_ids": inputs["input_ids"],
+                "encoder_padding_mask": tf.ones_like(inputs["input_ids"]),
+                "decoder_token_ids": other,
+                "decoder_padding_mask": tf.ones_like(other),
+            }
+        )
+
+    points = embgrad.points(model, embgrad.TokenBatch(ids, np.ones_like(ids)), call=call)
+    told = {role: point.path for point in points for role in point.roles}
+    assert [told[f"layer.{number}"] for number in range(3)] == [f"transformer_encoder_layer_{n}" for n in range(3)]
+    assert told["layer.-1"] == "transformer_encoder_layer_2"
+
+
+@pytest.mark.parametrize("decoder", [6, 4])
+def test_led_has_no_layers_where_it_pads_to_its_window(decoder: int) -> None:
+    config = transformers.LEDConfig(
+        vocab_size=40, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_encoder_position_embeddings=32,
+        max_decoder_position_embeddings=32, attention_window=[4, 4, 4],
+    )  # fmt: skip
+    model, ids = transformers.TFLEDModel(config), np.arange(5, 17).reshape(2, 6)
+    points = embgrad.points(model, {"input_ids": ids, "decoder_input_ids": ids[:, :decoder] + 1})
+    assert {role for point in points for role in point.roles} == {"word"}

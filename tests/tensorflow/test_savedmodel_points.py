@@ -176,3 +176,18 @@ def test_a_mode_that_is_a_tensor(training: bool, tmp_path: Path) -> None:
     tf.saved_model.save(Moded(), str(tmp_path))
     result = embgrad.gradients(tf.saved_model.load(str(tmp_path)), SMALL, TOTAL, training=training)
     np.testing.assert_array_equal(result.values, np.full((2, 4, DIM), 3.0 if training else 1.0))
+
+
+def test_the_layers_of_an_exported_backbone(tmp_path: Path) -> None:
+    """TensorFlow puts `_1` behind the names of the second trace: it is no layer's number."""
+    import keras_hub
+
+    model = keras_hub.models.BertBackbone(
+        vocabulary_size=40, num_layers=3, num_heads=2, hidden_dim=8, intermediate_dim=12, max_sequence_length=16
+    )
+    model.export(str(tmp_path), verbose=False)
+    points = embgrad.points(tf.saved_model.load(str(tmp_path)), embgrad.TokenBatch(SMALL, mask=np.ones_like(SMALL)))
+    told = {role: point.path for point in points for role in point.roles}
+    for number in range(3):
+        assert f"transformer_layer_{number}" in told[f"layer.{number}"]
+    assert told["layer.-1"] == told["layer.2"]

@@ -542,3 +542,160 @@ def test_a_call_in_another_thread_is_left_alone() -> None:
     assert len(others) > 6
     for one in others:
         assert torch.equal(one, plain)
+
+
+# Layers of several classes, and stacks of one
+
+
+class Wrapped(nn.Module):
+    """A user's own module around a layer."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **more: Any) -> Any:
+        return self.layer(*args, **more)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_layer_in_a_wrapper_keeps_its_number(layers: int, place: int) -> None:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=24
+    )
+    model = transformers.BertModel(config).double().eval()
+    stack = model.encoder.layer
+    stack[place % layers] = Wrapped(stack[place % layers])
+    found = embgrad.gradients(
+        model, SMALL_IDS, embgrad.Sum(output="sequence"), at=["embeddings", "layer.0", "layer.-1"]
+    )
+    states = model(tensor(), output_hidden_states=True).hidden_states
+    for name, state in zip(found, (states[0], states[1], states[-1]), strict=True):
+        np.testing.assert_array_equal(found[name].activations, state.detach().numpy())
+    with pytest.raises(embgrad.UnknownPointError, match=f"the model has {layers} layers"):
+        embgrad.gradients(model, SMALL_IDS, embgrad.Sum(output="sequence"), at=f"layer.{layers}")
+
+
+def test_the_layers_of_jamba_are_of_two_classes() -> None:
+    import transformers
+
+    config = transformers.JambaConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=24, num_experts=2, num_experts_per_tok=1, mamba_d_state=4, use_mamba_kernels=False,
+        attn_layer_offset=1, attn_layer_period=2,
+    )  # fmt: skip
+    model = transformers.JambaModel(config).eval()
+    points = embgrad.points(model, SMALL_IDS)
+    told = {role: point.name for point in points for role in point.roles}
+    assert told == {
+        "word": "embed_tokens#0",
+        "embeddings": "embed_tokens#0",
+        **{f"layer.{number}": f"layers.{number}#0" for number in range(4)},
+        "layer.-1": "layers.3#0",
+    }
+
+
+class Layer(nn.Module):
+    """A layer, which may look at an encoder's states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, hidden: Any, states: Any = None) -> Any:
+        seen = hidden if states is None else hidden + states.mean(1, keepdim=True)
+        return seen + self.down(torch.tanh(self.up(seen)))
+
+
+class EncoderDecoder(nn.Module):
+    """Two lists of one class in one module, and an encoder that may pad inside."""
+
+    def __init__(self, padding: int = 0) -> None:
+        super().__init__()
+        self.padding = padding
+        self.table, self.head = nn.Embedding(VOCAB, 4), nn.Linear(4, 3)
+        self.encoder_layers = nn.ModuleList(Layer() for _ in range(3))
+        self.decoder_layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, input_ids: Any, decoder_input_ids: Any) -> Any:
+        states = nn.functional.pad(self.table(input_ids), (0, 0, 0, self.padding))
+        for layer in self.encoder_layers:
+            states = layer(states)
+        hidden = self.table(decoder_input_ids)
+        for layer in self.decoder_layers:
+            hidden = layer(hidden, states)
+        return self.head(hidden.mean(1))
+
+
+def test_the_encoder_is_told_from_a_decoder_of_its_class_and_length() -> None:
+    torch.manual_seed(0)
+    model = EncoderDecoder()
+    batch = {"input_ids": SMALL_IDS, "decoder_input_ids": (SMALL_IDS + 1) % VOCAB}
+    for name, path in (("layer.0", "encoder_layers.0"), ("layer.-1", "encoder_layers.2")):
+        found = embgrad.gradients(model, batch, embgrad.Logit(1), at=[name, path])
+        np.testing.assert_array_equal(found[name].values, found[path].values)
+        np.testing.assert_array_equal(found[name].activations, found[path].activations)
+
+
+@pytest.mark.parametrize("role", ["layer.0", "layer.-1", "embeddings"])
+def test_an_encoder_that_pads_inside_has_no_layer_for_each_position(role: str) -> None:
+    batch = {"input_ids": SMALL_IDS, "decoder_input_ids": (SMALL_IDS + 1) % VOCAB}
+    positions = SMALL_IDS.shape[1]
+    message = f"'encoder_layers.0' to 'encoder_layers.2', at {positions + 2} positions, where the batch has {positions}"
+    with pytest.raises(embgrad.UnknownPointError, match=message):
+        embgrad.gradients(EncoderDecoder(padding=2), batch, embgrad.Logit(1), at=role)
+
+
+@pytest.mark.parametrize("decoder", [6, 4])
+def test_led_has_no_layers_where_it_pads_to_its_window(decoder: int) -> None:
+    import transformers
+
+    config = transformers.LEDConfig(
+        vocab_size=40, d_model=16, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_encoder_position_embeddings=32,
+        max_decoder_position_embeddings=32, attention_window=[4, 4, 4],
+    )  # fmt: skip
+    model, ids = transformers.LEDModel(config).eval(), np.arange(5, 17).reshape(2, 6)
+    batch = {"input_ids": ids, "decoder_input_ids": ids[:, :decoder] + 1}
+    assert {role for point in embgrad.points(model, batch) for role in point.roles} == {"word"}
+    for role in ("layer.0", "layer.-1", "position", "embeddings"):
+        with pytest.raises(
+            embgrad.UnknownPointError, match=r"'encoder\.layers\.0' to .* at 8 positions, where the batch has 6"
+        ):
+            embgrad.gradients(model, batch, embgrad.Sum(output="sequence"), at=role)
+
+
+class Flat(nn.Module):
+    """Positions that are looked up in one row, as M2M100 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(VOCAB, 4), nn.Embedding(20, 4)
+        self.layer, self.head = Layer(), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+        places = torch.cumsum(attention_mask, 1) * attention_mask + 1
+        rows = self.places(places.view(-1)).view(*input_ids.shape, -1)
+        hidden = self.layer(self.table(input_ids) + rows) * attention_mask[..., None]
+        return self.head(hidden.sum(1))
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_positions_that_are_looked_up_flat(batch_size: int | None) -> None:
+    """`word` and `position` are added, so that their gradients are one."""
+    torch.manual_seed(0)
+    model = Flat().double()
+    mask = np.ones_like(SMALL_IDS)
+    mask[0, -1:] = 0
+    batch = {"input_ids": SMALL_IDS, "attention_mask": mask}
+    found = embgrad.gradients(model, batch, embgrad.Logit(1), at=["word", "position"], batch_size=batch_size)
+    assert found["position"].provenance["path"].startswith("places")
+    np.testing.assert_array_equal(found["position"].values, found["word"].values)
+    added = np.random.default_rng(0).normal(size=found["word"].shape)
+    at_both = [
+        embgrad.gradients(model, batch, embgrad.Logit(1), add={name: added}).objective for name in ("word", "position")
+    ]
+    np.testing.assert_allclose(*at_both, rtol=1e-12)
