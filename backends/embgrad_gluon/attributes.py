@@ -1,4 +1,4 @@
-"""Puts back what blocks keep in attributes from call to call: a hidden state, a cache, a list of maps."""
+"""Puts back what blocks keep in attributes from call to call: a hidden state, a cache, a list of maps, a running average."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.walk import same_bits
 
 __all__ = ["Attributes"]
 
 MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
 SEQUENCES: Final = frozenset({list, collections.deque})
 
+#: Larger arrays in attributes, in numbers, are not copied: they are tables, which hardly a forward pass writes to.
+LARGEST_COPIED: Final = 1 << 16
+
 
 class Attributes:
-    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers."""
+    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers or arrays."""
 
     def __init__(self, blocks: Iterable[Any]) -> None:
         ours = _of_gluon()
         self._found: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        held: dict[int, Any] = {}
         for block in blocks:
             own = vars(block)
-            found = {name: own[name] for name in own.keys() - ours}
-            self._found.append((own, found))
-            held.update((id(one), one) for one in found.values() if type(one) in MAPPINGS or type(one) in SEQUENCES)
-        self._held = [(one, one.copy()) for one in held.values()]
+            self._found.append((own, {name: own[name] for name in own.keys() - ours}))
+        held = _held(value for _, found in self._found for value in found.values())
+        self._held = [(one, one.copy()) for one in held if not _is_array(one)]
+        with import_mxnet().autograd.pause():
+            self._arrays = [(one, one.copy()) for one in held if _is_array(one)]
 
     def put_back(self) -> None:
         """All are what they were, but for blocks and parameters: a net builds itself in its first call."""
@@ -45,6 +51,36 @@ class Attributes:
             if not _is_same(container, before):
                 container.clear()
                 container.update(before) if type(container) in MAPPINGS else container.extend(before)
+        for array, values in self._arrays:
+            if not _same(array, values):
+                with import_mxnet().autograd.pause():
+                    array[...] = values
+
+
+def _held(values: Iterable[Any]) -> list[Any]:
+    """The containers and arrays among values, and in those containers, each once."""
+    found: dict[int, Any] = {}
+    waiting = list(values)
+    while waiting:
+        one = waiting.pop()
+        if id(one) in found or not (_is_array(one) or type(one) in MAPPINGS or type(one) in SEQUENCES):
+            continue
+        found[id(one)] = one
+        if not _is_array(one):
+            waiting.extend(one.values() if type(one) in MAPPINGS else one)
+    return list(found.values())
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now.tobytes() == before.tobytes() if isinstance(now, np.ndarray) else same_bits(now, before)
+
+
+def _is_array(value: object) -> bool:
+    """Whether it is an array that may be kept, small enough and with contents of its own."""
+    if isinstance(value, np.ndarray):
+        return value.size <= LARGEST_COPIED and not value.dtype.hasobject and value.flags.writeable
+    mx = import_mxnet()
+    return isinstance(value, mx.nd.NDArray) and value.stype == "default" and value.size <= LARGEST_COPIED
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad.generators import generators_kept
 from embgrad_gluon import run
+from embgrad_gluon.cures import expect_no_view
 from embgrad_gluon.drawing import Draws, drawing_nothing
 from embgrad_gluon.graph import DRAWING, Way
 from embgrad_gluon.graphpoints import GraphPoints
@@ -24,6 +25,7 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import arguments_of
 from embgrad_gluon.lookup import Lookups, Tables
 from embgrad_gluon.modules import Modules, calling
+from embgrad_gluon.opening import expect_agreement
 from embgrad_gluon.operators import Handler, Operation, at_cached_graphs, run_open, watching
 from embgrad_gluon.symbolic import OnValue
 from embgrad_gluon.tap import Taps
@@ -209,6 +211,8 @@ def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) ->
     for under_way in _state.active():
         if name in under_way.handlers:
             proceed = functools.partial(under_way.handlers[name], operation, proceed)
+    if name == "Pooling" and _state.draws is not None:  # arrays are views where the graph's are not
+        expect_no_view(operation)
     gave = proceed()
     if _state.draws is not None and name in DRAWING:
         _state.draws.take_down(operation, gave)
@@ -227,6 +231,7 @@ def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> An
     if _state.draws is not None:
         return run_open(block, args, _within)
     _initialise(block, functools.partial(original, block), args)
+    expect_agreement(block, args)
     draws = _state.draws = Draws()
     try:
         returned = run_open(block, args, _within)

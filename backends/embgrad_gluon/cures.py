@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.errors import UnsupportedError
+from embgrad_gluon import rewriting
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.operators import Handler, Operation
+from embgrad_gluon.operators import Handler, Operation, invoke
 
-__all__ = ["OWN", "WRONG", "Cures", "drops_between_layers", "is_native"]
+__all__ = ["OWN", "WRONG", "Cures", "drops_between_layers", "expect_no_view", "is_native"]
 
 OWN: Final = "gives its input a gradient of its own in place of the objective's"
 ZERO: Final = "has the gradient zero in MXNet, which is wrong"
@@ -24,8 +25,10 @@ WRONG: Final[Mapping[str, str]] = {
     **dict.fromkeys(("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"), OWN),
     **dict.fromkeys(("IdentityAttachKLSparseReg", "MakeLoss", "SVMOutput", "SoftmaxOutput", "make_loss"), OWN),
     **dict.fromkeys(("_np_atleast_1d", "_np_atleast_2d", "_np_atleast_3d", "_npi_percentile"), ZERO),
+    **dict.fromkeys(("_npi_eigh", "_npi_eigvalsh"), ZERO),
     **dict.fromkeys(("_npi_pinv", "_npi_pinv_scalar_rcond", "_npi_std", "_npi_var"), ZERO),
-    **dict.fromkeys(("_npi_rarctan2_scalar", "_npi_rot90", "_npi_where_lscalar", "_npi_where_rscalar"), OTHER),
+    **dict.fromkeys(("_npi_polyval", "_npi_rarctan2_scalar", "_npi_rot90"), OTHER),
+    **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), OTHER),
 }
 
 SELU_ALPHA: Final = 1.6732632423543772
@@ -61,10 +64,7 @@ class Cures:
             "_contrib_SyncBatchNorm": self._batch_norm,
             "Pooling": _pooling,
             "RNN": self._rnn,
-            "_npi_std": _deviation,
-            "_npi_var": _deviation,
-            "_npi_where_lscalar": _where,
-            "_npi_where_rscalar": _where,
+            **rewriting.HANDLERS,
         }
 
     def _rnn(self, operation: Operation, proceed: Proceed) -> Any:
@@ -140,9 +140,16 @@ def is_native(array: Any) -> bool:
 
 
 def _pooling(operation: Operation, proceed: Proceed) -> Any:
-    """Max pooling that was recorded in evaluation mode has no record of where the maxima were."""
+    """Max pooling that was recorded in evaluation mode has no record of where the maxima were; nor has that of a view."""
+    expect_no_view(operation)
     with import_mxnet().autograd.train_mode():
         return proceed()
+
+
+def expect_no_view(operation: Operation) -> None:
+    """What is pooled has memory of its own: of another array's (x.reshape(...), x[1]) oneDNN loses where the maxima were."""
+    array = operation.inputs[0]
+    operation.inputs[0] = invoke("_copy", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
@@ -161,27 +168,3 @@ def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
     attributes.update(act_type="leaky", slope=mean)
     rows = proceed()
     return [rows, mx.nd.zeros_like(rows)]  # the random slopes, of which there are none
-
-
-def _where(operation: Operation, proceed: Proceed) -> Any:
-    """The choice between a number and an array gives the gradient to the wrong entries; between arrays it does not."""
-    np = import_mxnet().np
-    condition, array = operation.inputs
-    number = np.full((1,), operation.attributes["scalar"], dtype=array.dtype, ctx=array.ctx)
-    left = operation.name == "_npi_where_lscalar"
-    return np.where(condition, number, array) if left else np.where(condition, array, number)
-
-
-def _deviation(operation: Operation, proceed: Proceed) -> Any:
-    """Variance and standard deviation have the gradient zero: they are computed from means."""
-    if operation.out is not None:
-        return proceed()
-    np, attributes = import_mxnet().np, operation.attributes
-    array = operation.inputs[0]
-    array = array.astype(attributes["dtype"]) if attributes.get("dtype") is not None else array
-    axis, keepdims = attributes.get("axis"), attributes.get("keepdims", False)
-    squares = np.square(array - np.mean(array, axis=axis, keepdims=True))
-    mean = np.mean(squares, axis=axis, keepdims=keepdims)
-    count = array.size // max(mean.size, 1)
-    variance = mean * (count / (count - attributes.get("ddof", 0)))
-    return np.sqrt(variance) if operation.name == "_npi_std" else variance

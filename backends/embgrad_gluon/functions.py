@@ -12,10 +12,11 @@ from embgrad_gluon.importing import import_mxnet
 __all__ = ["Functions"]
 
 _calls = Interception(lambda: import_mxnet().autograd.Function, "__call__")
+_made = Interception(lambda: import_mxnet().operator.CustomOp, "__init__")
 
 
 class Functions:
-    """The `autograd.Function`s that one forward pass calls.
+    """The `autograd.Function`s that one forward pass calls, and the `CustomOp`s that it makes.
 
     MXNet calls their `backward` from C, in a thread of its own. Of an Exception it makes an error that names none of it; of
     Ctrl-C and SystemExit nothing at all, and the gradient is what was in memory.
@@ -27,7 +28,7 @@ class Functions:
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         """Those that are called meanwhile in this thread are heard of."""
-        with _calls.by(self._called):
+        with _calls.by(self._called), _made.by(self._making):
             yield
 
     @contextlib.contextmanager
@@ -44,6 +45,18 @@ class Functions:
             return original(function, *inputs)
         function.backward = self._keeping(function.backward, [(one.shape, one.ctx, one.dtype) for one in inputs])
         return original(function, *inputs)  # once: MXNet lets no function be called again
+
+    def _making(self, original: Callable[..., Any], operator: Any, *given: Any, **named: Any) -> None:
+        original(operator, *given, **named)
+        backward = operator.backward
+
+        def kept(*arguments: Any, **by_name: Any) -> None:
+            try:
+                backward(*arguments, **by_name)
+            except BaseException as error:
+                self._error = error
+
+        operator.backward = kept
 
     def _keeping(self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]]) -> Callable[..., Any]:
         def kept(*gradients: Any) -> Any:

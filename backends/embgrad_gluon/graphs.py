@@ -14,7 +14,8 @@ from embgrad.traces import Traces
 from embgrad.watching import PointWatch
 from embgrad_gluon.graph import Body, tape_name
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, at_forward, invoke, run_open
+from embgrad_gluon.opening import opened
+from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, at_forward, invoke
 from embgrad_gluon.structure import Structure, structure
 from embgrad_gluon.symbolic import literal
 from embgrad_gluon.tracing import (
@@ -88,7 +89,7 @@ class Graphs:
         """While it is open, this thread's blocks run as graphs where they can, and operator by operator elsewhere."""
 
         def run(_: Any, block: Any, *args: Any) -> Any:
-            return self._run(block, args, lambda: run_open(block, args, on_symbol_block))
+            return self._run(block, args, lambda: opened(block, args, on_symbol_block))
 
         def forward(original: Callable[..., Any], block: Any, *args: Any) -> Any:
             if block._active or first(args, _is_array) is None:

@@ -22,9 +22,9 @@ __all__ = [
     "address",
     "at_cached_graphs",
     "at_forward",
-    "imperatively",
     "invoke",
     "run_open",
+    "unwatched",
     "watching",
 ]
 
@@ -88,15 +88,9 @@ def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] |
         yield
 
 
-@contextlib.contextmanager
-def imperatively(on_symbol_block: OnSymbolBlock = lambda _block, _args: contextlib.nullcontext()) -> Iterator[None]:
-    """Hybridised blocks and SymbolBlocks run operator by operator in this thread; their cached graphs stay as they are.
-
-    Args:
-        on_symbol_block: is open while a SymbolBlock runs.
-    """
-    with at_cached_graphs(lambda _original, block, *args: run_open(block, args, on_symbol_block)):
-        yield
+def unwatched() -> AbstractContextManager[None]:
+    """While it is open, nobody sees what operators this thread runs."""
+    return _invoke.by(lambda original, *given: original(*given)) if _invoke.heard else contextlib.nullcontext()
 
 
 def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +96,8 @@ class Pullback:
         before: dict[str, np.ndarray | None] = {}
         for key in reversed(self._edited):
             before[key] = self._edit(key, found)
-        gradients = [None if one is None else widened(one.asnumpy()) for one in found]
+        with _computed():
+            gradients = [None if one is None else widened(one.asnumpy()) for one in found]
         return Pulled(
             {key: gradients[self._places[key]] for key in self._wanted},
             before,
@@ -109,7 +110,8 @@ class Pullback:
         came = found[place]
         if came is None:
             return None
-        before = widened(came.asnumpy())
+        with _computed():
+            before = widened(came.asnumpy())
         found[place] = native_like(self._edits[key](before.copy()), kept.gone_on)
         if kept.below is not None:
             self._pull([(kept.below, found[place])], found)
@@ -149,22 +151,36 @@ class Pullback:
         return self._ways[id(output)][1]
 
 
-def _gradients(heads: Sequence[tuple[Any, Any]], variables: Sequence[Any], training: bool, *, keep: bool) -> list[Any]:
-    mx = import_mxnet()
+@contextlib.contextmanager
+def _computed() -> Iterator[None]:
+    """What MXNet fails at while gradients are computed and read is said as such.
+
+    Raises:
+        UnsupportedError: it failed.
+    """
     try:
-        found = mx.autograd.grad(
+        yield
+    except import_mxnet().MXNetError as error:
+        operator = re.search(r"Operator (\S+) is non-differentiable", str(error))
+        if operator is not None:
+            raise UnsupportedError(
+                f"between the lookup and the objective is the operator {operator[1]!r}, for which MXNet has no gradient: "
+                "expected operators that have one; write it in terms of others"
+            ) from error
+        said = str(error).strip().splitlines()[-1].strip()
+        raise UnsupportedError(
+            f"MXNet fails to compute the gradient of an operator between the lookup and the objective ({said}): expected "
+            "operators whose gradient it computes; write it in terms of others"
+        ) from error
+
+
+def _gradients(heads: Sequence[tuple[Any, Any]], variables: Sequence[Any], training: bool, *, keep: bool) -> list[Any]:
+    with _computed():
+        found = import_mxnet().autograd.grad(
             [output for output, _ in heads],
             variables,
             head_grads=[cotangent for _, cotangent in heads],
             retain_graph=keep,
             train_mode=training,
         )
-    except mx.MXNetError as error:
-        operator = re.search(r"Operator (\S+) is non-differentiable", str(error))
-        if operator is None:
-            raise
-        raise UnsupportedError(
-            f"between the lookup and the objective is the operator {operator[1]!r}, for which MXNet has no gradient: expected "
-            "operators that have one; write it in terms of others"
-        ) from error
     return list(found)

@@ -27,7 +27,8 @@ from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Lookups, Tables
 from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.normalising import layer_norm
-from embgrad_gluon.operators import Handler, imperatively, watching
+from embgrad_gluon.opening import imperatively
+from embgrad_gluon.operators import Handler, watching
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.state import as_found

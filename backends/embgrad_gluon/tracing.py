@@ -14,7 +14,7 @@ from embgrad_gluon.graph import DRAWING
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.modules import at_calls
 from embgrad_gluon.operators import address
-from embgrad_gluon.symbolic import VARIABLE, graph_of, input_names
+from embgrad_gluon.symbolic import VARIABLE, graph_of, input_names, literal
 
 __all__ = [
     "NO_ARGUMENT",
@@ -207,6 +207,8 @@ class _Trace:
             "LeakyReLU": self._leaky,
             "Pooling": self._pool,
             "RNN": self._recur,
+            "max": self._extreme,
+            "min": self._extreme,
         }
         self._handlers = {address(name): (name, handler) for name, handler in handlers.items()}
 
@@ -298,6 +300,17 @@ class _Trace:
         self.traced.pooled = True
         return make()
 
+    def _extreme(self, name: str, attributes: Mapping[str, str], make: Callable[..., Any]) -> Any:
+        """As in `rewriting`, along one axis: of several numbers that are equal and largest, the first gets the gradient."""
+        mx, axis = import_mxnet(), literal(attributes.get("axis", "None"))
+        axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
+        if not isinstance(axis, int) or attributes.get("exclude", "False") in ("True", "1"):
+            raise UntraceableError(f"it has the operator {name!r} over several axes, which runs by itself")
+        value, (array,) = mx.sym.BlockGrad(make()), _inputs(make())
+        places = mx.sym.argmax(array, axis=axis) if name == "max" else mx.sym.argmin(array, axis=axis)
+        picked = mx.sym.pick(array, places, axis=axis, keepdims=attributes.get("keepdims", "False") in ("True", "1"))
+        return mx.sym.where(picked == value, picked, value)
+
     def _recur(self, name: str, attributes: Mapping[str, str], make: Callable[..., Any]) -> Any:
         """As in `Cures`: no dropout, and zeros whose gradients are asked for along with the others."""
         data, parameters, *states = _inputs(make())
@@ -350,6 +363,7 @@ def _expect_cured(made: Traced) -> None:
             "LeakyReLU": attributes.get("act_type") in ("selu", "rrelu"),
             "Pooling": not made.pooled,
             "RNN": float(attributes.get("p", 0)) != 0 or not made.zeros,
+            **dict.fromkeys(("max", "min"), True),
             "take": int(attributes.get("axis", 0)) in (0, -2) if node["op"] == "take" else False,
         }
         if escaped.get(node["op"], False) or node.get("subgraphs"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.operators import imperatively
+from embgrad_gluon.opening import imperatively
 from embgrad_gluon.scopes import scopes
 from embgrad_gluon.symbolic import graph_of
 
