@@ -124,8 +124,23 @@ def _real(option: str, name: str, array: np.ndarray) -> np.ndarray:
     raise PointError(f"{option}[{name!r}] is of dtype {array.dtype}: expected an array of real numbers, or a function")
 
 
+def _of_one_example(option: str, name: str, array: np.ndarray) -> np.ndarray:
+    """What is the same for all examples, as a result of a tensor that they share shows it, once."""
+    if len(array) == 0 or not np.array_equal(
+        array, np.broadcast_to(array[:1], array.shape), equal_nan=array.dtype.kind == "f"
+    ):
+        raise PointError(
+            f"{option}[{name!r}] has the shape {array.shape}, with other values for other examples: all examples share one tensor "
+            f"there; expected one for all of them, of the shape {array.shape[1:]}"
+        )
+    first: np.ndarray = array[0]
+    return first
+
+
 def _fitting(option: str, name: str, array: np.ndarray, place: Arrangement) -> np.ndarray:
     """The array in the tensor's own axes."""
+    if place.shared and array.ndim == len(place.shape):
+        array = _of_one_example(option, name, array)
     try:
         spread = np.broadcast_to(array, place.editable)
     except ValueError:

@@ -114,7 +114,8 @@ def padding_report(
     tokens = batch_of(batch, tokenizer)
     pad_id = _pad_id(tokens)
     result = gradients(model, tokens, objective, at=at, call=call, training=training)
-    if result.vocab is None or result.mask is None or result.values.ndim != 3:
+    of_ids = result.vocab is not None and result.ids is not None and np.array_equal(result.ids, tokens.ids)
+    if not of_ids or result.mask is None or result.values.ndim != 3:
         raise PointError(f"the point {at!r} is no lookup of the batch's ids: expected one, such as at='word'")
     ledger = table_gradients(model, tokens, objective, at=at, call=call, training=training)
     pads = result.mask == 0

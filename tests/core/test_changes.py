@@ -501,3 +501,22 @@ def test_one_point_under_two_names_in_one_option(option: str) -> None:
         gradients(**{option: {"layer.2": lambda x: x, "layer.-1": lambda x: x}})
     with pytest.raises(embgrad.UnknownPointError, match=r"no point 'wrod'.* Did you mean 'word'"):
         gradients(**{option: {"wrod": lambda x: x}})
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_what_all_examples_share_can_be_given_back_as_it_is_seen(batch_size: int | None) -> None:
+    found = gradients(at="position")
+    assert found.activations.shape == (EXAMPLES, POSITIONS, DIM)
+    for given_back in (found.activations, found.activations[:1], found.activations[0]):
+        again = gradients(at="position", override={"position": given_back}, batch_size=batch_size)
+        np.testing.assert_allclose(again.values, found.values, rtol=1e-6, atol=1e-9)
+    moved = gradients(at="word", add={"position": np.ones_like(found.activations)}, batch_size=batch_size)
+    np.testing.assert_array_equal(moved.values, gradients(add={"position": 1.0}, batch_size=batch_size).values)
+
+
+@pytest.mark.parametrize("option", ["override", "add"])
+def test_other_values_for_other_examples_where_they_share_a_tensor(option: str) -> None:
+    message = r"with other values for other examples: all examples share one tensor there; expected one for all of them"
+    for given_apart in (np.arange(24.0).reshape(EXAMPLES, POSITIONS, DIM), np.zeros((0, POSITIONS, DIM))):
+        with pytest.raises(embgrad.PointError, match=message):
+            gradients(**{option: {"position": given_apart}})

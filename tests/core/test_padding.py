@@ -68,3 +68,16 @@ def test_a_point_that_is_no_lookup(at: str) -> None:
     message = rf"the point '{at}' is no lookup of the batch's ids: expected one, such as at='word'"
     with pytest.raises(embgrad.PointError, match=message):
         report(at=at)
+
+
+@pytest.mark.parametrize("ids", [[[3, 5, 7], [2, 9, 0]], [[3, 5, 7], [2, 9, 1]]])
+def test_a_lookup_of_something_else(ids: Any) -> None:
+    """The pad id would be a row of another table."""
+
+    def with_positions(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids) + lookup(model["places"], np.arange(3)[None])
+        return (rows * Tensor((attention_mask / 3)[..., None])).sum(1)
+
+    model = ReferenceModel(with_positions, {"E": TABLE.copy(), "places": TABLE[:3].copy()})
+    with pytest.raises(embgrad.PointError, match="the point 'position' is no lookup of the batch's ids"):
+        embgrad.padding_report(model, embgrad.TokenBatch(ids, MASK), OBJECTIVE, at="position")
