@@ -14,9 +14,10 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import op_callbacks
 
+from embgrad.points import layout_of
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.asserted import COMPARISONS, Comparisons
-from embgrad_tensorflow.onehot import PRODUCTS, OneHots
+from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, OneHots, is_identity
 from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
@@ -106,6 +107,7 @@ class Watcher:
         written: the resources of the variables that were written to; None stands for unknown ones.
         tables: what names the tables.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
+        passed_over: what the batch's ids were looked up in that has no rows with a gradient, in words.
     """
 
     def __init__(self, watch: PointWatch, tables: Tables, points: Points | None = None) -> None:
@@ -116,6 +118,7 @@ class Watcher:
         self.closed: list[str] = []
         self.written: list[Any] = []
         self.recomputed = False
+        self.passed_over: list[str] = []
         self._failure: BaseException | None = None
         self.tables = tables
         self._replacing = Replacing()
@@ -125,7 +128,7 @@ class Watcher:
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers["ReadVariableOp"] = self._read
         self._one_hots = OneHots()
-        self._handlers |= dict.fromkeys(("OneHot", "Reshape", "Transpose"), self._one_hot)
+        self._handlers |= dict.fromkeys({*MAKING, *KEEPING} - {*SAME_TABLE}, self._one_hot)
         self._handlers |= dict.fromkeys(PRODUCTS, self._multiplied)
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
@@ -214,11 +217,39 @@ class Watcher:
     def _see(self, operation: str, operands: Sequence[Any], rows: Any = None) -> None:
         """Take the lookup down if it is one in the rows of a matrix, or one that failed and gave no rows."""
         shape, dtype = table_of(operands[0])
-        if not shape or not (rows is None or (len(shape) == 2 and dtype.is_floating)):
+        if not shape:
             return
         indices = _indices(operation, operands, len(shape))
-        if indices is not None:
+        if rows is not None and (indices is None or len(shape) != 2 or not dtype.is_floating):
+            self._passed_over(operation, operands, shape, dtype)
+        elif indices is not None and rows is not None and self._is_identity(operands[0]):
+            self._one_hots.know(rows, indices)
+            self._passed_over(operation, operands, shape, dtype)
+        elif indices is not None:
             self._take_down(self._handle(operands[0]), indices, shape, rows)
+
+    def _is_identity(self, operand: Any) -> bool:
+        """Whether a table is the identity matrix, and none that is learned."""
+        handle = self._handle(operand)
+        table = operand if handle is None else self.tables.fixed(handle)
+        return table is not None and is_identity(table)
+
+    def _passed_over(self, operation: str, operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> None:
+        """Remember, for the message, what the ids were looked up in and that is no table to take a gradient at."""
+        if layout_of(np.asarray(operands[1]), self.watch.batch.ids) is None:
+            return
+        table = f"{self.tables.path(self._handle(operands[0]))!r}, of shape {shape} and dtype {dtype.name}"
+        axis = int(operands[2]) if operation == "GatherV2" else 0
+        if axis not in (0, -len(shape)):
+            self.passed_over.append(f"they look up entries along axis {axis} of {table}: expected rows, along axis 0")
+        elif not dtype.is_floating:
+            self.passed_over.append(
+                f"they look up rows of {table}: expected floating point, which alone has a gradient"
+            )
+        elif len(shape) == 2:
+            self.passed_over.append(
+                f"they look up rows of the identity matrix, {table}: expected a product of these with a table, or a lookup in it"
+            )
 
     def _take_down(self, handle: Any, indices: np.ndarray, shape: tuple[int, ...], rows: Any) -> None:
         path = self.tables.path(handle)

@@ -8,7 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["PRODUCTS", "OneHots", "makes_one_hot"]
+__all__ = ["KEEPING", "MAKING", "PRODUCTS", "OneHots", "is_identity", "makes_one_hot"]
+
+#: The operations that may make one-hot rows, and those after which they may be the same still.
+MAKING: Final = ("OneHot", "Equal")
+KEEPING: Final = ("Cast", "Identity", "Reshape", "Select", "SelectV2", "Transpose")
 
 #: The operations that multiply matrices, with the attributes that transpose or conjugate an operand; Einsum tells it.
 PRODUCTS: Final = {
@@ -36,10 +40,12 @@ class OneHots:
 
     def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
         """Take down an operation that makes one-hot rows, or that keeps them what they are."""
-        if operation == "OneHot":
-            indices = _made(inputs, attrs)
+        if operation in MAKING:
+            indices = _made(inputs, attrs) if operation == "OneHot" else _compared(inputs)
         else:
             indices = self._indices(inputs[0])
+            if indices is not None and operation.startswith("Select"):
+                indices = indices if _are(inputs[1], 1) and _are(inputs[2], 0) else None
             if indices is not None and operation == "Reshape":
                 shape = tuple(output.shape)
                 indices = indices.reshape(shape[:-1]) if shape[-1:] == tuple(inputs[0].shape)[-1:] else None
@@ -63,6 +69,10 @@ class OneHots:
             return None
         return table, indices
 
+    def know(self, tensor: Any, indices: Any) -> None:
+        """Take down rows of the identity matrix, which are one-hot."""
+        self._know(tensor, indices)
+
     def _know(self, tensor: Any, indices: Any) -> None:
         self._known[id(tensor)] = (weakref.ref(tensor), indices)
 
@@ -79,6 +89,31 @@ def _made(inputs: Any, attrs: Any) -> np.ndarray | None:
     places = np.asarray(indices)
     # a negative place gives a row of zeros, which is how an author leaves a row out
     return None if (places < 0).any() else places
+
+
+def _compared(inputs: Any) -> np.ndarray | None:
+    """The places of the ones in a comparison of whole numbers with 0, 1, 2, … on the last axis."""
+    for one, other in (inputs, inputs[::-1]):
+        depth = other.shape[-1] if other.shape.rank else 0
+        if not (
+            one.dtype.is_integer and one.shape.rank and one.shape[-1] == 1 and 1 < depth == other.shape.num_elements()
+        ):
+            continue
+        places = np.asarray(one)[..., 0]
+        if other.shape.rank > one.shape.rank or not np.array_equal(np.ravel(other), np.arange(depth)):
+            continue
+        return places if bool(((places >= 0) & (places < depth)).all()) else None
+    return None
+
+
+def _are(tensor: Any, value: int) -> bool:
+    return bool((np.asarray(tensor) == value).all())
+
+
+def is_identity(table: Any) -> bool:
+    """Whether a matrix is the identity, whose rows are one-hot."""
+    rows, columns = table.shape
+    return bool(rows == columns > 1 and np.array_equal(np.asarray(table), np.eye(rows)))
 
 
 def makes_one_hot(rank: int, attrs: Any, on: Any, off: Any) -> bool:

@@ -186,7 +186,8 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
     """The points that are asked for; what ran where they cannot be seen is said."""
     hint = closed_graphs(watcher)
     if not hint:
-        return watcher.watch.resolve()
+        seen = "; ".join(dict.fromkeys(watcher.passed_over))
+        return watcher.watch.resolve(f"The ids were seen all the same: {seen}" if seen else "")
     try:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:

@@ -275,6 +275,12 @@ class Tables:
         node = None if handle is None else self._nodes.get(id(handle))
         return 0 if node is not None and getattr(node.owner, "mask_zero", False) is True else None
 
+    def fixed(self, handle: Any) -> Any:
+        """The variable of a handle where itself says that it is not learned; else None."""
+        self.path(handle)
+        node = self._nodes.get(id(handle))
+        return None if node is None or node.value.trainable or is_keras(node.owner) else node.value
+
     def variables(self, path: str) -> list[Any]:
         """The variables whose tables go by that path."""
         if not self._nodes:
