@@ -130,7 +130,7 @@ def _of_one_example(option: str, name: str, array: np.ndarray) -> np.ndarray:
         array, np.broadcast_to(array[:1], array.shape), equal_nan=array.dtype.kind == "f"
     ):
         raise PointError(
-            f"{option}[{name!r}] has the shape {array.shape}, with other values for other examples: all examples share one tensor "
+            f"{option}[{name!r}] has the shape {array.shape}, with other values for other examples: all share one tensor "
             f"there; expected one for all of them, of the shape {array.shape[1:]}"
         )
     first: np.ndarray = array[0]

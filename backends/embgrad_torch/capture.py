@@ -20,7 +20,7 @@ from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
 from embgrad_torch.inputs import parameters, to_numpy
-from embgrad_torch.listening import Listening, expect_uncompiled
+from embgrad_torch.listening import Listening, compiled_calls, expect_uncompiled, expect_untransformed
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
 from embgrad_torch.ours import is_running
@@ -43,7 +43,14 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         one = _Capture(model, listener, stack)
         stack.callback(one.close)
         stack.enter_context(hooked(model, one.begin, one.end))
+        compiled = stack.enter_context(compiled_calls())
         yield
+        if compiled.ran and not one.heard:
+            raise UnsupportedError(
+                f"{type(model).__name__} was not called while the capture was open, but what torch.compile has made was: code "
+                "that was compiled before runs nothing of a capture. Expected the model to be called by the plain function while "
+                "you capture; embgrad.gradients takes compiled models as they are"
+            )
 
 
 class _Passing:
@@ -83,9 +90,14 @@ class _Open:
 
 
 class _Capture:
-    """One open capture."""
+    """One open capture.
+
+    Attributes:
+        heard: how often the model has been called.
+    """
 
     def __init__(self, model: Any, listener: Listener, stack: contextlib.ExitStack) -> None:
+        self.heard = 0
         self._model = model
         self._listener = listener
         self._stack = stack
@@ -104,7 +116,9 @@ class _Capture:
         """A call of the model begins."""
         if model is not self._model or not self._is_heard():
             return
+        self.heard += 1
         expect_uncompiled()
+        expect_untransformed()
         frame = sys._getframe(3)  # below the two functions of the hook: the call of the model
         if self._open is not None and _is_on_stack(self._open.frame):
             self._open.inner += 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,14 +14,19 @@ import torch
 from torch._C._dynamo import eval_frame
 
 from embgrad.errors import UnsupportedError
+from embgrad.interception import Interception
 from embgrad_torch.inputs import to_numpy
 from embgrad_torch.segments import in_reentrant_segment, in_segment
 from embgrad_torch.tap import expect_unwritten, going_on
 
-__all__ = ["Listening", "expect_uncompiled"]
+__all__ = ["Calls", "Listening", "compiled_calls", "expect_uncompiled", "expect_untransformed"]
 
 #: What compiles the Python functions that this thread calls, while it runs in one that was compiled; None for nothing.
 _callback: Callable[[], Any] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
+
+
+#: What every call of a compiled function asks before it runs.
+_compiled = Interception(lambda: sys.modules["torch._dynamo.eval_frame"], "_callback_from_stance")
 
 
 class Listening:
@@ -102,6 +110,37 @@ class Listening:
 def _differentiable(tensor: Any) -> Any:
     """A clone that has a gradient, also where nothing below it has."""
     return going_on(tensor if tensor.requires_grad else tensor.detach().requires_grad_())
+
+
+def expect_untransformed() -> None:
+    """Refuse to listen inside a transform of torch.func, whose tensors have no values."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise UnsupportedError(
+            "the model is called inside torch.func.grad, torch.vmap or another transform of torch.func, where tensors have no "
+            "values that could be kept: expected loss.backward() or torch.autograd.grad in the loop that you capture, or the "
+            "transform outside of the capture"
+        )
+
+
+@dataclass
+class Calls:
+    """Whether there were any."""
+
+    ran: bool = False
+
+
+@contextlib.contextmanager
+def compiled_calls() -> Iterator[Calls]:
+    """Tells, while it is open, whether this thread calls what `torch.compile` had made: none of our hooks may run in it."""
+    found = Calls()
+
+    def tell(original: Callable[..., Any], *given: Any) -> Any:
+        found.ran = True
+        return original(*given)
+
+    loaded = hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance")
+    with _compiled.by(tell) if loaded else contextlib.nullcontext():
+        yield found
 
 
 def expect_uncompiled() -> None:

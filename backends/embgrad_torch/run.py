@@ -14,10 +14,12 @@ from embgrad.answering import values_at
 from embgrad.backend import Call, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
+from embgrad.errors import PointError
 from embgrad.points import Lookup
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
 from embgrad_torch.answered import answered_by, dtype_of, leaves
+from embgrad_torch.drawing import of_the_user, random_as_found
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.operands import Differentiated
@@ -25,7 +27,7 @@ from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.segments import segments_ended
-from embgrad_torch.state import as_found, random_as_found
+from embgrad_torch.state import as_found
 from embgrad_torch.structure import Structure, structure
 from embgrad_torch.tap import Taps, expect_unwritten
 from embgrad_torch.walk import TablePaths, further_paths
@@ -81,10 +83,13 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     ways = _ways(known, batch, request)
     if ways is None:
         return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
-    if ways.seen:
-        with contextlib.suppress(Elsewhere):
-            return _run(model, batch, request, known, weights=True, ways=ways, whole=False)
-    return _run(model, batch, request, known, weights=True, ways=ways)
+    try:
+        if ways.seen and ways.settings == known.settings():
+            with contextlib.suppress(Elsewhere, PointError):  # it may be there, and not where it was
+                return _run(model, batch, request, known, weights=True, ways=ways, whole=False)
+        return _run(model, batch, request, known, weights=True, ways=ways)
+    finally:
+        ways.settings = known.settings()
 
 
 def _ways(known: Structure, batch: TokenBatch, request: Request) -> Ways | None:
@@ -125,7 +130,8 @@ def _run(
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            answered = answered_by(returned, batch, request)
+            with of_the_user():
+                answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
         dtype = dtype_of(request, one.taps, chosen, answered, returned, parts)
@@ -154,11 +160,14 @@ def _prepared(
     whole: bool = True,
 ) -> Iterator[_Pass]:
     device, walked = inputs.device_of(known.modules), known.walked
-    with running(), as_found(known, device, training=request.training):
+    drawn = random_as_found(device, training=request.training)
+    with running(), as_found(known, device, training=request.training), drawn:
         taps = Taps(request)
         wanted: set[int] = set()
         mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
-        modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
+        modules = ModuleWatch(
+            watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
+        )
         also = further_paths(known.parts, walked) if watch.everything else {}
         watched = mode if ways is None else Watched(mode, known.modules, ways, whole=whole)
         try:
@@ -172,7 +181,7 @@ def _prepared(
 def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it was not given."""
     make, unused = inputs.plan(model, batch, call, one.device)
-    with random_as_found(one.device, training=one.training), one.watched:
+    with one.watched:
         try:
             with segments_ended():
                 returned = make()

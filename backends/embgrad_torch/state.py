@@ -6,7 +6,6 @@ import contextlib
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -16,7 +15,7 @@ from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.structure import Structure
 
-__all__ = ["as_found", "random_as_found"]
+__all__ = ["as_found"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -50,6 +49,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]
         held(model.locks),
         torch.inference_mode(False),
         torch.enable_grad(),
+        _heard(),
         _uncompiled,
         contextlib.ExitStack() as stack,
     ):
@@ -71,21 +71,9 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]
         yield
 
 
-def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[Any]:
-    """Outside training mode, random numbers that a forward pass draws even so are as if they had not been drawn."""
-    if training:
-        return contextlib.nullcontext()
-    return torch.random.fork_rng([device]) if device.type == "cuda" else _RandomNumbers()
-
-
-class _RandomNumbers:
-    """Meanwhile random numbers are drawn that will be drawn again: `fork_rng` where there is no other device."""
-
-    def __enter__(self) -> None:
-        self._state = torch.get_rng_state()
-
-    def __exit__(self, *told: object) -> None:
-        torch.set_rng_state(self._state)
+def _heard() -> Any:
+    """What watches functions is told of them, also where the user has switched that off around the call."""
+    return contextlib.nullcontext() if torch._C._is_torch_function_enabled() else torch._C._EnableTorchFunction()
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:

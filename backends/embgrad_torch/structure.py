@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from embgrad.locks import locks_of
-from embgrad_torch.versions import versions_of
+from embgrad_torch.versions import settings_of, versions_of
 from embgrad_torch.walk import walk
 from embgrad_torch.ways import Ways
 
@@ -175,6 +175,10 @@ class Structure:
     def ways(self) -> Ways | None:
         """The ways that passes took through it; None where nothing is remembered of the model."""
         return None if self._skeleton is None else self._skeleton.ways
+
+    def settings(self) -> list[Any]:
+        """What changes when anybody writes to an attribute of a module, by which its Python may go."""
+        return settings_of(list(map(vars, self.modules)))
 
     @property
     def locks(self) -> Sequence[Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from embgrad.backend import Request
 from embgrad.errors import UnsupportedError
+from embgrad_torch.drawing import of_the_user
 from embgrad_torch.inputs import to_numpy
 
 __all__ = ["At", "Taps", "expect_unwritten", "going_on", "is_floating"]
@@ -78,6 +80,7 @@ class Taps:
         before: by key those that were edited, as they came.
         pulling: whether a pullback runs.
         aliased: by key the clones that went on in place of tensors whose memory others may hold.
+        away: whether a function of the user's runs, and passes inside of it are others.
     """
 
     plain = False
@@ -90,6 +93,7 @@ class Taps:
         self.before: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
+        self.away = 0
         self._request = request
         self._changes: dict[str, tuple[Any, Any]] = {}
         self._readable = None if "word" in request.points else frozenset(request.points)
@@ -99,11 +103,12 @@ class Taps:
     ) -> Any:
         """Where it is asked for, cut off the table, so that nothing below it is differentiated.
 
-        A computed table stays on the graph, as another point may lie below it. The rows of the ids require gradients also
-        where nobody asks for them: whether they do can decide which way a model takes, and every pass is to go the same way.
+        A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter. The rows of
+        the ids require gradients also where nobody asks for them: whether they do can decide which way a model takes, and every
+        pass is to go the same way.
         """
         if key is not None:
-            if table.grad_fn is None:
+            if table.grad_fn is None or _is_view_of_leaf(table):
                 with outside_inference(), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows, again=again)
@@ -135,6 +140,16 @@ class Taps:
             self.aliased.append((key, new))
         return new
 
+    @contextlib.contextmanager
+    def _away(self) -> Iterator[None]:
+        """A function of the user's runs: nothing that it does is watched, but it may call embgrad, of this model too."""
+        self.away += 1
+        try:
+            with torch._C._EnableTorchFunction(), _Unwatched(), of_the_user():
+                yield
+        finally:
+            self.away -= 1
+
     def start(self) -> None:
         """A pullback begins."""
         self.gradients, self.before, self.pulling = {}, {}, True
@@ -147,9 +162,13 @@ class Taps:
         """What takes the place of the value, and what is added to it; kept for when the segment runs again."""
         over = added = None
         if key in self._request.override:
-            over = _like(self._request.override[key](to_numpy(tensor)), tensor)
+            with self._away():
+                values = self._request.override[key](to_numpy(tensor))
+            over = _like(values, tensor)
         if key in self._request.add:
-            added = _like(self._request.add[key](to_numpy(tensor if over is None else over)), tensor)
+            with self._away():
+                values = self._request.add[key](to_numpy(tensor if over is None else over))
+            added = _like(values, tensor)
         return over, added
 
     def _came(self, key: str, grad: Any) -> Any:
@@ -168,7 +187,9 @@ class Taps:
                 self.gradients[key] = to_numpy(grad)
                 return None
             self.before[key] = to_numpy(grad)
-            edited = _like(edit(to_numpy(grad)), grad)
+            with self._away():
+                values = edit(to_numpy(grad))
+            edited = _like(values, grad)
             self.gradients[key] = to_numpy(edited)
         return edited
 
@@ -195,6 +216,18 @@ def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
                 "would have to show: expected x = x * 2 in place of x *= 2 there; or name another point, such as the module "
                 "before"
             )
+
+
+def _is_view_of_leaf(table: Any) -> bool:
+    return bool(table._is_view() and table._base.is_leaf)
+
+
+class _Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """Modes that were entered before it see nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            return func(*args, **(kwargs or {}))
 
 
 def going_on(mark: Any) -> Any:

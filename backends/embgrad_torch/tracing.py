@@ -13,12 +13,13 @@ import torch
 from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
 from embgrad.outputs import choose_output, name_outputs
+from embgrad_torch.drawing import random_as_found
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import Read
 from embgrad_torch.operators import ended, looked_up, passed
 from embgrad_torch.returned import UnknownError, mapped, tensors_in
 from embgrad_torch.standins import Happening, Lookups, Modules, UntraceableError
-from embgrad_torch.state import as_found, random_as_found
+from embgrad_torch.state import as_found
 from embgrad_torch.structure import Structure
 from embgrad_torch.walk import TablePaths, spelled
 

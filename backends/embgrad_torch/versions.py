@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch._C._dynamo import guards
 
-__all__ = ["versions_of"]
+__all__ = ["settings_of", "versions_of"]
 
 
 def _unknown(mapping: Any) -> object:
@@ -23,6 +23,13 @@ _version_of: Final[Callable[[Any], Any]] = (
 )
 
 _PLAIN: Final = frozenset({dict})
+
+
+def settings_of(mappings: Sequence[Any]) -> list[Any]:
+    """For each dict what changes when it is written to, and stays otherwise but for chance."""
+    if sys.version_info < (3, 12):
+        return versions_of(mappings)
+    return [tuple(map(id, mapping.values())) for mapping in mappings]
 
 
 def versions_of(mappings: Sequence[Any]) -> list[Any]:

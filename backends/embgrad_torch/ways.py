@@ -47,6 +47,7 @@ class Ways:
         seen: of each way how many operations were recorded, and the lookups by key.
         open: whether rows are looked up outside of small modules, so that the whole of each pass must be watched.
         suspended: whether a pass switched gradients off somewhere.
+        settings: of the model's attributes after the last pass: what was written to since may lead another way.
     """
 
     weights: int
@@ -54,6 +55,7 @@ class Ways:
     seen: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
     open: bool = False
     suspended: bool = False
+    settings: Any = None
 
     def serve(self, tokens: int) -> bool:
         """Whether a pass on so many tokens may be watched in part, once its way is known."""
@@ -114,7 +116,8 @@ class Watched:
     def _expect_known(self) -> None:
         way = (_recorded() - self._start, tuple([one.key for one in self._mode.watch.lookups]))
         if self._whole:
-            self._keep(way)
+            if way[1]:  # nothing tells a pass without lookups from one that could not be watched
+                self._keep(way)
         elif way not in self._ways.seen:
             raise Elsewhere
 

@@ -107,6 +107,25 @@ class ChangeChecks:
             np.testing.assert_array_equal(split.values[example], grad[example])
             assert grad[(example + 1) % 3].any()  # examples meet
 
+    @pytest.mark.parametrize("option", ["override", "add", "edit"])
+    @pytest.mark.parametrize("role", ["word", "layer.1"])
+    def test_a_call_inside_of_a_change(self, model: Any, option: str, role: str) -> None:
+        batch, changed = example_batch(), model("layers")
+        for inner in (changed, model("layers")):
+            expected = embgrad.gradients(inner, batch, OBJECTIVE)
+            found: list[embgrad.EmbeddingGradients] = []
+
+            def call(value: np.ndarray, inner: Any = inner, found: Any = found) -> np.ndarray:
+                found.append(embgrad.gradients(inner, batch, OBJECTIVE))
+                return value
+
+            embgrad.gradients(changed, batch, OBJECTIVE, at=role, **{option: {role: call}})  # type: ignore[call-overload]
+            found.append(embgrad.gradients(inner, batch, OBJECTIVE))
+            assert len(found) > 1
+            for one in found:
+                close(one.values, expected.values, 1e-12)
+                close(one.objective, expected.objective, 1e-12)
+
     def test_changes_in_micro_batches(self, model: Any) -> None:
         batch = example_batch()
         changes: dict[str, Any] = {"override": {"word": NEW}, "add": {"layer.0": NEW[:1]}, "edit": {"layer.1": np.tanh}}

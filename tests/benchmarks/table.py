@@ -37,9 +37,9 @@ does, the gradients behind the last attention have few rows that are not zero, a
 objective over all positions there is nothing of that to gain.
 - TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
 to the lookup but by the gradient of the whole table.
-- Gluon: the net's graph is cut at the lookup, as by hand. Imperative, MXNet takes for the rows' gradient nearly four \
-fifths of the time that all weights' gradients take, by hand as well: its backward pass of a layer norm, say, takes many \
-times its forward pass, whoever asks.
+- Gluon: the net's graph is cut at the lookup, as by hand. Imperative, MXNet's backward pass of a layer norm takes ten times \
+its forward pass, by hand as well; the same gradient in a few passes over memory takes less than two, and that is what \
+runs in its place, in a net that runs operator by operator. Within a graph it cannot be put in its place.
 - PyTorch: the operations are those of code by hand, one for one, but that of the same few rows alone the pullback \
 multiplies these alone: a sixth of its products' time at 16 × 128. The weights take part by their values alone, as in a \
 frozen model, so that a third less is kept. Above code by hand are the watching of each function, the copies that are \

@@ -516,7 +516,7 @@ def test_what_all_examples_share_can_be_given_back_as_it_is_seen(batch_size: int
 
 @pytest.mark.parametrize("option", ["override", "add"])
 def test_other_values_for_other_examples_where_they_share_a_tensor(option: str) -> None:
-    message = r"with other values for other examples: all examples share one tensor there; expected one for all of them"
+    message = r"with other values for other examples: all share one tensor there; expected one for all of them"
     for given_apart in (np.arange(24.0).reshape(EXAMPLES, POSITIONS, DIM), np.zeros((0, POSITIONS, DIM))):
         with pytest.raises(embgrad.PointError, match=message):
             gradients(**{option: {"position": given_apart}})

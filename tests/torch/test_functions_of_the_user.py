@@ -1,0 +1,229 @@
+"""Functions of the user's inside a call: they may call embgrad, draw random numbers, and find nothing changed around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import embgrad
+
+IDS = np.random.default_rng(0).integers(1, 30, (3, 6))
+OBJECTIVE = embgrad.CrossEntropy([0, 1, 2])
+
+
+class Net(torch.nn.Module):
+    """Embedding → two layers → mean → linear."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = torch.nn.Embedding(30, 8)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(8)])
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, input_ids: Any) -> Any:
+        rows = self.embedding(input_ids)
+        for layer in self.layers:
+            rows = torch.tanh(layer(rows))
+        return self.head(rows.mean(1))
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+@pytest.mark.parametrize("point", ["word", "layers.1"])
+@pytest.mark.parametrize("same", [True, False], ids=["the same model", "another model"])
+def test_a_call_inside_of_a_function_of_the_users(option: str, point: str, same: bool) -> None:
+    net, other = Net().eval(), Net(1).eval()
+    inner = net if same else other
+    expected = embgrad.gradients(Net(0 if same else 1).eval(), IDS, OBJECTIVE).values
+    found: list[np.ndarray] = []
+
+    def function(values: np.ndarray) -> np.ndarray:
+        found.append(embgrad.gradients(inner, IDS, OBJECTIVE).values)
+        return values
+
+    for _ in range(2):
+        embgrad.gradients(net, IDS, OBJECTIVE, at=point, **{option: {point: function}})
+        np.testing.assert_array_equal(embgrad.gradients(inner, IDS, OBJECTIVE).values, expected)
+    assert found
+    for one in found:
+        np.testing.assert_array_equal(one, expected)
+
+
+def test_a_call_where_functions_are_not_told_of() -> None:
+    net = Net().eval()
+    with torch._C.DisableTorchFunction():
+        found = embgrad.gradients(net, IDS, OBJECTIVE)
+        assert not torch._C._is_torch_function_enabled()
+    np.testing.assert_array_equal(found.values, embgrad.gradients(Net().eval(), IDS, OBJECTIVE).values)
+    np.testing.assert_array_equal(embgrad.gradients(net, IDS, OBJECTIVE).values, found.values)
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_what_a_function_of_the_users_draws_is_drawn(option: str) -> None:
+    net = Net().eval()
+    noises: list[Any] = []
+
+    def noisy(values: np.ndarray) -> np.ndarray:
+        noises.append(torch.randn(values.shape))
+        return values + noises[-1].numpy()
+
+    torch.manual_seed(3)
+    for _ in range(2):
+        embgrad.gradients(net, IDS, OBJECTIVE, **{option: {"word": noisy}})
+    torch.manual_seed(3)
+    for noise in noises:
+        assert torch.equal(noise, torch.randn(noise.shape))
+
+
+def test_what_the_objective_draws_is_drawn() -> None:
+    net, drawn = Net().eval(), []
+
+    def objective(returned: Any) -> Any:
+        drawn.append(torch.rand(3))
+        return returned.sum(1) * drawn[-1]
+
+    torch.manual_seed(3)
+    for _ in range(2):
+        embgrad.gradients(net, IDS, objective)
+    torch.manual_seed(3)
+    assert all(torch.equal(one, torch.rand(3)) for one in drawn)
+
+
+def test_what_the_model_draws_is_not_drawn() -> None:
+    class Drawing(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, rows: Any) -> Any:
+            return rows.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            return gradient + 0 * torch.rand_like(gradient)
+
+    class Random(Net):
+        def forward(self, input_ids: Any) -> Any:
+            torch.rand(2)
+            return self.head(Drawing.apply(self.embedding(input_ids)).mean(1))
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    net = Random().eval()
+    torch.set_rng_state(before)
+    embgrad.gradients(net, IDS, OBJECTIVE, add={"word": np.zeros(8)})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "all": lambda table: table[:],
+    "rows": lambda table: table[:30],
+    "view": lambda table: table.view(30, 8),
+    "reshaped": lambda table: table.reshape(30, 8),
+    "expanded": lambda table: table.expand(30, 8),
+    "turned twice": lambda table: table.t().t(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_ledger_of_a_table_that_is_looked_up_by_a_view(name: str, tied: bool) -> None:
+    class Viewed(Net):
+        def forward(self, input_ids: Any) -> Any:
+            table = self.embedding.weight
+            rows = torch.tanh(torch.nn.functional.embedding(input_ids, VIEWS[name](table))).mean(1)
+            return rows @ table.t()[:, :3] if tied else self.head(rows)
+
+    net = Viewed().eval()
+    loss = torch.nn.functional.cross_entropy(net(torch.tensor(IDS)), torch.tensor([0, 1, 2]), reduction="sum")
+    own = torch.autograd.grad(loss, net.embedding.weight)[0].numpy()
+    ledger = embgrad.table_gradients(net, IDS, OBJECTIVE)
+    np.testing.assert_allclose(ledger.total, own, rtol=1e-5, atol=1e-7)
+    assert ledger.tied is tied
+    assert bool(np.linalg.norm(ledger.head)) is tied
+    embgrad.gradients(net, IDS, OBJECTIVE, check=True)
+
+
+def test_a_flag_between_two_calls_that_leads_by_another_lookup() -> None:
+    class Flagged(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other, self.scale, self.second = (
+                torch.nn.Parameter(torch.randn(30, 8)),
+                torch.nn.Parameter(torch.randn(8)),
+                False,
+            )
+
+        def forward(self, input_ids: Any) -> Any:
+            added = torch.nn.functional.embedding(input_ids, self.other) if self.second else self.scale * 2.0
+            rows = self.embedding(input_ids) + added
+            for layer in self.layers:
+                rows = torch.tanh(layer(rows))
+            return self.head(rows.mean(1))
+
+    net = Flagged().eval()
+    for _ in range(3):
+        assert embgrad.gradients(net, IDS, OBJECTIVE).provenance["path"] == "embedding#0"
+    net.second = True
+    with pytest.raises(embgrad.AmbiguousPointError, match="fits 2 lookups"):
+        embgrad.gradients(net, IDS, OBJECTIVE)
+    assert embgrad.gradients(net, IDS, OBJECTIVE, at="other").shape == (3, 6, 8)
+    net.second = False
+    assert embgrad.gradients(net, IDS, OBJECTIVE).provenance["path"] == "embedding#0"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_capture_of_what_was_compiled_before_is_refused(backend: str) -> None:
+    net = Net()
+    ids = torch.tensor(IDS)
+
+    @torch.compile(backend=backend)
+    def loss_of(given: Any) -> Any:
+        return net(given).sum()
+
+    loss_of(ids).backward()
+    with (
+        pytest.raises(
+            embgrad.UnsupportedError,
+            match=r"not called while the capture was open, but what torch\.compile has made was",
+        ),
+        embgrad.capture(net),
+    ):
+        loss_of(ids).backward()
+    torch._dynamo.reset()
+
+
+def test_compiled_functions_beside_a_captured_model_are_let_be() -> None:
+    net = Net()
+
+    @torch.compile(backend="eager")
+    def loss_of(returned: Any) -> Any:
+        return returned.sum()
+
+    loss_of(torch.zeros(3, 3))
+    with embgrad.capture(net) as tap:
+        loss_of(net(torch.tensor(IDS))).backward()
+    assert len(tap.steps) == 1
+    with embgrad.capture(net):
+        pass
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+@pytest.mark.parametrize("point", ["word", "layers.1"])
+def test_a_capture_inside_a_transform_is_refused(transform: str, point: str) -> None:
+    net = Net()
+    weights = dict(net.named_parameters())
+
+    def loss_of(given: Any, ids: Any) -> Any:
+        return torch.func.functional_call(net, given, (ids,)).sum()
+
+    transformed = torch.func.grad(loss_of) if transform == "grad" else torch.vmap(loss_of, (None, 0))
+    with (
+        pytest.raises(
+            embgrad.UnsupportedError, match=r"inside torch\.func\.grad, torch\.vmap.*expected loss\.backward"
+        ),
+        embgrad.capture(net, at=point),
+    ):
+        transformed(weights, torch.tensor(IDS)[:, None])
