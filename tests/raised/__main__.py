@@ -6,6 +6,7 @@ list says of errors that are still there is kept, so that the tests of what has 
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -13,10 +14,15 @@ from tests.raised.ledger import chosen, read, write
 from tests.raised.sites import sites
 
 if __name__ == "__main__":
-    folders = [given for given in sys.argv[1:] if given != "--add"]
-    found = chosen(path for folder in folders for path in sorted(Path(folder).glob("*.json")))
+    parser = argparse.ArgumentParser(prog="python -m tests.raised", description=__doc__)
+    parser.add_argument("--add", action="store_true", help="keep what the list says of errors that are still there")
+    parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="+", help="what a test run wrote")
+    given = parser.parse_args()
+    if missing_folders := [str(folder) for folder in given.folders if not folder.is_dir()]:
+        parser.error(f"no such folder: {', '.join(missing_folders)}")
+    found = chosen(path for folder in given.folders for path in sorted(folder.glob("*.json")))
     keys = [site.key for site in sites()]
-    if "--add" in sys.argv[1:]:
+    if given.add:
         found |= {key: row for key, row in read().items() if key in keys}
     missing = [key for key in keys if key not in found]
     write(found)
