@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.backend import NativeObjective
 from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
-from embgrad.differences import WIDE, Precision, differences, precision_of, tolerances
+from embgrad.differences import Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
 from embgrad.ledger import TableGradients, ledger
 from embgrad.locating import Located, expect_ability
@@ -24,6 +24,9 @@ __all__ = ["certified"]
 
 #: How uncertain the slope in the gradient's own direction may be, relative to it, to count as a test at all.
 ROUGH: Final = 0.2
+
+#: How much of it the tolerance may be: a test that takes half the gradient, or twice, for the right one is none.
+HALF: Final = 0.5
 
 #: How large an activation counts at least: steps of nothing, or of next to nothing among larger numbers, tell nothing.
 LEAST: Final = 1e-2
@@ -54,11 +57,11 @@ def certified(
     tables = _scatter(task, batch, located, {name: one.tolerance for name, one in whole.items()})
     done = {}
     for name, result in results.items():
-        slopes, untested = _Trial(task, batch, located, name, result, whole[name]).slopes()
+        slopes, untested, blind = _Trial(task, batch, located, name, result, whole[name]).slopes()
         apart, why = tables.get(name, (None, None))
         alone = _independence(task, batch, located[name], name, result)
         certificate = Certificate(tuple(slopes), apart, alone, untested, why)
-        _expect_right(name, certificate, whole[name].tolerance)
+        _expect_right(name, certificate, whole[name].tolerance, blind)
         done[name] = replace(result, certificate=certificate)
     return done
 
@@ -76,7 +79,8 @@ def _expect_testable(task: Task) -> None:
     expect_ability(task.backend, "add")
 
 
-def _expect_right(name: str, certificate: Certificate, tolerance: float) -> None:
+def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: Sequence[Slope] = ()) -> None:
+    """Refuse a gradient that is wrong, or not tested; of one that is zero `blind` are the slopes that might have told."""
     wrong = [slope for slope in certificate.slopes if not slope.holds]
     if wrong:
         one = wrong[0]
@@ -87,7 +91,7 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float) -> None
             "look for custom gradients, straight-through estimators and detached parts behind the point",
             certificate,
         )
-    own = [one for one in certificate.slopes if one.direction.startswith("gradient")]
+    own = [one for one in certificate.slopes if one.direction.startswith("gradient")] or list(blind)
     if own and all(map(_is_rough, own)):
         raise CertificationError(
             f"the gradient at {name!r} could not be tested: in its own direction the objective changes by "
@@ -134,36 +138,37 @@ class _Trial:
     result: EmbeddingGradients
     precision: Precision
 
-    def slopes(self) -> tuple[list[Slope], tuple[int, ...]]:
-        """The slopes, and which examples, asked for each by itself, could not be tested."""
+    def slopes(self) -> tuple[list[Slope], tuple[int, ...], list[Slope]]:
+        """The slopes; which examples, asked for each by itself, could not be tested; the slopes that a kink has excused."""
         shared, count = self.located[self.point].place.shared, len(self.batch)
-        values = self.result.values.astype(np.float64)
-        if not self.task.split or len(values) != count:
+        if not self.task.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
-            return self._judged(lines), ()
-        together = list(zip(*(self._along(*one, range(count)) for one in self._directions()), strict=True))
-        judged = {example: self._judged(lines) for example, lines in enumerate(together)}
+            judged = self._judged(lines)
+            return judged, (), _blind(lines, judged)
+        found = dict(enumerate(zip(*(self._along(*one, range(count)) for one in self._directions()), strict=True)))
         # Where examples meet, moving them together tells something else: these are moved one by one. A shared tensor is one.
-        apart = [example for example, slopes in judged.items() if not all(slope.holds for slope in slopes)]
+        apart = [example for example, lines in found.items() if not all(line.slope.holds for line in lines)]
         over: list[int] = []
         if apart and count > 1 and not shared:
             chosen = np.random.default_rng(0).permutation(apart)[:MOST_EXAMPLES].tolist()
             over = [example for example in apart if example not in chosen]
-            judged |= {example: self._alone(example) for example in chosen}
+            found |= {example: tuple(self._alone(example)) for example in chosen}
+        kept, untested = [], list(over)
+        for example in sorted(found.keys() - set(over)):
+            slopes = self._judged(found[example])
+            kept += slopes
+            if any(map(_is_rough_own, slopes)) or _blind(found[example], slopes):
+                untested.append(example)
         start = self.task.examples.start or 0
-        kept = {example: slopes for example, slopes in judged.items() if example not in over}
-        rough = [example for example, slopes in kept.items() if any(map(_is_rough_own, slopes))]
-        return [slope for slopes in kept.values() for slope in slopes], tuple(
-            start + one for one in sorted(over + rough)
-        )
+        return kept, tuple(start + example for example in sorted(untested)), []
 
-    def _alone(self, example: int) -> list[Slope]:
+    def _alone(self, example: int) -> list[_Line]:
         lines = []
         for name, direction in self._directions():
             change = np.zeros_like(direction)
             change[example] = direction[example]
             lines += self._along(name, change, [example])
-        return self._judged(lines)
+        return lines
 
     def _directions(self) -> Iterator[tuple[str, np.ndarray]]:
         """Directions as long as the activations; where each example is asked for, each example's as long as its own."""
@@ -224,18 +229,25 @@ class _Trial:
 
         A random direction of many entries shows of a kink as little as lies in it; the gradient's own may lie in it wholly.
         """
-        lines = [line for line in lines if line.moves]
         kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
         entries = self.result.values[0].size if self.task.split else self.result.values.size
         judged = []
-        for line in lines:
+        for line in filter(lambda line: line.moves, lines):
             slope, more = line.slope, 0.0
             if not slope.holds and stairs:
                 more = abs(slope.found - slope.expected)
             elif not slope.holds and kink:
-                more = KINKS * kink * (entries**0.5 if line.is_own else 1.0) / WIDE
-            judged.append(replace(slope, uncertainty=slope.uncertainty + more, tolerance=slope.tolerance + WIDE * more))
+                more = KINKS * kink * (entries**0.5 if line.is_own else 1.0) / self.precision.wide
+            wider = slope.tolerance + self.precision.wide * more
+            judged.append(replace(slope, uncertainty=slope.uncertainty + more, tolerance=wider) if more else slope)
         return judged
+
+
+def _blind(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
+    """Of a gradient that is zero, and so has no direction of its own, the slopes that a kink or stairs has excused."""
+    found = [line.slope for line in lines if line.moves]
+    own = any(line.is_own for line in lines if line.moves)
+    return [] if own else [after for before, after in zip(found, judged, strict=True) if after is not before]
 
 
 def _length(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
@@ -243,7 +255,8 @@ def _length(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
 
 
 def _is_rough(slope: Slope) -> bool:
-    return slope.uncertainty > ROUGH * min(abs(slope.expected), abs(slope.found))
+    small, large = sorted((abs(slope.expected), abs(slope.found)))
+    return slope.uncertainty > ROUGH * small or (slope.tolerance >= HALF * large > 0)
 
 
 def _is_rough_own(slope: Slope) -> bool:

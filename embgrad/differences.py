@@ -23,6 +23,7 @@ class Precision:
             that.
         agreeing: how many results of neighbouring steps must agree: two agree by chance where they cross the same kinks. In
             half precision few steps are neither too large nor lost in rounding, and more is left to the tolerance.
+        wide: how many times its uncertainty a slope may be off.
         tolerance: how far a right gradient may be off, relative to its own norm.
     """
 
@@ -31,15 +32,16 @@ class Precision:
     steps: int
     near: float
     agreeing: int
+    wide: float
     tolerance: float
 
 
 #: By dtype. The smallest steps of float64 stay above float32's rounding, which models come by that cast for a moment.
 PRECISION: Final[Mapping[str, Precision]] = {
-    "float64": Precision(2.0**-52, 3e-2, 10, 2.5e-7, 3, 1e-6),
-    "float32": Precision(2.0**-23, 1e-1, 7, 2e-6, 3, 2e-3),
-    "float16": Precision(2.0**-10, 5e-1, 5, 0.0, 2, 1e-1),
-    "bfloat16": Precision(2.0**-7, 1.0, 5, 0.0, 2, 2e-1),
+    "float64": Precision(2.0**-52, 3e-2, 10, 2.5e-7, 3, 4.0, 1e-6),
+    "float32": Precision(2.0**-23, 1e-1, 7, 2e-6, 3, 4.0, 2e-3),
+    "float16": Precision(2.0**-10, 5e-1, 5, 2.0**-10, 2, 2.0, 1e-1),
+    "bfloat16": Precision(2.0**-7, 1.0, 5, 2.0**-7, 2, 2.0, 2e-1),
 }
 
 #: How much smaller each step is than the one before.
@@ -48,8 +50,12 @@ RATIO: Final = 3.0
 #: So many steps are always tried. Smaller ones follow where these do not tell enough, or tell something else than expected.
 FIRST: Final = 5
 
-#: How many times its uncertainty a slope may be off.
-WIDE: Final = 4.0
+#: How many times the rounding that is seen it may come to, and how much less than could be it is believed to come to.
+SEEN: Final = 1.5
+LESS: Final = 8.0
+
+#: At so many neighbouring steps a kink in the very point must look alike.
+SAME: Final = 3
 
 #: At so many places it is looked at, on one side of the point, so that a kink in the point is not taken for rounding.
 NEAR: Final = 6
@@ -97,21 +103,19 @@ def differences(value: Values, precision: Precision, expected: np.ndarray, share
             continue
         slopes = steps.slopes(steps.noise, np.zeros(len(expected), bool))
         agree = np.abs(slopes.found - expected) <= tolerances(slopes, precision, expected, share)
-        known = WIDE * slopes.uncertainty <= precision.tolerance * np.maximum(np.abs(slopes.found), share)
+        known = precision.wide * slopes.uncertainty <= precision.tolerance * np.maximum(np.abs(slopes.found), share)
         # A smaller step is of no use where its rounding alone is as much.
-        if bool(np.all(agree & (known | (steps.noise_at_next >= slopes.uncertainty)))):
-            return slopes
-        if steps.count >= precision.steps:
+        if np.all(agree & (known | (steps.noise_at_next >= slopes.uncertainty))) or steps.count >= precision.steps:
             break
-    if precision.steps == FIRST or agree.all():
-        return slopes
-    return steps.slopes(*steps.rounding())
+    # In half precision what rounding may come to is so much that only what it does come to tells anything.
+    settled = agree & known if precision.steps == FIRST else agree
+    return slopes if settled.all() else steps.slopes(*steps.rounding())
 
 
 def tolerances(slopes: Slopes, precision: Precision, expected: np.ndarray, share: np.ndarray) -> np.ndarray:
     """How far the slopes found and expected may be apart."""
     large = np.maximum.reduce([np.abs(slopes.found), np.abs(expected), share])
-    return np.asarray(WIDE * slopes.uncertainty + precision.tolerance * large)
+    return np.asarray(precision.wide * slopes.uncertainty + precision.tolerance * large)
 
 
 class _Steps:
@@ -160,7 +164,7 @@ class _Steps:
         seen = np.sqrt((bent**2).mean(0) / 6)  # a second difference of independent errors has six times their variance
         far = np.abs(self._central[0]) * self._precision.near * (NEAR - 1)  # so much it should change
         stairs = (near == near[0]).all(0) & (far > self.noise)
-        return np.maximum(self.noise, 3 * seen), stairs
+        return np.maximum(self.noise / LESS, SEEN * seen), stairs
 
     def slopes(self, noise: np.ndarray, stairs: np.ndarray) -> Slopes:
         """The slopes as they are known best.
@@ -173,9 +177,12 @@ class _Steps:
         steps, central, bend = np.array(self._taken), np.array(self._central), np.array(self._bend)
         square, agreeing = RATIO**2, self._precision.agreeing
         combined = (square * central[1:] - central[:-1]) / (square - 1)
-        corner = np.abs(RATIO * bend[1:] - bend[:-1]) / (RATIO - 1)
+        turn = (RATIO * bend[1:] - bend[:-1]) / (RATIO - 1)
         rough = noise / steps[1:, None]
-        corner = np.maximum(corner - 4 * rough, 0.0)
+        # In half precision the steps are so large that anything bends, and kinks are lost in the tolerance.
+        corner = np.maximum(np.abs(turn) - 4 * rough, 0.0) if agreeing > 2 else 0 * turn
+        same = np.abs(turn[-SAME:].sum(0)) >= SAME * np.abs(turn[-SAME:]).max(0) / 2
+        kink = np.where(same, corner[-SAME:].min(0), 0.0)
         found, rough = combined[agreeing - 1 :], rough[agreeing - 1 :]
         groups = [combined[last + 1 - agreeing : last + 1] for last in range(agreeing - 1, len(combined))]
         apart = np.array([group.max(0) - group.min(0) for group in groups])
@@ -185,4 +192,4 @@ class _Steps:
         contradicted = np.where(smaller[..., None], np.maximum(distance - 2 * rough[None], 0.0), 0.0)
         unknown = unknown + np.where(stairs, distance, contradicted).max(1)
         best, each = unknown.argmin(0), np.arange(found.shape[1])
-        return Slopes(found[best, each], unknown[best, each], corner[-2:].min(0), stairs)
+        return Slopes(found[best, each], unknown[best, each], kink, stairs)

@@ -28,6 +28,7 @@ from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
 from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.parameters import Parameters, native_variable
+from embgrad_tensorflow.precision import TurningWatcher, coarsest
 from embgrad_tensorflow.restored import plan_restored
 from embgrad_tensorflow.savedmodel import opened
 from embgrad_tensorflow.state import (
@@ -58,7 +59,7 @@ class _Pass:
 
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
-        self.watcher = Watcher(watch, Tables(as_parts(model)), self.taps)
+        self.watcher = TurningWatcher(watch, Tables(as_parts(model)), self.taps)
         self._model = model
         self._request = request
 
@@ -132,7 +133,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     unused, masked_id = left_out(planned.unused, batch, one.watcher.watch, found.values())
     return Run(
         found,
-        _compute_dtype(one.taps, keys, answered, returned, variables),
+        _compute_dtype(one, keys, answered, returned, variables),
         unused,
         answered.objective,
         {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
@@ -259,9 +260,11 @@ def _values(variable: Any, gradient: np.ndarray | None) -> ParameterValues:
 
 
 def _compute_dtype(
-    taps: Taps, keys: Sequence[str], answered: Answer, returned: Any, variables: Mapping[str, Any]
+    one: _Pass, keys: Sequence[str], answered: Answer, returned: Any, variables: Mapping[str, Any]
 ) -> str:
+    """That of the first point, or else output; the coarsest where it is turned into others on its way (mixed precision)."""
     outputs = [target for cotangents in answered.sets for target, _ in cotangents]
     given = first(returned, is_floating)
-    found = [*(taps.kept[key] for key in keys), *outputs, *([] if given is None else [given])]
-    return str(next(iter([*found, *map(native_variable, variables.values())])).dtype.name)
+    found = [*(one.taps.kept[key] for key in keys), *outputs, *([] if given is None else [given])]
+    start = next(iter([*found, *map(native_variable, variables.values())])).dtype
+    return coarsest([start, *one.watcher.computing])

@@ -25,6 +25,7 @@ from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.precision import coarsest
 from embgrad_tensorflow.returned import tensors_in
 from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
 from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
@@ -58,7 +59,7 @@ class Trace:
         returned: what the model returned, with the graph's tensors, for a native objective.
         used: which of the tensors in it the native objective depends on.
         written: the resources of the variables that a run writes to and that are to be put back.
-        compute_dtype: that of the first point, or else the first output.
+        compute_dtype: that of the first point, or else the first output; the coarsest where it is turned into others.
         computing: the names of the dtypes in the graph.
     """
 
@@ -162,7 +163,8 @@ class _Tracing:
         self._facts.update(script=script, written=tracer.written)
         marks = [taps.kept[key] for key in self._keys]
         targets, cotangents = self._answered(number, script, returned)
-        self._facts["first"] = [*marks, *targets, *self._facts["tensors"]][0]
+        start = [*marks, *targets, *self._facts["tensors"]][0].dtype
+        self._facts["coarsest"] = coarsest([start, *tracer.computing])
         return [*marks, *self._pulled(tape, targets, cotangents, marks)]
 
     def kept(self, function: Any) -> Trace:
@@ -182,7 +184,7 @@ class _Tracing:
             facts["returned"],
             self._used,
             tuple(written.values()),
-            str(facts["first"].dtype.name),
+            facts["coarsest"],
             frozenset(one.name for one in dtypes),
         )
 

@@ -17,6 +17,7 @@ from embgrad.points import INPUT, OUTPUT, split_name
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Points, table_of
 from embgrad_tensorflow.onehot import PRODUCTS, OneHots, makes_one_hot
+from embgrad_tensorflow.precision import is_turned
 from embgrad_tensorflow.program import CALLS
 from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.symbolic import UntraceableError
@@ -169,10 +170,12 @@ class Tracer:
     Attributes:
         written: the resources of the variables that the graph writes to.
         handles: by the lookup's key the variable of its table; None for a computed one.
+        computing: the floating-point dtypes that what depends on a point is turned into on its way.
     """
 
     def __init__(self, script: Script, tables: Tables, points: Points) -> None:
         self.written: list[Any] = []
+        self.computing: set[Any] = set()
         self._script = script
         self._tables = tables
         self._points = points
@@ -242,6 +245,8 @@ class Tracer:
         self.written.append(handle)
 
     def _same_table(self, name: str, inputs: Sequence[Any], attrs: Any, output: Any) -> None:
+        if name == "Cast" and is_turned(inputs[0], output):
+            self.computing.add(output.dtype)
         self._one_hots.follow(name, inputs, attrs, output)
         if name in SAME_TABLE:
             handle = self._handle(inputs[0])

@@ -1,0 +1,102 @@
+"""Certificates of PyTorch's models: each example by itself, tables whose gradient is no sum, kinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import embgrad
+
+IDS = np.random.default_rng(0).integers(1, 30, (5, 6))
+OBJECTIVE = embgrad.CrossEntropy([0, 1, 2, 1, 0])
+
+
+class Net(torch.nn.Module):
+    """A small classifier; `turn` is what becomes of the gradient of its rows on the way up."""
+
+    def __init__(self, turn: Callable[[Any], Any] = lambda g: g, detached: bool = False, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(30, 8, **options)
+        self.layer = torch.nn.Linear(8, 16)
+        self.head = torch.nn.Linear(16, 3)
+        self.turn, self.detached = turn, detached
+        self.kinked = False
+
+    def forward(self, input_ids: Any) -> Any:
+        table = self.table.weight.detach()
+        rows = torch.nn.functional.embedding(input_ids, table) if self.detached else self.table(input_ids)
+        hidden = self.layer(_Turned.apply(rows, self.turn))
+        return self.head(torch.relu(hidden).amax(1) if self.kinked else torch.tanh(hidden).mean(1))
+
+
+class _Turned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, turn: Any) -> Any:
+        ctx.turn = turn
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return ctx.turn(g), None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("example", range(5))
+def test_a_wrong_gradient_of_any_example_is_found_by_split(example: int, dtype: torch.dtype) -> None:
+    def turn(g: Any) -> Any:
+        g = g.clone()
+        g[example] *= 1.5
+        return g
+
+    with pytest.raises(embgrad.CertificationError, match=f"'gradient, example {example}'"):
+        embgrad.gradients(Net(turn).to(dtype).eval(), IDS, OBJECTIVE, check=True, split=True)
+    certificate = embgrad.gradients(Net().to(dtype).eval(), IDS, OBJECTIVE, check=True, split=True).certificate
+    assert certificate is not None
+    assert len(certificate.slopes) == 15
+    assert certificate.untested == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"detached": True}, "detached"), ({"scale_grad_by_freq": True}, "scale_grad_by_freq")]
+)
+def test_tables_whose_gradient_is_no_sum(options: dict[str, Any], why: str) -> None:
+    certificate = embgrad.gradients(Net(**options).double().eval(), IDS, OBJECTIVE, check=True).certificate
+    assert certificate is not None
+    assert certificate.scatter is None
+    assert why in str(certificate.unscattered)
+
+
+def test_a_hook_that_changes_a_tables_gradient_is_still_refused() -> None:
+    model = Net().double().eval()
+    model.table.weight.register_hook(lambda g: 1.5 * g)
+    with pytest.raises(embgrad.CertificationError, match=r"the framework's own gradient of the table differ by 0\.33"):
+        embgrad.gradients(model, IDS, OBJECTIVE, check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_model_with_kinks(dtype: torch.dtype) -> None:
+    def made(turn: Callable[[Any], Any], seed: int) -> Any:
+        model = Net(turn).to(dtype).eval()
+        model.kinked = True
+        torch.manual_seed(seed)
+        for one in model.parameters():
+            torch.nn.init.normal_(one, std=0.5)
+        return model
+
+    for seed in range(8):
+        assert embgrad.gradients(made(lambda g: g, seed), IDS, OBJECTIVE, check=True).certificate is not None
+        for turn in (lambda g: 1.5 * g, lambda g: g.flip(0), lambda g: 0 * g):
+            with pytest.raises(embgrad.CertificationError, match="is wrong"):
+                embgrad.gradients(made(turn, seed), IDS, OBJECTIVE, check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_wrong_gradients_in_half_precision_do_not_pass(dtype: torch.dtype) -> None:
+    for turn in (lambda g: 2 * g, lambda g: -g):
+        with pytest.raises(embgrad.CertificationError):
+            embgrad.gradients(Net(turn).to(dtype).eval(), IDS, OBJECTIVE, check=True)
