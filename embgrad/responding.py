@@ -21,21 +21,23 @@ class Respond:
         objective: what is pulled back.
         batch: what is run.
         sets: how many sets of cotangents there are: 0, 1 for the sum of the examples, or one for each example.
+        sized: whether anybody asks how far the values may be off, as who pulls nothing back does.
 
     Attributes:
         values: the objective's, after the callback.
         shape: that of the output that it read, after the callback.
-        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size. Where
-            nothing is pulled back, for who asks how far the values may be off; else 0.
+        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size. For
+            who asks how far the values may be off; else 0.
     """
 
-    def __init__(self, objective: Objective, batch: TokenBatch, sets: int) -> None:
+    def __init__(self, objective: Objective, batch: TokenBatch, sets: int, *, sized: bool = False) -> None:
         self.values = np.zeros(len(batch))
         self.shape: tuple[int, ...] = ()
         self.size = 0.0
         self._objective = objective
         self._batch = batch
         self._sets = sets
+        self._sized = sized or sets == 0
         self._places: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
@@ -61,7 +63,7 @@ class Respond:
             self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
         else:
             self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._places, self._batch)
-        if self._sets == 0:
+        if self._sized:
             counted = cotangent != 0  # the others may be infinite, as masked classes are
             self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
         if self._sets < 2:
@@ -70,9 +72,11 @@ class Respond:
         return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
 
-def respond_with(objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1) -> Respond | NativeObjective:
+def respond_with(
+    objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1, *, sized: bool = False
+) -> Respond | NativeObjective:
     """The objective as a request has it."""
-    return Respond(objective, batch, sets) if isinstance(objective, Objective) else objective
+    return Respond(objective, batch, sets, sized=sized) if isinstance(objective, Objective) else objective
 
 
 def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray:

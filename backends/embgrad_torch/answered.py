@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from embgrad.answering import Answer, answer, native_answer
 from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
 from embgrad.structures import first
+from embgrad.tolerance import unit_roundoff
 from embgrad_torch.inputs import TorchTensors
 from embgrad_torch.tap import Taps, is_floating
 
@@ -24,15 +27,19 @@ def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
 
 
 def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
-    """The dtype of the first point, or else of the first output that was read, or else of the first parameter."""
+    """The coarsest of those of the points, of the outputs that were read and of autocast; else of an output or a parameter."""
+    met = [taps.marks[chosen[name]] for name in request.points]
+    met += [output for one in answered.sets for output, _ in one if is_floating(output)]
+    if not met:
+        met.append(next(one for one in (first(returned, is_floating), *leaves(parts)) if one is not None))
+    dtypes = {one.dtype for one in met}
+    dtypes |= {torch.get_autocast_dtype(kind) for kind in {one.device.type for one in met} if _casts(kind)}
+    return max((str(one).removeprefix("torch.") for one in dtypes), key=unit_roundoff)
 
-    def tensors() -> Iterator[Any]:
-        yield from (taps.marks[chosen[name]] for name in request.points)
-        yield from (output for one in answered.sets for output, _ in one)
-        yield first(returned, is_floating)
-        yield from leaves(parts)
 
-    return str(next(one for one in tensors() if one is not None).dtype).removeprefix("torch.")
+def _casts(kind: str) -> bool:
+    """Whether the user has automatic casts on, for this kind of device."""
+    return kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
 
 
 def leaves(parts: Sequence[Any]) -> Iterator[Any]:

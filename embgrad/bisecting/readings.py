@@ -18,7 +18,7 @@ from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.points import WORD, Point
 from embgrad.registry import backend_for
-from embgrad.responding import objective_values, respond_with
+from embgrad.responding import Respond, objective_values, respond_with
 from embgrad.task import Task, warn_of_unused
 from embgrad.weights import weights_of
 
@@ -61,6 +61,7 @@ class Reader:
         points: what a forward pass reaches, by key.
         roles: by role the keys of the points that can be read there.
         objective: the objective's values, once gradients were read; None where it has none.
+        size: likewise of what they are made of, see `Respond`; 0 where that is not known.
         dtype: the dtype in which the model computed, once something was read.
         failure: why there are no gradients; None where there are.
     """
@@ -86,6 +87,7 @@ class Reader:
                 continue
             self.roles[role] = key
         self.objective: np.ndarray | None = None
+        self.size = 0.0
         self.dtype = "float32"
         self.failure: EmbgradError | None = None
 
@@ -111,11 +113,12 @@ class Reader:
 
         Where the objective cannot be pulled back, or is not finite, `failure` says so, and there are values alone.
         """
-        respond = respond_with(self._task.objective, self.batch)
+        respond = respond_with(self._task.objective, self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
         try:
             run = self.backend.run(self.model, self.batch, request)
             self.objective = objective_values(respond, run)
+            self.size = respond.size if isinstance(respond, Respond) else 0.0
         except (NoGradientError, ObjectiveError) as failure:
             self.failure = failure
             return self.values(keys)

@@ -190,6 +190,19 @@ def test_the_head_and_the_objective() -> None:
     assert not any(one.differs for one in other.parameters)
 
 
+def test_an_objective_in_which_nearly_all_cancels() -> None:
+    """What is left of it is rounding of the logits, which agree."""
+    logits = embgrad.gradients(model(), IDS, embgrad.Sum(), at="layer.3").activations.mean(1) @ weights()["head.W"]
+    across = np.cross(logits[0], logits[1])  # of two examples the projection is zero but for rounding
+    objective = embgrad.Projection(across / np.linalg.norm(across) + 1e-9)
+    rounded = model({"head.W": weights()["head.W"] * (1 + 1e-15)})
+    found = embgrad.bisect(model(), rounded, IDS[:2], objective)
+    assert found.first is None
+    assert (
+        embgrad.bisect(model(), model({"head.W": weights()["head.W"] * 1.01}), IDS[:2], OBJECTIVE).first == "objective"
+    )
+
+
 @pytest.mark.parametrize("examples", [3, 1])
 def test_a_model_that_differs_from_itself(examples: int) -> None:
     ids = IDS[:examples]
