@@ -286,7 +286,7 @@ def test_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         result = embgrad.gradients(model, IDS, embgrad.Logit(1))
         own = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
-    assert result.provenance["compute_dtype"] == "float32"
+    assert result.provenance["compute_dtype"] == "bfloat16"
     np.testing.assert_allclose(result.values, own, rtol=1e-6)
 
 
