@@ -16,7 +16,8 @@ Found = Mapping[str, Sequence[Row]]
 
 OPENING: Final = """# Performance
 
-Written by `make bench`, whose parts may have been run one after the other on the same machine; each ratio is of one \
+Written by `make bench`, whose parts may have been run one after the other on the same machine or \
+another of its kind; each ratio is of one \
 process. Times are ratios between functions that take \
 turns in one process, the least of several rounds each, four or more, and repeat to some hundredths; \
 the milliseconds say only how large the things are that are \
