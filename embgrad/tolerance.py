@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from embgrad.result import EmbeddingGradients
 
-__all__ = ["HALVES", "tolerance_for", "tolerance_of", "unit_roundoff"]
+__all__ = ["HALVES", "coarsest", "tolerance_for", "tolerance_of", "unit_roundoff"]
 
 #: The unit roundoff of the dtypes with fewer digits than float32: half the gap between 1 and the next number.
 HALVES: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -30,6 +31,11 @@ def unit_roundoff(dtype: Any) -> float:
     """Half the gap between 1 and the next number: of "bfloat16" too, which NumPy lacks."""
     name = str(dtype)
     return HALVES.get(name, float(np.finfo(name if name in ("float64", "float32") else "float32").eps) / 2)
+
+
+def coarsest(dtypes: Iterable[Any]) -> str:
+    """The name of the dtype in which most is lost to rounding: so well are results known in which all take part."""
+    return max(map(str, dtypes), key=unit_roundoff)
 
 
 def tolerance_for(dtype: Any, depth: int | None = None) -> float:

@@ -147,7 +147,9 @@ def _pooling(operation: Operation, proceed: Proceed) -> Any:
 
 
 def expect_no_view(operation: Operation) -> None:
-    """What is pooled has memory of its own: of another array's (x.reshape(...), x[1]) oneDNN loses where the maxima were."""
+    """What has its maxima taken has memory of its own: of another array's (x.reshape(...), x[1]) oneDNN loses where they were."""
+    if operation.attributes.get("pool_type", "max") != "max":
+        return
     array = operation.inputs[0]
     operation.inputs[0] = invoke("_copy", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
 

@@ -48,20 +48,12 @@ class Functions:
 
     def _making(self, original: Callable[..., Any], operator: Any, *given: Any, **named: Any) -> None:
         original(operator, *given, **named)
-        backward = operator.backward
+        operator.backward = self._keeping(operator.backward)  # which writes its gradients, and returns none
 
-        def kept(*arguments: Any, **by_name: Any) -> None:
+    def _keeping(self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]] = ()) -> Callable[..., Any]:
+        def kept(*gradients: Any, **named: Any) -> Any:
             try:
-                backward(*arguments, **by_name)
-            except BaseException as error:
-                self._error = error
-
-        operator.backward = kept
-
-    def _keeping(self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]]) -> Callable[..., Any]:
-        def kept(*gradients: Any) -> Any:
-            try:
-                return backward(*gradients)
+                return backward(*gradients, **named)
             except BaseException as error:
                 self._error = error
             zeros = import_mxnet().nd.zeros  # nobody will see them

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from tensorflow.python import pywrap_tfe
 
-from embgrad.tolerance import unit_roundoff
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.lookup import Points, Watcher
 from embgrad_tensorflow.walk import Tables
 
-__all__ = ["TurningWatcher", "coarsest", "is_turned"]
+__all__ = ["TurningWatcher", "is_turned"]
 
 
 class TurningWatcher(Watcher):
@@ -37,8 +35,3 @@ def is_turned(tensor: Any, cast: Any) -> bool:
     if not (tensor.dtype.is_floating and cast.dtype.is_floating):
         return False
     return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
-
-
-def coarsest(dtypes: Iterable[Any]) -> str:
-    """The name of the dtype in which most is lost to rounding: so well are the results known."""
-    return max((str(dtype.name) for dtype in dtypes), key=unit_roundoff)

@@ -19,6 +19,7 @@ from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedErro
 from embgrad.locks import model_lock
 from embgrad.points import split_name
 from embgrad.structures import first
+from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
@@ -28,7 +29,7 @@ from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
 from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.parameters import Parameters, native_variable
-from embgrad_tensorflow.precision import TurningWatcher, coarsest
+from embgrad_tensorflow.precision import TurningWatcher
 from embgrad_tensorflow.restored import plan_restored
 from embgrad_tensorflow.savedmodel import opened
 from embgrad_tensorflow.state import (
@@ -267,4 +268,4 @@ def _compute_dtype(
     given = first(returned, is_floating)
     found = [*(one.taps.kept[key] for key in keys), *outputs, *([] if given is None else [given])]
     start = next(iter([*found, *map(native_variable, variables.values())])).dtype
-    return coarsest([start, *one.watcher.computing])
+    return coarsest(dtype.name for dtype in (start, *one.watcher.computing))

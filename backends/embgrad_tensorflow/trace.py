@@ -20,12 +20,12 @@ from embgrad.calling import as_parts
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.outputs import choose_output, name_outputs
+from embgrad.tolerance import coarsest
 from embgrad_tensorflow.exchange import ask
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
-from embgrad_tensorflow.precision import coarsest
 from embgrad_tensorflow.returned import tensors_in
 from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
 from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
@@ -164,7 +164,7 @@ class _Tracing:
         marks = [taps.kept[key] for key in self._keys]
         targets, cotangents = self._answered(number, script, returned)
         start = [*marks, *targets, *self._facts["tensors"]][0].dtype
-        self._facts["coarsest"] = coarsest([start, *tracer.computing])
+        self._facts["coarsest"] = coarsest(dtype.name for dtype in (start, *tracer.computing))
         return [*marks, *self._pulled(tape, targets, cotangents, marks)]
 
     def kept(self, function: Any) -> Trace:

@@ -11,7 +11,7 @@ from embgrad.answering import Answer, answer, native_answer
 from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
 from embgrad.structures import first
-from embgrad.tolerance import unit_roundoff
+from embgrad.tolerance import coarsest
 from embgrad_torch.inputs import TorchTensors
 from embgrad_torch.tap import Taps, is_floating
 
@@ -34,7 +34,7 @@ def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, return
         met.append(next(one for one in (first(returned, is_floating), *leaves(parts)) if one is not None))
     dtypes = {one.dtype for one in met}
     dtypes |= {torch.get_autocast_dtype(kind) for kind in {one.device.type for one in met} if _casts(kind)}
-    return max((str(one).removeprefix("torch.") for one in dtypes), key=unit_roundoff)
+    return coarsest(str(one).removeprefix("torch.") for one in dtypes)
 
 
 def _casts(kind: str) -> bool:

@@ -20,7 +20,7 @@ from embgrad.errors import ObjectiveError, PointError, listed
 from embgrad.figures import figures_of
 from embgrad.points import WORD
 from embgrad.roles import EMBEDDINGS, LAYER, POSITION, TYPE
-from embgrad.tolerance import HALVES, tolerance_for, unit_roundoff
+from embgrad.tolerance import HALVES, coarsest, tolerance_for
 
 __all__ = ["OBJECTIVE", "Found", "Search", "told"]
 
@@ -92,7 +92,7 @@ class Search:
     def _judging(self) -> Judge:
         dtypes = [side.reader.dtype for side in (self._a, self._b)]
         halves = all(name in HALVES for name in dtypes)
-        coarse = max(dtypes, key=unit_roundoff)
+        coarse = coarsest(dtypes)
         dtype = coarse if halves or coarse not in HALVES else "float32"
         depths = [sum(one.is_matrix for one in side.weights) for side in (self._a, self._b) if side.weights]
         tolerance = tolerance_for(dtype, max(depths, default=None)) if self._given is None else float(self._given)
