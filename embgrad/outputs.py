@@ -62,18 +62,17 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
     """
     if wanted is not None and wanted in named:
         return wanted
+    native = _of_role(named, "logits" if wanted is None else wanted)
+    if native is not None:
+        return native
     roles = _roles(named)
     if wanted is None:
-        if "logits" in roles:
-            return roles["logits"]
         if len(named) == 1:
             return next(iter(named))
         raise OutputError(
             f"the model has {len(named)} outputs and none of them is its logits: expected output=... in the objective; "
             f"there are {_described(named, roles)}"
         )
-    if wanted in roles:
-        return roles[wanted]
     raise OutputError(
         f"the model has no output {wanted!r}: there are {_described(named, roles)}."
         f"{did_you_mean(wanted, [*named, *roles])}"
@@ -81,10 +80,15 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
 
 
 def _roles(named: Mapping[str, Any]) -> dict[str, str]:
-    roles = {role: name for role, names in ROLES.items() for name in names if name in named}
-    if list(named) == [ONLY]:
-        roles["logits"] = ONLY
-    return roles
+    found = {role: _of_role(named, role) for role in ROLES}
+    return {role: name for role, name in found.items() if name is not None}
+
+
+def _of_role(named: Mapping[str, Any], role: str) -> str | None:
+    """The native name of the output with a role."""
+    if role == "logits" and list(named) == [ONLY]:
+        return ONLY
+    return next((name for name in reversed(ROLES.get(role, ())) if name in named), None)
 
 
 def _described(named: Mapping[str, Any], roles: Mapping[str, str]) -> str:

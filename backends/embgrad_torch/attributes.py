@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from embgrad_torch.structure import Structure
-from embgrad_torch.versions import versions_of
+from embgrad_torch.versions import HAVE_VERSIONS, versions_of
 
 __all__ = ["Attributes"]
 
@@ -47,6 +47,24 @@ class Attributes:
         self._others = [(one, one.copy()) for one in filled if type(one) is not dict]
         self._tensors = kinds.few(TENSORS, values)
 
+    @property
+    def settings(self) -> Sequence[Any]:
+        """What changes when anybody writes to an attribute of a module, and stays otherwise but for chance."""
+        return self._versions if HAVE_VERSIONS else list(map(id, self._values))
+
+    def hold(self, own: Sequence[Any]) -> bool:
+        """Whether these are the modules' dicts, and nothing has been written to them or to what they hold since.
+
+        It may say no even so, and always does where dicts have no versions.
+        """
+        return (
+            _are_same(own, self._own)
+            and versions_of(own) == self._versions
+            and _are_same(list(filter(None, self._containers)), self._filled)
+            and versions_of([one for one, _ in self._plain]) == self._plain_versions
+            and all(_is_same(one, before) for one, before in self._others)
+        )
+
     def tensors(self) -> list[Any]:
         """The tensors among them, such as a hidden state, by themselves or as a pair, each once."""
         if not self._tensors:
@@ -61,13 +79,17 @@ class Attributes:
             for container in self._containers:
                 if container and id(container) not in filled:
                     container.clear()
-        for place in _others(versions_of(self._own), self._versions):
-            end = self._kinds.ends[place]
-            names = self._kinds.names[end - self._kinds.sizes[place] : end]
-            values = self._values[end - len(names) : end]
-            _put_back(self._own[place], dict(zip(names, values, strict=True)))
-        for place in _others(versions_of([one for one, _ in self._plain]), self._plain_versions):
-            _put_back(*self._plain[place])
+        if places := _others(versions_of(self._own), self._versions):
+            for place in places:
+                end = self._kinds.ends[place]
+                names = self._kinds.names[end - self._kinds.sizes[place] : end]
+                values = self._values[end - len(names) : end]
+                _put_back(self._own[place], dict(zip(names, values, strict=True)))
+            self._versions = versions_of(self._own)
+        if places := _others(versions_of([one for one, _ in self._plain]), self._plain_versions):
+            for place in places:
+                _put_back(*self._plain[place])
+            self._plain_versions = versions_of([one for one, _ in self._plain])
         for other, before in self._others:
             _put_back(other, before)
 
@@ -81,6 +103,13 @@ def _others(now: Sequence[Any], before: Sequence[Any]) -> list[int]:
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _is_same(own: Any, before: Any) -> bool:
+    """Whether a container holds the same, in the same order."""
+    if isinstance(own, set):
+        return set(map(id, own)) == set(map(id, before))
+    return _are_same(own, before) and (not isinstance(own, dict) or _are_same(own.values(), before.values()))
 
 
 def _put_back(own: Any, before: Any) -> None:

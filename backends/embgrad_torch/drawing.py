@@ -30,12 +30,12 @@ class _Kept:
     """
 
     def __enter__(self) -> None:
-        self.state = torch.get_rng_state()
+        self.state = torch.default_generator.get_state()
         self._outer, _local.kept = getattr(_local, "kept", None), self
 
     def __exit__(self, *told: object) -> None:
         _local.kept = self._outer
-        torch.set_rng_state(self.state)
+        torch.default_generator.set_state(self.state)
 
 
 @contextlib.contextmanager
@@ -45,10 +45,11 @@ def of_the_user() -> Iterator[None]:
     if kept is None:
         yield
         return
-    inside = torch.get_rng_state()
-    torch.set_rng_state(kept.state)
+    generator = torch.default_generator
+    inside = generator.get_state()
+    generator.set_state(kept.state)
     try:
         yield
     finally:
-        kept.state = torch.get_rng_state()
-        torch.set_rng_state(inside)
+        kept.state = generator.get_state()
+        generator.set_state(inside)

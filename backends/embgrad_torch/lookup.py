@@ -113,6 +113,12 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         rows = self._rows(read, lambda: func(*args, **kwargs))
         return func(*args, **kwargs) if rows is None else rows
 
+    def on_gave(self, module: Any, indices: Any, gave: Any) -> Any:
+        """A plain `nn.Embedding` has looked up rows: those that go on in their place."""
+        read = _embedding(indices, module.weight, module.padding_idx)
+        assert read is not None
+        return self._rows(read, lambda: gave if torch.is_grad_enabled() else gave.detach())
+
     def on_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """A bag of embeddings: a lookup, which has a point at each position, and a bag of its rows."""
         indices, table = args

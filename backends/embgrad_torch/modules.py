@@ -18,7 +18,7 @@ from embgrad_torch.storages import is_held_by_others
 from embgrad_torch.tap import At, is_floating
 from embgrad_torch.walk import is_compiled_wrapper, spelled
 
-__all__ = ["ModuleWatch", "hooked", "hooked_all"]
+__all__ = ["ModuleWatch", "heard", "hooked", "hooked_all"]
 
 
 @dataclass
@@ -207,6 +207,12 @@ class _After(_Hook):
         return None if self._ask is None else self._ask(module, told[-1])
 
 
+class _Gave(_Hook):
+    def __call__(self, module: Any, *told: Any) -> Any:
+        """What takes the place of what a call returned, or None."""
+        return None if self._ask is None else self._ask(module, *told)
+
+
 class hooked:  # noqa: N801  # used as a function is
     """Meanwhile `before(module, args, kwargs)` and `after(module, returned)` are asked at each call, behind the user's hooks.
 
@@ -232,6 +238,25 @@ class hooked:  # noqa: N801  # used as a function is
             hooks.pop(before, None)
         for hooks in (module._forward_hooks, module._forward_hooks_always_called):
             hooks.pop(after, None)
+
+
+class heard:  # noqa: N801  # used as a function is
+    """Meanwhile `gave(module, args, returned)` is asked at each call, behind the user's hooks, for what takes its place.
+
+    Args:
+        module: the module.
+        gave: what is asked. Of a call by keywords it gets no arguments.
+    """
+
+    def __init__(self, module: Any, gave: Callable[..., Any]) -> None:
+        self._hooks = module._forward_hooks
+        self._hook = _Gave(gave)
+
+    def __enter__(self) -> None:
+        self._hooks[self._hook] = self._hook
+
+    def __exit__(self, *told: object) -> None:
+        self._hooks.pop(self._hook, None)
 
 
 @contextlib.contextmanager

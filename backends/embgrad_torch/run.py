@@ -83,13 +83,10 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     ways = _ways(known, batch, request)
     if ways is None:
         return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
-    try:
-        if ways.seen and ways.settings == known.settings():
-            with contextlib.suppress(Elsewhere, PointError):  # it may be there, and not where it was
-                return _run(model, batch, request, known, weights=True, ways=ways, whole=False)
-        return _run(model, batch, request, known, weights=True, ways=ways)
-    finally:
-        ways.settings = known.settings()
+    if ways.seen:
+        with contextlib.suppress(Elsewhere, PointError):  # it may be there, and not where it was
+            return _run(model, batch, request, known, weights=True, ways=ways, whole=False)
+    return _run(model, batch, request, known, weights=True, ways=ways)
 
 
 def _ways(known: Structure, batch: TokenBatch, request: Request) -> Ways | None:
@@ -123,8 +120,8 @@ def _run(
     known = known or structure(parts)
     watch = PointWatch(batch, request.reached, request.times)
     with _prepared(known, watch, request, weights=weights, ways=ways, whole=whole) as one:
-        parameters = trainable(one.modules) if request.parameters else {}
-        tables = Tables(parts, one.modules, request)
+        parameters = trainable(known.walked) if request.parameters else {}
+        tables = Tables(parts, known.walked if request.tables else (), request)
         one.wanted.update(map(id, tables.parameters))
         with tables.differentiable():
             returned, unused = _forward(model, batch, request.call, one)
@@ -159,9 +156,10 @@ def _prepared(
     ways: Ways | None = None,
     whole: bool = True,
 ) -> Iterator[_Pass]:
-    device, walked = inputs.device_of(known.modules), known.walked
+    device = inputs.device_of(known.modules)
     drawn = random_as_found(device, training=request.training)
-    with running(), as_found(known, device, training=request.training), drawn:
+    found, walked = as_found(known, device, training=request.training), known.walked
+    with running(), found if ways is None else ways.settled(found, whole=whole), drawn:
         taps = Taps(request)
         wanted: set[int] = set()
         mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)

@@ -28,13 +28,17 @@ PLAIN: Final = frozenset({torch.nn.Parameter})
 _place: Final = torch.Tensor.data_ptr
 _trainable: Final = operator.attrgetter("requires_grad")
 _gradient: Final = operator.attrgetter("grad")
+_data: Final = operator.attrgetter("data")
+
+#: Does nothing, and can be entered as often as one likes.
+_NOTHING: Final = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]:
+def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attributes]:
     """The state for one forward and backward pass, and afterwards, also after an error, the state that was.
 
-    Holds the locks of all modules: a module may belong to several models.
+    Holds the locks of all modules: a module may belong to several models. Gives their attributes.
 
     Args:
         model: the model.
@@ -44,36 +48,120 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[None]
     Raises:
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
     """
-    # The first of the two switches gradients on, too, though nothing says so.
     with (
         held(model.locks),
-        torch.inference_mode(False),
-        torch.enable_grad(),
+        _Differentiable(),
         _heard(),
         _uncompiled,
         contextlib.ExitStack() as stack,
     ):
-        model.look()
-        attributes = Attributes(model)
-        stack.callback(attributes.put_back)
-        parameters, buffers = model.parameters(), model.buffers()
-        _expect_weights(model, parameters)
-        stack.callback(_parameters(model, parameters, training))
-        if any(map(torch.Tensor.is_inference, parameters)) or any(map(torch.Tensor.is_inference, buffers)):
+        found = _found(model)
+        stack.callback(found.attributes.put_back)
+        stack.callback(_parameters(model, found.plain, training))
+        if found.inferring:
             _make_ordinary(model, stack)
             model.look()
-            buffers = model.buffers()
-        stack.callback(_contents(buffers, attributes.tensors(), training))
-        _set_mode(model, training, stack)
+        stack.callback(_contents(found, model.buffers(), training))
+        _set_mode(model, found, training, stack)
         recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
         if recurrent and not training:
             stack.enter_context(_without_cudnn)
-        yield
+        yield found.attributes
+
+
+class _Found:
+    """What of a model can be another after a pass, and what is known of it. It holds while nobody writes to the model.
+
+    Args:
+        model: the model, which has just been looked at.
+
+    Attributes:
+        attributes: its modules' attributes.
+        plain: the parameters whose place in memory, gradient and numbers are taken down.
+        inferring: whether parameters or buffers were made under inference mode.
+        flags: the modules' modes, by `training`.
+        flagged: whether these are all attributes like others.
+
+    Raises:
+        UnsupportedError: there are parameters without weights.
+    """
+
+    def __init__(self, model: Structure) -> None:
+        parameters, buffers = model.parameters(), model.buffers()
+        _expect_weights(model, parameters)
+        self.attributes = Attributes(model)
+        self.plain = [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
+        self._all = [*parameters, *buffers]
+        self.inferring = self._is_inferring()
+        self.flags = [module.training for module in model.modules]
+        self.flagged = all("training" in own for own in model.own)
+        self._tensors = [one for one in self.attributes.tensors() if _is_copied(one)]
+        self._copies: list[tuple[Any, Any]] = []
+        self._looked = model.looked
+
+    def hold(self, model: Structure) -> bool:
+        """Whether it does, of the model as it is now."""
+        if not self.attributes.hold(model.own_now()) or self._is_inferring():
+            return False
+        model.looked = self._looked
+        return True
+
+    def _is_inferring(self) -> bool:
+        return any(map(torch.Tensor.is_inference, self._all))
+
+    def contents(self, buffers: Sequence[Any]) -> list[tuple[Any, Any]]:
+        """The buffers, and the tensors in plain attributes, with copies of what they hold now."""
+        tensors = [*buffers, *self._tensors]
+        known = {id(one): copy for one, copy in self._copies}
+        copies = [(one, _copy_of(one, known.get(id(one)))) for one in tensors]
+        self._copies = copies if sum(one.numel() for one in tensors) <= LARGEST_COPIED else []
+        return copies
+
+
+def _found(model: Structure) -> _Found:
+    """What was found by an earlier pass, where it holds, or is found now."""
+    known: _Found | None = model.found
+    if known is not None and known.hold(model):
+        return known
+    model.look()
+    found = _Found(model)
+    if not found.inferring:
+        model.keep(found)
+    return found
+
+
+def _copy_of(tensor: Any, known: Any) -> Any:
+    """A copy of a tensor: an earlier one that still is one, where telling that takes no wait for a device."""
+    if (
+        known is not None
+        and tensor.is_cpu
+        and known.is_cpu
+        and known.dtype == tensor.dtype
+        and torch.equal(tensor, known)
+    ):
+        return known
+    return tensor.detach().clone()
+
+
+class _Differentiable:
+    """Meanwhile gradients are on and inference mode is off: `enable_grad` in `inference_mode(False)`, in less time."""
+
+    def __enter__(self) -> None:
+        self._outer = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
+        if self._outer is not None:
+            self._outer.__enter__()
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+
+    def __exit__(self, *told: Any) -> None:
+        torch._C._set_grad_enabled(self._before)
+        if self._outer is not None:
+            self._outer.__exit__(*told)
 
 
 def _heard() -> Any:
     """What watches functions is told of them, also where the user has switched that off around the call."""
-    return contextlib.nullcontext() if torch._C._is_torch_function_enabled() else torch._C._EnableTorchFunction()
+    return _NOTHING if torch._C._is_torch_function_enabled() else torch._C._EnableTorchFunction()
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
@@ -87,17 +175,18 @@ def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
             )
 
 
-def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> None:
+def _set_mode(model: Structure, found: _Found, training: bool, stack: contextlib.ExitStack) -> None:
     """Evaluation mode, or training mode as the user set it up, or else as the model's own `train` sets it up.
 
     The flags are put back one by one: a model may be in both modes, and a `train` of the user's own may do more.
     """
-    flags = [module.training for module in model.modules]
-    stack.callback(_set_flags, model.modules, flags)
-    if not training and any(flags):
-        _set_flags(model.modules, [False] * len(flags))
-    for part in model.parts:
-        if training and (not part.training or "train" in vars(part)):
+    evaluating = not training and any(found.flags)
+    if training or evaluating or not found.flagged:  # else they are put back as attributes are
+        stack.callback(_set_flags, model.modules, found.flags)
+    if evaluating:
+        _set_flags(model.modules, [False] * len(found.flags))
+    for part in model.parts if training else ():
+        if not part.training or "train" in vars(part):
             _train(part)
 
 
@@ -117,7 +206,7 @@ def _train(part: Any) -> None:
         ) from error
 
 
-def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> Callable[[], None]:
+def _parameters(model: Structure, plain: Sequence[Any], training: bool) -> Callable[[], None]:
     """What gives parameters that the model freezes, or gives other memory or another `grad`, their own again.
 
     A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too.
@@ -125,8 +214,7 @@ def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> 
     rewritten = training and any(
         "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in model.modules
     )
-    plain = [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
-    contents = [one.data for one in plain]
+    contents = list(map(_data, plain))
     places, trainable, gradients = [list(map(get, plain)) for get in (_place, _trainable, _gradient)]
     copied = [(one, one.clone()) for one in contents if rewritten and not one.is_inference()]
 
@@ -139,9 +227,10 @@ def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> 
             for parameter, flag in zip(plain, trainable, strict=True):
                 if parameter.requires_grad is not flag:
                     parameter.requires_grad_(flag)
-        for parameter, gradient in zip(plain, gradients, strict=True):
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
+        if not all(map(operator.is_, map(_gradient, plain), gradients)):
+            for parameter, gradient in zip(plain, gradients, strict=True):
+                if parameter.grad is not gradient:
+                    parameter.grad = gradient
         for data, before in copied:
             if not torch.equal(data, before):
                 data.copy_(before)
@@ -149,14 +238,12 @@ def _parameters(model: Structure, parameters: Sequence[Any], training: bool) -> 
     return put_back
 
 
-def _contents(buffers: Sequence[Any], tensors: Sequence[Any], training: bool) -> Callable[[], None]:
+def _contents(found: _Found, buffers: Sequence[Any], training: bool) -> Callable[[], None]:
     """What makes buffers, and tensors in plain attributes, that were written to or hung on a graph what they were."""
-    plain = [one for one in tensors if _is_copied(one)]
-    copied = [(b, b.detach().clone()) for b in buffers if training or b.numel() <= LARGEST_COPIED] + [
-        (tensor, tensor.detach().clone()) for tensor in plain
-    ]
-    large = [(b, b._version) for b in buffers if not training and b.numel() > LARGEST_COPIED]
-    attached = [tensor for tensor in (*buffers, *plain) if tensor.grad_fn is None]
+    small = [one for one in buffers if training or one.numel() <= LARGEST_COPIED]
+    copied = found.contents(small)
+    large = [(b, b._version) for b in buffers if b.numel() > LARGEST_COPIED] if len(small) < len(buffers) else []
+    attached = [one for one, _ in copied if one.grad_fn is None] + [b for b, _ in large if b.grad_fn is None]
     # What holds the numbers that it held may still be what a graph of the user's saved.
     versions = [torch.autograd._unsafe_preserve_version_counter(one) for one, _ in copied if not one.is_inference()]
 

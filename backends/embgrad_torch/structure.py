@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from embgrad.locks import locks_of
-from embgrad_torch.versions import settings_of, versions_of
+from embgrad_torch.versions import versions_of
 from embgrad_torch.walk import walk
 from embgrad_torch.ways import Ways
 
 __all__ = ["Kinds", "Structure", "structure"]
 
 _flat: Final = itertools.chain.from_iterable
+_own: Final = operator.attrgetter("__dict__")
+_inside: Final = operator.attrgetter("_modules")
+_held: Final = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
+
+#: The numbers that a model's parameters may have at most for what was found of it to be kept: it keeps weights that are
+#: replaced alive until the next call.
+LARGEST_KEPT: Final = 1 << 25
 
 
 class Kinds:
@@ -95,6 +104,8 @@ class _Skeleton:
         versions: of the dicts of children, when they were last looked at.
         held: likewise of the dicts of tensors, and which these hold.
         kinds: likewise of the modules' dicts, and the types of their attributes.
+        found: what a pass has found, see `Structure.found`. It does keep what it knows alive, but for the parts themselves, and
+            is let go before each full garbage collection.
     """
 
     references: list[Any]
@@ -109,6 +120,7 @@ class _Skeleton:
     versions: Sequence[Any] = ()
     held: tuple[Sequence[Any], _Held | None] = ((), None)
     kinds: tuple[Sequence[Any], Kinds | None] = ((), None)
+    found: Any = None
 
     def modules(self, parts: Sequence[Any]) -> list[Any] | None:
         """The modules; None where anything is another than it was."""
@@ -117,7 +129,7 @@ class _Skeleton:
             found[number] is not part for number, part in zip(self.roots, parts, strict=True)
         ):
             return None  # a reference to what has died has another type
-        inside = [one._modules for one in found]
+        inside = list(map(_inside, found))
         versions = versions_of(inside)
         if versions != self.versions:
             if list(map(len, inside)) != self.counts or list(_flat(inside)) != self.names:
@@ -153,10 +165,33 @@ class Structure:
         self._tensors: list[Any] = []
         self._held: _Held | None = None
 
+    def own_now(self) -> list[dict[str, Any]]:
+        """The dicts of the modules' attributes."""
+        return list(map(_own, self.modules))
+
+    @property
+    def looked(self) -> tuple[Any, ...]:
+        """What was seen when it was last looked at."""
+        return self.own, self._tensors, self._held
+
+    @looked.setter
+    def looked(self, seen: tuple[Any, ...]) -> None:
+        self.own, self._tensors, self._held = seen
+
+    @property
+    def found(self) -> Any:
+        """What an earlier pass has found of the model, where it was kept, and may still hold; else None."""
+        return None if self._skeleton is None else self._skeleton.found
+
+    def keep(self, found: Any) -> None:
+        """Keep what was found for the next pass, unless much memory hangs on it."""
+        if self._skeleton is not None and self._skeleton.ways.weights <= LARGEST_KEPT:
+            self._skeleton.found = found
+
     def look(self) -> _Held:
         """Look at what the modules hold now."""
-        self.own = [vars(one) for one in self.modules]
-        holding = [one._parameters for one in self.modules] + [one._buffers for one in self.modules]
+        self.own = self.own_now()
+        holding = [*map(_held[0], self.modules), *map(_held[1], self.modules)]
         filled = list(filter(None, holding))
         self._tensors = list(_flat([one.values() for one in filled]))
         versions = versions_of(holding)
@@ -175,10 +210,6 @@ class Structure:
     def ways(self) -> Ways | None:
         """The ways that passes took through it; None where nothing is remembered of the model."""
         return None if self._skeleton is None else self._skeleton.ways
-
-    def settings(self) -> list[Any]:
-        """What changes when anybody writes to an attribute of a module, by which its Python may go."""
-        return settings_of(list(map(vars, self.modules)))
 
     @property
     def locks(self) -> Sequence[Any]:
@@ -224,6 +255,16 @@ class Structure:
 
 #: By the identities of a model's parts how it hung together.
 _known: dict[tuple[int, ...], _Skeleton] = {}
+
+
+def _let_go(phase: str, told: Mapping[str, int]) -> None:
+    """Keep nothing alive that a full garbage collection would take: a model whose modules know the whole, for one."""
+    if phase == "start" and told["generation"] == 2:
+        for one in list(_known.values()):
+            one.found = None
+
+
+gc.callbacks.append(_let_go)
 
 
 def structure(parts: Sequence[Any]) -> Structure:

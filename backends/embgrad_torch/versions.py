@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from torch._C._dynamo import guards
 
-__all__ = ["settings_of", "versions_of"]
+__all__ = ["HAVE_VERSIONS", "versions_of"]
 
 
 def _unknown(mapping: Any) -> object:
@@ -16,20 +16,14 @@ def _unknown(mapping: Any) -> object:
     return object()
 
 
+#: Whether dicts have versions.
+HAVE_VERSIONS: Final = sys.version_info < (3, 12) and hasattr(guards, "dict_version")
+
 #: Up to Python 3.11 each dict has a number that no other has had, nor the same dict before the last change (PEP 509). PyTorch
 #: reads it for its compiler. Later it would have to watch the dict, which stays watched; there the dicts are compared.
-_version_of: Final[Callable[[Any], Any]] = (
-    getattr(guards, "dict_version", _unknown) if sys.version_info < (3, 12) else _unknown
-)
+_version_of: Final[Callable[[Any], Any]] = guards.dict_version if HAVE_VERSIONS else _unknown
 
 _PLAIN: Final = frozenset({dict})
-
-
-def settings_of(mappings: Sequence[Any]) -> list[Any]:
-    """For each dict what changes when it is written to, and stays otherwise but for chance."""
-    if sys.version_info < (3, 12):
-        return versions_of(mappings)
-    return [tuple(map(id, mapping.values())) for mapping in mappings]
 
 
 def versions_of(mappings: Sequence[Any]) -> list[Any]:

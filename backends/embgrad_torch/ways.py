@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn.modules import module as _of_all
 
 from embgrad.errors import EmbgradError
 from embgrad_torch.lookup import LookupMode, unheard
-from embgrad_torch.modules import hooked
+from embgrad_torch.modules import heard, hooked
+from embgrad_torch.segments import in_segment
+
+if TYPE_CHECKING:
+    from embgrad_torch.attributes import Attributes
 
 __all__ = ["Elsewhere", "Watched", "Ways"]
 
@@ -26,8 +33,13 @@ SHARE: Final = 4
 #: How many ways through one model are told apart.
 MOST_WAYS: Final = 16
 
-#: Each operation that autograd records gets the next number of its thread.
-_SEED: Final = torch.zeros((), requires_grad=True)
+#: How many operations autograd has recorded in this thread: each gets the next number.
+_recorded: Final = torch.autograd._get_sequence_nr
+
+
+#: What a plain lookup is made by.
+_FORWARD: Final = torch.nn.Embedding.forward
+_FUNCTION: Final = torch.nn.functional.embedding
 
 
 class Elsewhere(BaseException):
@@ -44,6 +56,7 @@ class Ways:
     Attributes:
         weights: how many numbers the model's parameters have.
         inside: the places, among the model's modules, of those in which rows are looked up.
+        segments: those of them that a gradient checkpoint runs, and runs again to the same saved tensors.
         seen: of each way how many operations were recorded, and the lookups by key.
         open: whether rows are looked up outside of small modules, so that the whole of each pass must be watched.
         suspended: whether a pass switched gradients off somewhere.
@@ -52,6 +65,7 @@ class Ways:
 
     weights: int
     inside: set[int] = field(default_factory=set)
+    segments: set[int] = field(default_factory=set)
     seen: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
     open: bool = False
     suspended: bool = False
@@ -60,6 +74,22 @@ class Ways:
     def serve(self, tokens: int) -> bool:
         """Whether a pass on so many tokens may be watched in part, once its way is known."""
         return not self.open and self.weights * tokens <= SMALL
+
+    @contextlib.contextmanager
+    def settled(self, found: AbstractContextManager[Attributes], *, whole: bool) -> Iterator[None]:
+        """The model as it is found, and afterwards its settings, by which the next pass can tell whether it is the same.
+
+        Raises:
+            Elsewhere: it is not, and the pass is not watched as a whole.
+        """
+        attributes: Attributes | None = None
+        try:
+            with found as attributes:
+                if not whole and attributes.settings != self.settings:
+                    raise Elsewhere
+                yield
+        finally:
+            self.settings = None if attributes is None else attributes.settings
 
 
 class Watched:
@@ -80,7 +110,7 @@ class Watched:
         self._thread = threading.get_ident()
         self._depth = 0
         self._start = 0
-        self._hooks: list[hooked] = []
+        self._hooks: list[hooked | heard] = []
 
     def __enter__(self) -> None:
         self._start = _recorded()
@@ -89,9 +119,12 @@ class Watched:
             self._mode.__enter__()
             return
         self._mode.suspended_grad = self._ways.suspended
+        unpatched = _is_unpatched()
         try:
             for place in self._ways.inside:
-                self._hooks.append(hooked(self._modules[place], self._before, self._after))
+                one = self._modules[place]
+                plain = unpatched and place not in self._ways.segments and _is_plain(one)
+                self._hooks.append(heard(one, self._gave) if plain else hooked(one, self._before, self._after))
                 self._hooks[-1].__enter__()
         except BaseException:
             self._leave()
@@ -133,6 +166,17 @@ class Watched:
             if self._depth == 0:
                 self._mode.__exit__(None, None, None)
 
+    def _gave(self, module: Any, args: Any, gave: Any) -> Any:
+        """A module that does nothing but look up rows has done so."""
+        if threading.get_ident() != self._thread or self._depth:  # watched already
+            return None
+        if not args or in_segment():
+            raise Elsewhere
+        gone_on = self._mode.on_gave(module, args[0], gave)
+        if gone_on is not gave and gave.grad_fn is not None:  # a pass that is watched as a whole does not record it
+            self._start += 1
+        return gone_on
+
     def _leave(self) -> None:
         for hooks in self._hooks:
             hooks.__exit__(None, None, None)
@@ -155,6 +199,8 @@ class Watched:
             self._ways.open = True
         else:
             self._ways.inside.add(place)
+            if in_segment():
+                self._ways.segments.add(place)
 
     def _is_small(self, module: Any) -> bool:
         """Whether watching what a module does is much less than watching the model."""
@@ -162,9 +208,29 @@ class Watched:
         return inside == 1 < len(self._modules) or SHARE * inside <= len(self._modules)
 
 
-def _recorded() -> int:
-    """How many operations autograd has recorded in this thread."""
-    return int(_SEED.view_as(_SEED).grad_fn._sequence_nr())
+def _is_unpatched() -> bool:
+    """Whether an `nn.Embedding` does what PyTorch's does, and nobody else hears of it or of its function."""
+    return (
+        torch.nn.Embedding.forward is _FORWARD
+        and torch.nn.functional.embedding is _FUNCTION
+        and not (_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
+        and not torch._C._len_torch_function_stack()
+    )
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether its rows can be taken from what it gives: it is an `nn.Embedding`, unchanged and without hooks.
+
+    On other devices than the processor an index outside of the table must be told before the lookup, which it would crash.
+    """
+    return (
+        type(module) is torch.nn.Embedding
+        and module.max_norm is None
+        and "forward" not in vars(module)
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and type(module.weight) is torch.nn.Parameter
+        and module.weight.is_cpu
+    )
 
 
 def _running_module() -> Any:

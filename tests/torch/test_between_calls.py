@@ -58,6 +58,7 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "compared":
         for module in (structure, attributes):
             monkeypatch.setattr(module, "versions_of", lambda mappings: [object() for _ in mappings])
+        monkeypatch.setattr(attributes, "HAVE_VERSIONS", False)
     elif sys.version_info >= (3, 12):
         pytest.skip("dicts have no versions of their own in this Python")
 

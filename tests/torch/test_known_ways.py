@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from embgrad_torch import ways
 from embgrad_torch.lookup import LookupMode
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import embgrad
@@ -61,15 +63,123 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+class Scaled(nn.Embedding):
+    """Gives more than the rows that it looks up."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * 2
+
+
+def _reference(model: Any, ids: np.ndarray = IDS) -> np.ndarray:
+    return own_gradient(lambda: model(tensor(ids))[:, 1].sum(), model.table.weight, ids)
+
+
 def test_only_the_lookup_is_watched_the_second_time(heard: list[str]) -> None:
     model = net()
+    model.table = Scaled(VOCAB, 4).double()
     first = gradient(model)
     assert "linear" in heard
     heard.clear()
     np.testing.assert_array_equal(gradient(model), first)
     assert "embedding" in heard
     assert "linear" not in heard
-    np.testing.assert_allclose(first, own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight), rtol=1e-12)
+    np.testing.assert_allclose(first, _reference(model), rtol=1e-12)
+
+
+def test_a_plain_lookup_is_taken_from_what_its_module_gives(heard: list[str]) -> None:
+    model = net()
+    first = embgrad.gradients(model, IDS, OBJECTIVE)
+    heard.clear()
+    for trainable in (True, False):
+        model.requires_grad_(trainable)
+        again = [embgrad.gradients(model, IDS, OBJECTIVE) for _ in range(2)][1]
+        np.testing.assert_array_equal(again.values, first.values)
+        np.testing.assert_array_equal(again.activations, first.activations)
+        heard.clear()
+    gradient(model)
+    assert heard == []
+    np.testing.assert_allclose(first.values, _reference(model), rtol=1e-12)
+    for hooks in (model.table._forward_hooks, model.table._forward_pre_hooks):
+        assert not hooks
+
+
+def _patched_module(model: Any, patched: pytest.MonkeyPatch) -> None:
+    original = nn.Embedding.forward
+    patched.setattr(nn.Embedding, "forward", lambda self, x: original(self, x) * 3)
+
+
+def _patched_object(model: Any, patched: pytest.MonkeyPatch) -> None:
+    original = model.table.forward
+    patched.setattr(model.table, "forward", lambda x: original(x) * 3, raising=False)
+
+
+def _hooked(model: Any, patched: pytest.MonkeyPatch) -> None:
+    model.table.register_forward_hook(lambda module, args, rows: rows * 3)
+
+
+def _hooked_everywhere(model: Any, patched: pytest.MonkeyPatch) -> None:
+    def tripled(module: Any, args: Any, gave: Any) -> Any:
+        return gave * 3 if isinstance(module, nn.Embedding) else None
+
+    handle = nn.modules.module.register_module_forward_hook(tripled)
+    patched.setattr(model, "handle", handle, raising=False)
+
+
+def _limited(model: Any, patched: pytest.MonkeyPatch) -> None:
+    model.table.max_norm = 0.5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_patched_module, _patched_object, _hooked, _hooked_everywhere, _limited],
+    ids=lambda one: one.__name__,
+)
+def test_a_lookup_that_is_no_longer_plain(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    for _ in range(2):
+        gradient(model)
+    with monkeypatch.context() as patched:
+        change(model, patched)
+        try:
+            given = [embgrad.gradients(model, IDS, OBJECTIVE) for _ in range(3)]
+            with monkeypatch.context() as small:
+                small.setattr(ways, "SMALL", 0)
+                whole = embgrad.gradients(model, IDS, OBJECTIVE)
+        finally:
+            if "handle" in vars(model):
+                model.handle.remove()
+    for one in given:
+        np.testing.assert_array_equal(one.values, whole.values)
+        np.testing.assert_array_equal(one.activations, whole.activations)
+
+
+def test_a_lookup_that_only_some_passes_checkpoint() -> None:
+    flags = {"checkpoint": False}
+
+    def rows(net: Any, x: Any) -> Any:
+        return checkpoint(net.table, x, use_reentrant=False) if flags["checkpoint"] else net.table(x)
+
+    model = net(rows)
+    for flag in (False, True, False, True, True):
+        flags["checkpoint"] = flag
+        for _ in range(2):
+            np.testing.assert_allclose(gradient(model), _reference(net()), rtol=1e-12)
+
+
+def test_a_table_given_its_ids_by_name_and_one_called_in_another_thread() -> None:
+    model = net(lambda net, x: net.table(input=x))
+    for _ in range(3):
+        np.testing.assert_allclose(gradient(model), _reference(model), rtol=1e-12)
+
+    def elsewhere(net: Any, x: Any) -> Any:
+        thread = threading.Thread(target=net.table, args=(x + 1,))
+        thread.start()
+        thread.join()
+        return net.table(x)
+
+    model = net(elsewhere)
+    for _ in range(3):
+        np.testing.assert_allclose(gradient(model), _reference(model), rtol=1e-12)
 
 
 @pytest.mark.parametrize("tokens", [8, 4000])

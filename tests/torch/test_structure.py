@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embgrad_torch import structure as structures
 from embgrad_torch.structure import structure
 from embgrad_torch.walk import TablePaths, table_paths, walk
 from torch import nn
@@ -101,6 +102,117 @@ def test_the_model_is_not_kept_alive() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+class Knowing(nn.Module):
+    """A module that knows the model that it lies in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize("knowing", [False, True])
+def test_what_was_found_of_a_model_does_not_outlive_it(knowing: bool) -> None:
+    model = net()
+    model.inner.append(Knowing())
+    if knowing:
+        model.inner[-1].whole.append(model)
+    for _ in range(3):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    gone = [weakref.ref(model), weakref.ref(model.table), weakref.ref(model.table.weight)]
+    gc.disable()
+    try:
+        del model
+        if not knowing:  # without the garbage collector
+            assert [one() for one in gone] == [None] * 3
+        gc.collect()
+    finally:
+        gc.enable()
+    assert [one() for one in gone] == [None] * 3
+
+
+def test_little_is_kept_of_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    monkeypatch.setattr(structures, "LARGEST_KEPT", 10)
+    for _ in range(2):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    gone = weakref.ref(model.table.weight)
+    model.table.weight = nn.Parameter(torch.randn(VOCAB, 4).double())
+    assert gone() is None
+
+
+def _moved(model: Any) -> None:
+    model.inner[0].weight.data = torch.full((4, 4), 0.1).double()
+
+
+def _written(model: Any) -> None:
+    model.state.add_(1)
+
+
+def _replaced(model: Any) -> None:
+    model.state = torch.full((3,), 7.0)
+
+
+def _listed(model: Any) -> None:
+    model.seen.append("the user")
+
+
+def _graded(model: Any) -> None:
+    model.table.weight.grad = torch.ones_like(model.table.weight)
+
+
+def _frozen(model: Any) -> None:
+    model.head.weight.requires_grad_(False)
+
+
+def _training(model: Any) -> None:
+    model.inner[1].train()
+
+
+class Remembering(Net):
+    """Writes wherever a model may between calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(3))
+        self.seen = ["at first"]
+
+    def forward(self, x: Any) -> Any:
+        self.state += 1
+        self.seen.append("a pass")
+        self.head.requires_grad_(True)
+        self.inner[1].eval()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_moved, _written, _replaced, _listed, _graded, _frozen, _training],
+    ids=lambda one: one.__name__,
+)
+def test_what_the_user_changes_between_calls_is_what_is_put_back(change: Callable[[Any], None]) -> None:
+    torch.manual_seed(0)
+    model = Remembering().double().eval()
+
+    def seen() -> list[Any]:
+        tensors = [(id(one), one.requires_grad, one.grad) for one in model.parameters()]
+        contents = [one.detach().clone().tolist() for one in (*model.parameters(), *model.buffers())]
+        return [tensors, contents, id(model.state), list(model.seen), [one.training for one in model.modules()]]
+
+    for _ in range(2):
+        embgrad.gradients(model, IDS, embgrad.Logit(1))
+    change(model)
+    before = seen()
+    for _ in range(2):
+        given = embgrad.gradients(model, IDS, embgrad.Logit(1))
+        assert str(seen()) == str(before)
+    table = model.table.weight
+    own = own_gradient(lambda: Net.forward(model, tensor())[:, 1].sum(), table)
+    np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
 
 
 def test_tables_go_by_the_same_paths() -> None:
