@@ -17,8 +17,12 @@ from tests.benchmarks.environment import ROOT, cores
 
 __all__ = ["Job", "jobs", "run"]
 
-#: So that what is freed is given back at once, and a peak is a peak of what is held.
-GIVING_BACK: Final = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+#: So that what is freed is given back at once, and a peak is a peak of what is held. TensorFlow has a pool of its own.
+GIVING_BACK: Final = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+}
 
 #: Compiled anew for a batch of one, and for each objective: minutes each, for what other sizes show as well.
 COMPILED_AT_LENGTH: Final = "PyTorch, compile=True"

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["FOR_GOOD", "HAND", "by_hand", "fastest", "milliseconds", "size_of", "times"]
+__all__ = ["FOR_GOOD", "HAND", "KEEPING", "by_hand", "fastest", "milliseconds", "size_of", "times"]
 
 #: How the names of the ways by hand begin.
 HAND: Final = "by hand: "
 
 #: What the name of a way by hand says that changes the user's model.
 FOR_GOOD: Final = "for good"
+
+#: What the name of a way by hand says that holds its memory from call to call, so that its peak is not seen.
+KEEPING: Final = "static_alloc"
 
 
 def by_hand(row: Mapping[str, Any]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tests.benchmarks.cases import LIMIT_SIZE, ONCE
 from tests.benchmarks.limits import limits
-from tests.benchmarks.ratios import FOR_GOOD, HAND, by_hand, fastest, milliseconds, size_of, times
+from tests.benchmarks.ratios import FOR_GOOD, HAND, KEEPING, by_hand, fastest, milliseconds, size_of, times
 
 __all__ = ["page"]
 
@@ -59,7 +59,9 @@ is set. The rivals run in the environment of `tests/benchmarks/rivals.txt`, all 
 The order within a round is shuffled.
 - Peak memory is the kernel's own record of the process's highest resident size (`VmHWM`, begun anew before each \
 call) less what was resident before the call, the least of three calls; the C library is told to give memory back \
-at once (`MALLOC_MMAP_THRESHOLD_`), so that a peak is what is held and not what was left over. Kept for backward, \
+at once (`MALLOC_MMAP_THRESHOLD_`; of TensorFlow `TF_ONEDNN_USE_SYSTEM_ALLOCATOR`), so that a peak is what is held and \
+not what was left over. By hand it is the least of the ways that do not hold their memory from call to call, as \
+static_alloc does. Kept for backward, \
 in PyTorch, is the sum of what `saved_tensors_hooks` is handed, each memory once, weights left out.
 - The model is all-MiniLM-L6-v2 (6 layers, 384, 30,522 rows) with real weights, random ids, nothing masked; the \
 objective is the sum of the pooled output. Growth and overhead are measured on a BERT with random weights of 2 \
@@ -150,7 +152,7 @@ def _memory(row: Row) -> list[str]:
     for kind, names in (("peaks", ("gradients", HAND, "backward")), ("saved", ("gradients", HAND))):
         figures = row.get(kind) or {}
         for name in names:
-            of_hand = [value for key, value in figures.items() if key.startswith(HAND)]
+            of_hand = [value for key, value in figures.items() if key.startswith(HAND) and KEEPING not in key]
             value = (min(of_hand) if of_hand else None) if name == HAND else figures.get(name)
             found.append("–" if value is None else f"{value:.0f}")
     return found
