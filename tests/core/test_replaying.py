@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import operator
 from typing import Any
 
 import numpy as np
@@ -111,6 +113,45 @@ def test_functions_of_one_piece_of_python_around_the_same_are_the_same() -> None
     assert identity_of(one.method) == identity_of(one.method) != identity_of(other.method)
     assert identity_of(one) == identity_of(one) != identity_of(other)
     assert code_of(made(1)) == code_of(made(2)) != code_of(one)
+
+
+factor: Any = 1.0
+
+
+def scaled(inputs: Any, again: bool = False) -> Any:
+    return scaled(inputs) if again else factor * inputs
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1.0, 2.0), ([1, {"a": 2}], [1, {"a": 3}]), (np.arange(3), np.arange(3) + 1), (len, max)]
+)
+def test_functions_around_other_globals_are_not_the_same(monkeypatch: pytest.MonkeyPatch, one: Any, other: Any) -> None:
+    functions = (scaled, lambda inputs: scaled(inputs), lambda inputs: [factor for _ in inputs])
+    found = []
+    for value in (one, copy.deepcopy(one), other):
+        monkeypatch.setitem(globals(), "factor", value)
+        found.append([identity_of(function) for function in functions])
+    first, same, apart = found
+    assert first == same
+    assert list(map(hash, first)) == list(map(hash, same))
+    assert not any(map(operator.eq, first, apart))
+
+
+def test_functions_around_what_was_changed_in_place_are_not_the_same() -> None:
+    array, entries = np.zeros(3), [1.0]
+    entries.append(entries)  # type: ignore[arg-type]
+
+    def function(inputs: Any) -> Any:
+        return array * entries[0] * inputs
+
+    before = identity_of(function)
+    assert identity_of(function) == before
+    array[0] = 1
+    assert identity_of(function) != before
+    array[0], entries[0] = 0, 2.0
+    assert identity_of(function) != before
+    entries[0] = 1.0
+    assert identity_of(function) == before
 
 
 def test_what_stands_for_an_object_does_not_keep_it() -> None:

@@ -24,6 +24,7 @@ IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 10, 0, 0, 0]])
 LONGER = np.array([[5, 2, 9, 4, 1, 11, 7], [3, 8, 7, 0, 0, 0, 0]])
 LABELS = np.array([1, 0, 1])
 PROJECTION = embgrad.Projection(VECTOR)
+FACTOR = 1.0
 
 
 @pytest.fixture(params=sorted(KERAS))
@@ -425,6 +426,16 @@ def test_call_made_anew_each_time(traces: list[Any]) -> None:
         call = lambda m, inputs, factor=factor: factor * m(inputs)  # noqa: E731  # as users write it
         same(*(embgrad.gradients(model, IDS, PROJECTION, call=call, compile=one) for one in (False, True)))
     assert len(traces) == 2
+
+
+def test_call_around_values_that_change(monkeypatch: Any, traces: list[Any]) -> None:
+    model, array, entries = Net(), np.ones(2), [1.0]
+    call = lambda m, inputs: m(inputs) * array * entries[0] * FACTOR  # noqa: E731  # as users write it
+    for values in ((1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (2.0, 3.0, 1.0), (2.0, 3.0, 5.0), (1.0, 1.0, 1.0)):
+        array[:], entries[0] = values[:2]
+        monkeypatch.setitem(globals(), "FACTOR", values[2])
+        same(*(embgrad.gradients(model, IDS, PROJECTION, call=call, compile=one) for one in (False, True)))
+    assert len(traces) == 4
 
 
 def test_threads() -> None:
