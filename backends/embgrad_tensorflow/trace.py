@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
@@ -103,12 +105,32 @@ def traced(
     leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
     specs = [tf.TensorSpec([None] * one.shape.rank if relaxed else one.shape, one.dtype) for one in leaves]
     try:
-        with process_lock, made.as_found():
+        with process_lock, made.as_found(), _drawing_nothing(request.training):
             number = tf.TensorSpec([], tf.int64)
             function = tf.function(made.body, autograph=False).get_concrete_function(number, *specs)
     except Exception as error:  # the model's own Python, which may do anything that a graph cannot
         raise UntraceableError(_why(error)) from error
     return made.kept(function)
+
+
+@contextlib.contextmanager
+def _drawing_nothing(training: bool) -> Iterator[None]:
+    """Refuse what draws from the generators of Python or NumPy: a trace would hold for good what was drawn.
+
+    In evaluation mode a draw is taken to be of no account, as that of a model which asks the mode only then.
+    """
+    before = _drawn()
+    yield
+    if training and _drawn() != before:
+        raise UntraceableError(
+            "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
+        )
+
+
+def _drawn() -> Hashable:
+    """Stands for what was drawn so far."""
+    _, numbers, place, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(numbers).tobytes(), place
 
 
 def is_placeholder(value: Any) -> bool:
@@ -334,7 +356,7 @@ def _why(error: BaseException) -> str:
     now: BaseException | None = error
     while now is not None:
         ours = now if isinstance(now, UntraceableError) else ours
-        now = now.__cause__ or now.__context__
+        now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
     if ours is not None:
         return str(ours)
     lines = [line for line in COLOURS.sub("", str(error)).splitlines() if line.strip() and not WRAPPED.search(line)]

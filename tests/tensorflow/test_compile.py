@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import random
 import threading
 import warnings
 import weakref
@@ -364,6 +365,37 @@ def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
         assert why in found.provenance["uncompiled"]
         assert found.provenance["compiled"] is False
         np.testing.assert_array_equal(found.values, plain.values)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
+    """In evaluation mode the draw has no say, as in Hugging Face's layer drop."""
+
+    class Dropping(Net):
+        def __call__(self, ids: Any, training: bool = False) -> Any:
+            rows = tf.gather(self.rows, ids)
+            return self.head(2 * rows if draw() < 0.5 and training else rows)
+
+    model = Dropping()
+    same(*both(model, IDS, PROJECTION))
+    random.seed(2)
+    np.random.seed(0)  # with either, the first two draws are above 0.5: those of the model and the trace
+    with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
+        found = [embgrad.gradients(model, IDS, PROJECTION, training=True, compile=True) for _ in range(12)]
+    assert len({one.values.tobytes() for one in found}) == 2
+
+
+def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
+    class Draws(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def call(self, rows: Any) -> Any:
+            return rows + 0 * tf.random.uniform([], dtype=rows.dtype)
+
+    model, _ = functional(keras, Draws(), keras.layers.GlobalAveragePooling1D())
+    with pytest.warns(embgrad.EmbgradWarning) as told:
+        found = embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    why = "the model draws random numbers (RandomUniform), which a trace would draw otherwise"
+    assert found.provenance["uncompiled"] == why
+    assert str(told[0].message) == f"compile=True: {why}; the model ran without a trace"
 
 
 def test_running_eagerly_is_respected() -> None:
