@@ -21,7 +21,7 @@ from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.rerun import OtherUseError, run_trace
 from embgrad_tensorflow.returned import tensors_in
-from embgrad_tensorflow.state import GENERATORS
+from embgrad_tensorflow.state import GENERATORS, depth, wants_eager
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.trace import Trace, is_placeholder, traced
 from embgrad_tensorflow.tracing import UnfitError
@@ -68,8 +68,8 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         planned: how it is called.
         plain: runs it without a trace.
     """
-    if is_answering():
-        why = "it is asked for by a function that the run of another trace waits for"
+    if is_answering() or depth() > 1:
+        why = "it is asked for by a function that another call waits for"
         return replace(plain(request), uncompiled=why)
     try:
         expect_traceable(model)
@@ -85,7 +85,7 @@ def expect_traceable(model: Any) -> None:
     Raises:
         UntraceableError: TensorFlow is told to run functions eagerly, or a layer is.
     """
-    if tf.config.functions_run_eagerly():
+    if wants_eager():
         raise UntraceableError("tf.config.run_functions_eagerly(True) is in force")
     _refuse(model, "_run_eagerly")
 

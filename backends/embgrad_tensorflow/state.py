@@ -6,6 +6,7 @@ import contextlib
 import gc
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
@@ -29,6 +30,7 @@ __all__ = [
     "on_our_own",
     "other_tapes_paused",
     "tapes_of_this_thread",
+    "wants_eager",
     "whole_tracebacks",
 ]
 
@@ -45,6 +47,10 @@ Undo = Callable[[], None]
 
 #: How many passes of embgrad's own are under way in this thread, one inside the other.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
+
+#: What `eagerly` found that TensorFlow was told, the outermost first; with its lock, held for a moment only.
+_found: Final[list[bool]] = []
+_setting = threading.Lock()
 
 
 def expect_eager() -> None:
@@ -188,12 +194,22 @@ def _refilling(container: Any, found: Sequence[Any]) -> Undo:
 def eagerly() -> Iterator[None]:
     """Run the bodies of `tf.function`s as they stand: nothing is traced, so no trace is left behind or gone stale."""
     with process_lock:
-        was = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
+        with _setting:
+            was = tf.config.functions_run_eagerly()
+            _found.append(was)
+            tf.config.run_functions_eagerly(True)
         try:
             yield
         finally:
-            tf.config.run_functions_eagerly(was)
+            with _setting:
+                _found.pop()
+                tf.config.run_functions_eagerly(was)
+
+
+def wants_eager() -> bool:
+    """Whether the user has told TensorFlow to run functions eagerly; `eagerly` tells it so for all threads."""
+    with _setting:
+        return _found[0] if _found else bool(tf.config.functions_run_eagerly())
 
 
 @contextlib.contextmanager
