@@ -105,8 +105,10 @@ class FewRows:
         found = self._computed(name, rows, (inputs, outputs), widths, skipped, compute)
         found = found if isinstance(found, (list, tuple)) else [found]  # as functions for a single operand give it
         return [
-            None if number in skipped or width is None or one is None else self._spread(one, rows, gradient, width)
-            for number, (one, width) in enumerate(zip(found, widths, strict=True))
+            None
+            if number in skipped or width is None or one is None
+            else self._spread(one, rows, gradient if operand is None else operand, width)
+            for number, (one, operand, width) in enumerate(zip(found, inputs, widths, strict=True))
         ]
 
     def _computed(
@@ -147,9 +149,9 @@ class FewRows:
             self._know(found[0], rows)
         return found
 
-    def _spread(self, values: Any, rows: Rows, gradient: Any, width: int) -> Any:
-        """A tensor of the gradient's shape, of another width, that holds these rows, and zeros."""
-        shape = (*gradient._shape_tuple()[:-1], width)
+    def _spread(self, values: Any, rows: Rows, like: Any, width: int) -> Any:
+        """A tensor of another one's shape, of another width, that holds these rows, and zeros."""
+        shape = (*like._shape_tuple()[:-1], width)
         whole = gen_array_ops.scatter_nd(rows.places, values, sizes((math.prod(shape[:-1]), width)))
         tensor = gen_array_ops.reshape(whole, sizes(shape))
         self._know(tensor, Rows(rows.places, values))

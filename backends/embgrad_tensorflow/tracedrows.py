@@ -2,7 +2,8 @@
 
 There are no values yet to find zeros in, and only what follows from such a slice is known. Sizes that are not known yet are
 taken to be those of an operation's result: should an operand turn out to have one row there for all, then rows are looked up
-that it does not have, which fails on a CPU, and the trace does not serve. So nothing of this is done where there is a GPU.
+that it does not have, or put where it has none, which fails on a CPU, and the trace does not serve. So nothing of this is done
+where there is a GPU.
 """
 
 from __future__ import annotations
@@ -103,12 +104,12 @@ class TracedRows(FewRows):
             found.append(one if one is None or width == dim else tf.reduce_sum(one, -1, keepdims=True))
         return found
 
-    def _spread(self, values: Any, rows: Rows, gradient: Any, width: int) -> Any:
+    def _spread(self, values: Any, rows: Rows, like: Any, width: int) -> Any:
         """See `FewRows._spread`."""
-        lengths = tf.shape(gradient)[:-1]
+        lengths = tf.shape(like)[:-1]
         whole = tf.scatter_nd(rows.places, values, tf.concat([tf.reduce_prod(lengths, keepdims=True), [width]], 0))
         tensor = tf.reshape(whole, tf.concat([lengths, [width]], 0))
-        tensor.set_shape((*gradient.shape[:-1], width))
+        tensor.set_shape((*like.shape[:-1], width))
         self._know(tensor, Rows(rows.places, values))
         return tensor
 
