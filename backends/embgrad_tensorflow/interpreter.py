@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,7 +40,7 @@ class Interpreter:
 
     def run(self, program: Program, inputs: Sequence[Any]) -> list[Any]:
         """What a program gives for these arguments, those that the function captured last."""
-        values: dict[int, Any] = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
+        values: dict[int, Any] = {**self.constants(program), **dict(zip(program.inputs, inputs, strict=True))}
         for step in program.steps:
             results = self._run_step(step, values)
             kept = [
@@ -51,6 +51,10 @@ class Interpreter:
             for slot in step.done:
                 del values[slot]
         return [self._observer.taken(None, slot, values[slot]) for slot in program.outputs]
+
+    def constants(self, program: Program) -> Mapping[int, Any]:
+        """The tensors whose values are known, by their slots."""
+        return program.constants
 
     def execute(self, step: Step, operands: Sequence[Any]) -> Sequence[Any]:
         """What one operation gives. Nothing is recorded yet."""

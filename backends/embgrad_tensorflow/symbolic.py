@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +32,13 @@ class GraphInterpreter(Interpreter):
     def __init__(self, observer: Observer, heard: Heard) -> None:
         super().__init__(observer)
         self._heard = heard
+
+    def constants(self, program: Program) -> Mapping[int, Any]:
+        """Single whole numbers are the graph's own: TensorFlow concludes from an eager axis that all is eager."""
+        return {
+            slot: tf.constant(one.numpy(), one.dtype) if one.dtype.is_integer and one.shape.rank == 0 else one
+            for slot, one in program.constants.items()
+        }
 
     def execute(self, step: Step, operands: Sequence[Any]) -> Sequence[Any]:
         """Adds the operation to the graph."""

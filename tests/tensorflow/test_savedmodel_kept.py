@@ -109,6 +109,20 @@ def test_choices_and_loops(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -
     assert len(traces) == 4
 
 
+def test_concatenations(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+    def forward(table: Any, ids: Any) -> Any:
+        rows = tf.gather(table, ids)
+        _, rows = tf.while_loop(
+            lambda n, _: n < 2, lambda n, rows: (n + 1, tf.concat([rows[:, 1:], rows[:, :1]], 1)), (0, rows)
+        )
+        return weighed(tf.concat([tf.tanh(rows[..., :1]), rows[..., 1:]], -1))
+
+    model = Net(forward).saved(tmp_path)
+    for ids in (SMALL, SMALL + 1, SMALL // 2):
+        close(embgrad.gradients(model, ids, TOTAL).values, interpreted(monkeypatch, model, ids, TOTAL).values)
+    assert len(traces) == 3
+
+
 def test_a_lookup_in_a_loop_is_run_step_by_step(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
     def forward(table: Any, ids: Any) -> Any:
         step = lambda n, sum_: (n + 1, sum_ + tf.reduce_sum(tf.gather(table, ids[:, n])))  # noqa: E731
