@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.generators import generators_kept
 from embgrad.structures import first
 from embgrad.traces import Traces
 from embgrad.watching import PointWatch
+from embgrad_gluon.cures import Cures
 from embgrad_gluon.graph import Body, tape_name
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.opening import opened
-from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, at_forward, invoke
+from embgrad_gluon.modules import unheard
+from embgrad_gluon.opening import opened, same_outputs
+from embgrad_gluon.operators import (
+    OnSymbolBlock,
+    at_cached_graphs,
+    at_forward,
+    invoke,
+    run_open,
+    unwatched,
+    watching,
+)
 from embgrad_gluon.structure import Structure, structure
 from embgrad_gluon.symbolic import literal
 from embgrad_gluon.tracing import (
@@ -39,6 +51,9 @@ FLAGS: Final = [("inline_limit", 0)]
 NO_HYBRID_BLOCK: Final = (
     "the forward pass came by no HybridBlock, and the Python of a plain Block works on arrays alone"
 )
+
+#: What is said of a block that is given more than a graph can be.
+OTHER_ARGUMENTS: Final = "its arguments are not arrays, or lists of them"
 
 
 class Graphs:
@@ -121,7 +136,10 @@ class Graphs:
             UntraceableError: it has no graph that gives the same.
         """
         mx = import_mxnet()
-        flat, in_format = mx.gluon.block._flatten(list(args), "input")
+        try:
+            flat, in_format = mx.gluon.block._flatten(list(args), "input")
+        except ValueError:  # a number, a string or a dict, which the Python of a block may take
+            raise UntraceableError(OTHER_ARGUMENTS) from None
         inside = structure([block])
         _expect_plain(inside.blocks, flat)
         key = _key(block, inside, in_format)
@@ -130,22 +148,67 @@ class Graphs:
             raise UntraceableError(kept)
         try:
             with next(array.context for array in flat if array is not None):
+                if not _is_graph(block):
+                    self._expect_agreement(kept, block, args, flat)
                 outputs = kept(flat, self)
         except mx.gluon.parameter.DeferredInitializationError:
             raise UntraceableError("its parameters have no values yet") from None
         return mx.gluon.block._regroup(outputs, kept.out_format)
+
+    def _expect_agreement(self, kept: _Kept, block: Any, args: Sequence[Any], flat: Sequence[Any]) -> None:
+        """Compare what a graph of ours gives and what the block's Python gives.
+
+        To Python a symbol has the length 1 and the one item 0, as an array may have, and no sizes: once for each set of axes of
+        the arguments whose length is 1.
+
+        Raises:
+            DeferredInitializationError: a parameter has no value yet.
+            UntraceableError: they differ, or MXNet fails at one of them.
+        """
+        single = tuple(None if array is None else tuple(size == 1 for size in array.shape) for array in flat)
+        if kept.agrees and single not in kept.compared:
+            mx = import_mxnet()
+            try:
+                outputs = kept.outputs(flat)
+                kept.agrees = same_outputs((outputs, kept.out_format), self._by_python(block, args))
+            except mx.gluon.parameter.DeferredInitializationError:
+                raise
+            except mx.MXNetError as error:
+                raise UntraceableError(f"its graph failed ({str(error).partition(chr(10))[0]})") from None
+            kept.compared.add(single)
+        if not kept.agrees:
+            raise UntraceableError("its Python gives something else on arrays than on symbols")
+
+    def _by_python(self, block: Any, args: Sequence[Any]) -> Any:
+        """What the block's Python gives, in which blocks that are hybridised run as graphs; nobody watches it."""
+        uncompiled = copy.copy(self)
+        uncompiled.bodies, uncompiled.also, uncompiled._compiled = {}, [], False
+        nobody = uncompiled.running(lambda _block, _args: contextlib.nullcontext())
+        self._open += 1
+        try:
+            with generators_kept(), nobody, watching(Cures(False).handlers()), unheard():
+                return run_open(block, args)
+        finally:
+            self._open -= 1
 
 
 class _Kept:
     """A block's graph.
 
     It holds the block's parameters, and not the block.
+
+    Attributes:
+        out_format: how Gluon puts its outputs together.
+        agrees: it gave what the block's Python gives, wherever the two were compared.
+        compared: for which arguments they were.
     """
 
     def __init__(self, block: Any, made: Traced, names: Sequence[str | None]) -> None:
         mx = import_mxnet()
         parameters = parameters_below(block)
         self.out_format = made.out_format
+        self.agrees = True
+        self.compared: set[Hashable] = set()
         self._names = names
         self._made = made
         self._lookups = [_Lookup(lookup) for lookup in made.lookups]
@@ -165,19 +228,37 @@ class _Kept:
         Raises:
             DeferredInitializationError: a parameter has no value yet; nothing was looked up.
         """
-        values = {name: parameter.data() for name, parameter in self._parameters.items()}
-        values |= {name: array for name, array in zip(self._names, flat, strict=True) if name is not None}
+        values = self._values(flat)
         graphs.began = True
-        for lookup in self._lookups:
-            values[lookup.rows] = self._look_up(lookup, values)
-        zeros = self._zeros(values)
+        outputs, zeros = self._outputs(values)
         graphs.also.extend(zeros.values())
-        with _as_in_training() if self._made.pooled else contextlib.nullcontext():
-            outputs = self._body({**values, **zeros})
         name = tape_name(outputs[0])
         if name is not None:
             graphs.bodies[name] = self._reach
         return outputs
+
+    def outputs(self, flat: Sequence[Any]) -> list[Any]:
+        """What it gives for these arguments, which nobody watches.
+
+        Raises:
+            DeferredInitializationError: a parameter has no value yet.
+        """
+        values = self._values(flat)
+        with unwatched():
+            return self._outputs(values)[0]
+
+    def _values(self, flat: Sequence[Any]) -> dict[str, Any]:
+        """By name what is known before anything is looked up."""
+        values = {name: parameter.data() for name, parameter in self._parameters.items()}
+        return values | {name: array for name, array in zip(self._names, flat, strict=True) if name is not None}
+
+    def _outputs(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What it gives, and the zeros whose gradients must be asked for."""
+        for lookup in self._lookups:
+            values[lookup.rows] = self._look_up(lookup, values)
+        zeros = self._zeros(values)
+        with _as_in_training() if self._made.pooled else contextlib.nullcontext():
+            return self._body({**values, **zeros}), zeros
 
     def _look_up(self, lookup: _Lookup, values: Mapping[str, Any]) -> Any:
         """Its rows, by the operator that it is, which is watched."""
@@ -264,7 +345,7 @@ def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
     places = list(leaves(in_format))
     names = [None if leaf == NO_ARGUMENT else f"{OWN}input{place}" for place, leaf in enumerate(places)]
     if len(names) != count:
-        return "its arguments are not arrays, or lists of them"
+        return OTHER_ARGUMENTS
     try:
         return _Kept(block, traced(block, names, in_format), names)
     except UntraceableError as reason:

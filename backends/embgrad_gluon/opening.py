@@ -21,7 +21,7 @@ from embgrad_gluon.modules import unheard
 from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, run_open, unwatched
 from embgrad_gluon.structure import structure
 
-__all__ = ["expect_agreement", "imperatively", "opened"]
+__all__ = ["expect_agreement", "imperatively", "opened", "same_outputs"]
 
 #: How far a graph may be from its Python, relative to its largest number: rounding, in another order of operations.
 APART: Final = {"float16": 5e-2, "float32": 1e-3, "float64": 1e-8}
@@ -84,17 +84,40 @@ def expect_agreement(block: Any, args: Sequence[Any]) -> None:
 
 
 def _compare(block: Any, graph: Sequence[Any], python: Sequence[Any]) -> None:
-    for ours, theirs in zip(python, graph, strict=True):
-        a, b = (np.asarray(one.asnumpy(), dtype=np.float64) for one in (ours, theirs))
-        largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-        allowed = APART.get(np.dtype(theirs.dtype).name, 0.0) * largest
-        if a.shape != b.shape or not np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True):
-            raise UnsupportedError(
-                f"{type(block).__name__} {block.name!r} is hybridised, and its graph does not give what its Python gives, by "
-                "which embgrad reads points, parameters and training passes: something that the Python goes by has "
-                "changed since the graph was made, or it goes another way for F=mx.nd. Expected both to compute the same: call "
-                "hybridize() again, which makes the graph anew"
-            )
+    if not _same(graph, python):
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} is hybridised, and its graph does not give what its Python gives, by "
+            "which embgrad reads points, parameters and training passes: something that the Python goes by has "
+            "changed since the graph was made, or it goes another way for F=mx.nd. Expected both to compute the same: call "
+            "hybridize() again, which makes the graph anew"
+        )
+
+
+def same_outputs(graph: tuple[Sequence[Any], Any], returned: Any) -> bool:
+    """Whether a graph's outputs, flat and with Gluon's description of how they belong together, are those that were returned."""
+    try:
+        python, out_format = import_mxnet().gluon.block._flatten(returned, "output")
+    except ValueError:  # a number, a string or a dict is none of a graph's
+        return False
+    return _spread(out_format) == _spread(graph[1]) and _same(graph[0], python)
+
+
+def _spread(out_format: Any) -> Any:
+    """Gluon's description of outputs, in which a symbol with several is a number, and a list of arrays a list."""
+    if isinstance(out_format, (list, tuple)):
+        return [_spread(one) for one in out_format]
+    return [0] * out_format if out_format > 1 else out_format
+
+
+def _same(graph: Sequence[Any], python: Sequence[Any]) -> bool:
+    return len(graph) == len(python) and all(map(_same_array, graph, python))
+
+
+def _same_array(graph: Any, python: Any) -> bool:
+    a, b = (np.asarray(one.asnumpy(), dtype=np.float64) for one in (python, graph))
+    largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    allowed = APART.get(np.dtype(graph.dtype).name, 0.0) * largest
+    return a.shape == b.shape and np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True)
 
 
 def _by_graph(block: Any, graph: Any, args: Sequence[Any]) -> list[Any]:

@@ -567,9 +567,48 @@ def net_that_draws() -> Any:
     return Layered(nn.HybridLambda(lambda F, x: F.random.normal_like(x) * 0 + x), nn.GlobalAvgPool1D())
 
 
+class OnArrays(HybridBlock):
+    """Its Python goes another way on arrays than on symbols."""
+
+    def __init__(self, way: Any) -> None:
+        super().__init__()
+        self.embedding, self.way = nn.Embedding(ROWS, DIM), way
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.way(F, F.tanh(self.embedding(x)))
+
+
+class Scaling(HybridBlock):
+    """Takes a number, which a graph does not."""
+
+    def hybrid_forward(self, F: Any, x: Any, by: float) -> Any:
+        return x * by
+
+
+class Scaled(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scaling = TextCNN(), Scaling()
+
+    def forward(self, x: Any) -> Any:
+        return self.scaling(self.net(x), 2.0)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "why"),
     [
+        (
+            lambda: OnArrays(lambda F, rows: rows.mean(axis=1) * len(rows)),
+            {},
+            "something else on arrays than on symbols",
+        ),
+        (lambda: OnArrays(lambda F, rows: rows.swapaxes(0, 1)[0]), {}, "something else on arrays than on symbols"),
+        (
+            lambda: OnArrays(lambda F, rows: rows.mean(axis=1) if F is nd else [rows.mean(axis=1)] * 2),
+            {},
+            "something else on arrays than on symbols",
+        ),
+        (Scaled, {}, "its arguments are not arrays, or lists of them"),
         (
             lambda: Counting(TextCNN()),
             {},
@@ -594,6 +633,18 @@ def test_what_cannot_be_traced_falls_back_and_says_why(make: Any, options: dict[
     if not options.get("training"):
         expected = plain(net, ids, embgrad.Sum(), **options)
         assert relative(found.values, expected.values) < 1e-9
+
+
+def test_what_goes_another_way_on_arrays_is_seen_after_a_batch_of_one() -> None:
+    """A symbol has the length 1."""
+    net = built(lambda: OnArrays(lambda F, rows: rows.mean(axis=1) * len(rows)), distinct_ids(), "float64")
+    for positions in (5, 3):
+        ids = distinct_ids(1, positions)
+        expect_same(compiled(net, ids, embgrad.Sum()), plain(net, ids, embgrad.Sum()), 1e-12)
+    ids = distinct_ids(2, 5)
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="something else on arrays than on symbols"):
+            expect_same(embgrad.gradients(net, ids, embgrad.Sum(), compile=True), plain(net, ids, embgrad.Sum()), 1e-12)
 
 
 def test_hooks_inside_are_called() -> None:
