@@ -354,8 +354,11 @@ def _as_node(output: Any) -> Any:
 
 def _expect_cured(made: Traced) -> None:
     """Refuse what came into the graph by another way than by an operator's function, such as from a symbol's JSON."""
-    nodes = json.loads(import_mxnet().sym.Group(made.outputs).tojson())["nodes"]
-    for node in nodes:
+    graph = json.loads(import_mxnet().sym.Group(made.outputs).tojson())
+    nodes = graph["nodes"]
+    users = [(node["op"], entry[0]) for node in nodes for entry in node["inputs"]]
+    going_on = {number for user, number in users if user != "BlockGrad"} | {head[0] for head in graph["heads"]}
+    for number, node in enumerate(nodes):
         attributes = node.get("attrs") or {}
         escaped = {
             **dict.fromkeys((*NOT_IN_GRAPHS, "Dropout", "Embedding", "_contrib_SparseEmbedding", "gather_nd"), True),
@@ -363,7 +366,7 @@ def _expect_cured(made: Traced) -> None:
             "LeakyReLU": attributes.get("act_type") in ("selu", "rrelu"),
             "Pooling": not made.pooled,
             "RNN": float(attributes.get("p", 0)) != 0 or not made.zeros,
-            **dict.fromkeys(("max", "min"), True),
+            **dict.fromkeys(("max", "min"), number in going_on),
             "take": int(attributes.get("axis", 0)) in (0, -2) if node["op"] == "take" else False,
         }
         if escaped.get(node["op"], False) or node.get("subgraphs"):

@@ -86,6 +86,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "bidirectional gru": lambda: Recurrent(rnn.GRU(3, num_layers=2, bidirectional=True, dropout=0.5)),
     "dropped lstm": lambda: Recurrent(rnn.LSTM(3, num_layers=2, dropout=0.5)),
     "gather": lambda: Bare("gather"),
+    "maximum": lambda: Layered(nn.HybridLambda(lambda F, x: F.max(x, axis=2) - F.min(x, axis=-1))),
     "norm and dropout": norm_and_dropout,
     "pooled": pooled,
     "pooled and normed": pooled_and_normed,
@@ -155,7 +156,7 @@ def test_a_graph_gives_what_the_operators_give(name: str, dtype: str, tmp_path: 
         expect_same(embgrad.gradients(block, ids, OBJECTIVE), expected, tolerance)
 
 
-@pytest.mark.parametrize("name", ["pooled", "selu", "bidirectional gru", "vanilla rnn", "text cnn"])
+@pytest.mark.parametrize("name", ["maximum", "pooled", "selu", "bidirectional gru", "vanilla rnn", "text cnn"])
 def test_a_graph_against_finite_differences(name: str) -> None:
     """What MXNet gets wrong in silence where a graph runs as it is: each of these fails without its countermeasure."""
     ids = distinct_ids()
