@@ -359,7 +359,8 @@ def _key(block: Any, inside: Structure, in_format: Any) -> Hashable:
     """Everything that a block's graph depends on, beside the shapes and values that it takes."""
     graph = block._cached_graph[1] if _is_graph(block) else None
     recording = import_mxnet().autograd.is_recording()
-    return _Same(inside.identity()), repr(in_format), _Same(graph), recording
+    held, dtypes = inside.identity()  # `cast` tells the blocks, whose Python may go by it
+    return _Same(held), dtypes, repr(in_format), _Same(graph), recording
 
 
 @dataclass(frozen=True, eq=False)

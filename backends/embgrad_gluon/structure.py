@@ -94,9 +94,10 @@ class Structure:
         parameters = self._held_now()
         return [(path, parameters[place]) for path, place in self._held(parameters).tables]
 
-    def identity(self) -> Held:
-        """An object that is the same as long as blocks and parameters are."""
-        return self._held(self._held_now())
+    def identity(self) -> tuple[Held, tuple[Any, ...]]:
+        """An object that is the same as long as blocks and parameters are, and the dtypes to which these were cast."""
+        parameters = self._held_now()
+        return self._held(parameters), tuple([one.dtype for one in parameters])
 
     def _held_now(self) -> list[Any]:
         own = [one._params._params.values() for one in self.blocks]

@@ -272,6 +272,22 @@ def test_new_weights_are_seen(hybridise: bool) -> None:
     expect_same(run(net, ids, OBJECTIVE), plain(net, ids, OBJECTIVE), 1e-12)
 
 
+@pytest.mark.parametrize("hybridise", [False, True])
+def test_a_net_that_is_cast_is_traced_anew(hybridise: bool) -> None:
+    """A recurrent layer's first state is made in the dtype that the layer was last cast to."""
+    ids = distinct_ids()
+    net = built(lambda: Recurrent(rnn.LSTM(3)), ids, "float32")
+    for dtype in ("float32", "float64", "float32"):
+        net.cast(dtype)
+        if hybridise:
+            net.hybridize()
+            net(nd.array(ids, dtype=dtype))
+        run = embgrad.gradients if hybridise else compiled
+        found = run(net, ids, OBJECTIVE)
+        assert found.provenance["compute_dtype"] == dtype
+        expect_same(found, plain(net, ids, OBJECTIVE), tolerance_of(net))
+
+
 def test_other_layers_and_parameters_are_seen() -> None:
     ids = distinct_ids()
     net = built(lambda: Layered(nn.Activation("relu"), nn.GlobalAvgPool1D()), ids, "float64")
