@@ -342,6 +342,8 @@ def _variable(symbol: Any) -> str | None:
 
 def _as_node(output: Any) -> Any:
     """A graph's output is computed in it, also where it is what the graph was given."""
+    if output is None:
+        raise UntraceableError("it returns None among its arrays, which a graph does not")
     if type(output) is not import_mxnet().sym.Symbol:
         raise UntraceableError("its arrays are those of mx.np")
     if output.get_children() is not None:

@@ -625,6 +625,7 @@ class Scaled(Block):
             {},
             "something else on arrays than on symbols",
         ),
+        (lambda: OnArrays(lambda F, rows: (rows.mean(axis=1), None)), {}, "it returns None among its arrays"),
         (Scaled, {}, "its arguments are not arrays, or lists of them"),
         (
             lambda: Counting(TextCNN()),
