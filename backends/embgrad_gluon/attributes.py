@@ -13,7 +13,7 @@ import numpy as np
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import same_bits
 
-__all__ = ["Attributes"]
+__all__ = ["Attributes", "arrays_kept"]
 
 MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
 SEQUENCES: Final = frozenset({list, collections.deque})
@@ -55,6 +55,28 @@ class Attributes:
             if not _same(array, values):
                 with import_mxnet().autograd.pause():
                     array[...] = values
+
+
+def arrays_kept(blocks: Iterable[Any]) -> dict[int, tuple[str, Any]]:
+    """The arrays of MXNet that blocks keep in attributes, or in containers there, by identity, with the attributes' names."""
+    ours, kind = _of_gluon(), import_mxnet().nd.NDArray
+    found: dict[int, tuple[str, Any]] = {}
+    for block in blocks:
+        own = vars(block)
+        for name in own.keys() - ours:
+            value = own[name]
+            inside = [value] if isinstance(value, kind) else _inside(value, set())
+            found |= {id(one): (name, one) for one in inside if isinstance(one, kind)}
+    return found
+
+
+def _inside(value: Any, seen: set[int]) -> list[Any]:
+    """What is in containers, and in those in them."""
+    if id(value) in seen or not (type(value) in MAPPINGS or type(value) in SEQUENCES or type(value) is tuple):
+        return []
+    seen.add(id(value))
+    entries = list(value.values() if type(value) in MAPPINGS else value)
+    return entries + [one for entry in entries for one in _inside(entry, seen)]
 
 
 def _held(values: Iterable[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from embgrad.generators import generators_kept
 from embgrad.structures import first
 from embgrad.traces import Traces
 from embgrad.watching import PointWatch
+from embgrad_gluon.attributes import Attributes, arrays_kept
 from embgrad_gluon.cures import Cures
 from embgrad_gluon.graph import Body, tape_name
 from embgrad_gluon.importing import import_mxnet
@@ -163,21 +164,34 @@ class Graphs:
 
         Raises:
             DeferredInitializationError: a parameter has no value yet.
-            UntraceableError: they differ, or MXNet fails at one of them.
+            UntraceableError: they differ, or MXNet fails at one of them, or the Python keeps arrays for whoever reads them.
         """
         single = tuple(None if array is None else tuple(size == 1 for size in array.shape) for array in flat)
-        if kept.agrees and single not in kept.compared:
+        if kept.apart is None and single not in kept.compared:
             mx = import_mxnet()
             try:
                 outputs = kept.outputs(flat)
-                kept.agrees = same_outputs((outputs, kept.out_format), self._by_python(block, args))
+                kept.apart = self._apart(block, args, outputs, kept.out_format)
             except mx.gluon.parameter.DeferredInitializationError:
                 raise
             except mx.MXNetError as error:
                 raise UntraceableError(f"its graph failed ({str(error).partition(chr(10))[0]})") from None
             kept.compared.add(single)
-        if not kept.agrees:
-            raise UntraceableError("its Python gives something else on arrays than on symbols")
+        if kept.apart is not None:
+            raise UntraceableError(kept.apart)
+
+    def _apart(self, block: Any, args: Sequence[Any], outputs: Sequence[Any], out_format: Any) -> str | None:
+        """What a block's Python does otherwise than its graph; None where nothing is seen of it."""
+        blocks = structure([block]).blocks
+        attributes, before = Attributes(blocks), arrays_kept(blocks)
+        try:
+            returned = self._by_python(block, args)
+            new = [name for one, (name, _) in arrays_kept(blocks).items() if one not in before]
+        finally:
+            attributes.put_back()
+        if not same_outputs((outputs, out_format), returned):
+            return "its Python gives something else on arrays than on symbols"
+        return f"its Python keeps an array in the attribute {min(new)!r}, which a graph does not" if new else None
 
     def _by_python(self, block: Any, args: Sequence[Any]) -> Any:
         """What the block's Python gives, in which blocks that are hybridised run as graphs; nobody watches it."""
@@ -199,15 +213,15 @@ class _Kept:
 
     Attributes:
         out_format: how Gluon puts its outputs together.
-        agrees: it gave what the block's Python gives, wherever the two were compared.
-        compared: for which arguments they were.
+        apart: what the block's Python does otherwise; None as long as nothing is seen of it.
+        compared: for which arguments the two were compared.
     """
 
     def __init__(self, block: Any, made: Traced, names: Sequence[str | None]) -> None:
         mx = import_mxnet()
         parameters = parameters_below(block)
         self.out_format = made.out_format
-        self.agrees = True
+        self.apart: str | None = None
         self.compared: set[Hashable] = set()
         self._names = names
         self._made = made
@@ -346,6 +360,7 @@ def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
     names = [None if leaf == NO_ARGUMENT else f"{OWN}input{place}" for place, leaf in enumerate(places)]
     if len(names) != count:
         return OTHER_ARGUMENTS
+    attributes = Attributes(structure([block]).blocks)
     try:
         return _Kept(block, traced(block, names, in_format), names)
     except UntraceableError as reason:
@@ -353,6 +368,8 @@ def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
     except Exception as error:  # its Python is run on symbols, of which it may expect anything
         said = str(error).strip().partition("\n")[0]
         return f"its Python does not run on symbols ({type(error).__name__}: {said})"
+    finally:
+        attributes.put_back()
 
 
 def _key(block: Any, inside: Structure, in_format: Any) -> Hashable:

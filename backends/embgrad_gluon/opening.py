@@ -114,7 +114,7 @@ def _same(graph: Sequence[Any], python: Sequence[Any]) -> bool:
 
 
 def _same_array(graph: Any, python: Any) -> bool:
-    a, b = (np.asarray(one.asnumpy(), dtype=np.float64) for one in (python, graph))
+    a, b = (one.astype(np.result_type(one, np.float32), copy=False) for one in (python.asnumpy(), graph.asnumpy()))
     largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
     allowed = APART.get(np.dtype(graph.dtype).name, 0.0) * largest
     return a.shape == b.shape and np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True)

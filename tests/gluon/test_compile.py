@@ -665,6 +665,48 @@ def test_what_goes_another_way_on_arrays_is_seen_after_a_batch_of_one() -> None:
             expect_same(embgrad.gradients(net, ids, embgrad.Sum(), compile=True), plain(net, ids, embgrad.Sum()), 1e-12)
 
 
+class Keeping(HybridBlock):
+    """Keeps what it computes, as a list of attention maps is kept."""
+
+    def __init__(self, keep: Any) -> None:
+        super().__init__()
+        self.embedding, self.top, self.keep = nn.Embedding(ROWS, DIM), nn.Dense(3), keep
+        self.maps: Any = []
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = F.tanh(self.embedding(x))
+        self.keep(self, rows)
+        return self.top(F.mean(rows, axis=1))
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda net, rows: setattr(net, "maps", rows),
+        lambda net, rows: net.maps.append([rows]),
+        lambda net, rows: setattr(net, "maps", {"rows": rows}),
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_net_that_keeps_arrays_runs_its_python(keep: Any, before: bool) -> None:
+    def objective(out: Any) -> Any:
+        maps = net.maps
+        while not isinstance(maps, nd.NDArray):
+            maps = maps["rows"] if isinstance(maps, dict) else maps[-1]
+        return out.sum(axis=1) + nd.square(maps).sum(axis=(1, 2))
+
+    ids = distinct_ids()
+    net = built(lambda: Keeping(keep), ids, "float64")
+    net.maps = []
+    if before:
+        net(nd.array(ids[:, ::-1], dtype="float64"))
+    maps = net.maps
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="keeps an array in the attribute 'maps'"):
+            expect_same(embgrad.gradients(net, ids, objective, compile=True), plain(net, ids, objective), 1e-12)
+        assert net.maps is maps
+
+
 def test_hooks_inside_are_called() -> None:
     ids = distinct_ids()
     net, seen = built(TextCNN, ids, "float32"), []
