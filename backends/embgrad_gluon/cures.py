@@ -136,7 +136,7 @@ def is_native(array: Any) -> bool:
     """Whether MXNet's own kernel runs a recurrent layer: oneDNN has none but float32, and can be switched off."""
     switches = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
     off = any(os.environ.get(switch, "1") == "0" for switch in switches)
-    return array.context.device_type == "cpu" and (off or array.dtype != np.float32)
+    return array.ctx.device_type == "cpu" and (off or array.dtype != np.float32)
 
 
 def _pooling(operation: Operation, proceed: Proceed) -> Any:

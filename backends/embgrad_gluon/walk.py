@@ -144,7 +144,7 @@ def memory(array: Any) -> int:
 
 def same_bits(one: Any, other: Any) -> bool:
     """Whether two arrays of one shape and dtype hold the same, read where they lie. The first may be NumPy's."""
-    if other.context.device_type != "cpu" or other.size == 0:
+    if other.ctx.device_type != "cpu" or other.size == 0:
         held = one if isinstance(one, np.ndarray) else one.asnumpy()
         return bool(np.array_equal(held, other.asnumpy(), equal_nan=True))
     return bool((_bits(one) == _bits(other)).all())

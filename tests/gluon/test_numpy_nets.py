@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,6 +130,21 @@ def test_objectives_in_numpy_and_outputs_without_an_axis() -> None:
     scalar = embgrad.gradients(net, distinct_ids(), embgrad.Scalar(lambda out: out[:, 2].sum()))
     assert (scalar.values == found.values).all()
     assert scalar.objective.shape == ()
+
+
+def test_a_call_warns_of_nothing() -> None:
+    """Arrays of mx.np have attributes of the older kind, which warn that they were renamed."""
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(ROWS, DIM), nn.BatchNorm(axis=-1), nn.Dense(3))
+    net.initialize()
+    net(np_.array(distinct_ids(), dtype="int32"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
+        with pytest.warns(embgrad.EmbgradWarning, match=r"its arrays are those of mx\.np") as said:
+            embgrad.gradients(net, distinct_ids(), embgrad.Sum(), compile=True)
+    assert len(said) == 1
 
 
 def test_layers_of_gluon_in_numpy_semantics() -> None:
