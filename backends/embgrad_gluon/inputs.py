@@ -186,7 +186,7 @@ class GluonArrays:
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """The rows, recorded in the mode that the graph was recorded in."""
         mx = import_mxnet()
-        places = mx.nd.array(np.stack([examples, positions]), ctx=tensor.ctx, dtype=np.int64)
+        places = to_native(np.stack([examples, positions]), tensor.ctx, np.int64, False)
         with mx.autograd.record(train_mode=self._training):
             rows = mx.nd.gather_nd(tensor.as_nd_ndarray(), places)
             return rows.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else rows

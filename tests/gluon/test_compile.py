@@ -389,6 +389,17 @@ def test_a_net_whose_python_goes_another_way_without_symbols_is_refused_where_th
         net(nd.array(ids, dtype="float64"))
 
 
+def test_a_net_whose_python_returns_more_without_symbols_is_refused_where_that_runs() -> None:
+    ids = distinct_ids()
+    net = built(
+        lambda: OnArrays(lambda F, rows: rows.mean(axis=1) if F is nd else [rows.mean(axis=1)] * 2), ids, "float32"
+    )
+    net.hybridize()
+    net(nd.array(ids))
+    with pytest.raises(embgrad.UnsupportedError, match="its graph does not give what its Python gives"):
+        embgrad.gradients(net, ids, lambda out: out[0].sum(axis=1), at="embedding")
+
+
 def test_a_graph_is_compared_with_its_python_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = distinct_ids()
     net = built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float64")

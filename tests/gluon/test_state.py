@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,15 @@ def test_state_is_what_it_was(ending: str, hybrid: bool, training: bool) -> None
     after = Harness().state(net)
     assert before.keys() == after.keys()
     assert [key for key in before if before[key] != after[key]] == []
+
+
+def test_a_call_warns_of_nothing() -> None:
+    """`mx.nd.array` asks SciPy for what it says is deprecated."""
+    net = built(lambda: nn.Embedding(ROWS, DIM), distinct_ids(), "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options in ({}, {"compile": True}, {"batch_size": 1}):
+            embgrad.gradients(net, distinct_ids(), embgrad.Sum(position=-1), **options)
 
 
 def test_points_leaves_no_trace() -> None:
