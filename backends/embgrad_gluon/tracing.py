@@ -31,6 +31,9 @@ __all__ = [
 # Every generated function of mx.sym, and every operator between symbols, ends in this global of `mxnet.symbol.register`.
 _create = Interception(lambda: import_mxnet().symbol.register, "_symbol_creator")
 
+# What every scope of `mxnet.autograd` begins with.
+_enter = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
+
 #: What a variable's name begins with that stands for none of the block's parameters.
 OWN: Final = "embgrad "
 
@@ -123,7 +126,9 @@ def traced(block: Any, names: Sequence[str | None], in_format: Any) -> Traced:
     """
     trace = _Trace(block)
     _expect_own(block)
-    with trace.creating():
+    # The graph that a hybridised block runs knows of no scopes either.
+    scopes = contextlib.nullcontext() if _has_graph(block) else _enter.by(_refuse_scope)
+    with trace.creating(), scopes:
         returned = _called(block, names, in_format, trace.replayed)
     flat, trace.traced.out_format = import_mxnet().gluon.block._flatten(returned, "output")
     trace.traced.outputs = [_as_node(output) for output in flat]
@@ -157,7 +162,7 @@ def _called(block: Any, names: Sequence[str | None], in_format: Any, replayed: C
 def _expect_own(block: Any) -> None:
     """Refuse a net that was hybridised and whose Python no longer makes the graph that it runs."""
     mx = import_mxnet()
-    if isinstance(block, mx.gluon.SymbolBlock) or block._cached_op is None:
+    if isinstance(block, mx.gluon.SymbolBlock) or not _has_graph(block):
         return
     inputs, own = block._cached_graph
     names = iter([symbol.name for symbol in inputs])
@@ -167,6 +172,17 @@ def _expect_own(block: Any) -> None:
         raise UntraceableError(
             "its Python no longer makes the graph that it was hybridised to, or that was optimised since"
         )
+
+
+def _has_graph(block: Any) -> bool:
+    """Whether it runs as a graph of its own."""
+    return isinstance(block, import_mxnet().gluon.SymbolBlock) or block._cached_op is not None
+
+
+def _refuse_scope(*_: Any) -> Any:
+    raise UntraceableError(
+        "its Python enters autograd.pause() or another scope of mxnet.autograd, which a graph does not"
+    )
 
 
 def leaves(in_format: Any) -> Iterator[int]:

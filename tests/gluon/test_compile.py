@@ -606,6 +606,13 @@ class OnArrays(HybridBlock):
         return self.way(F, F.tanh(self.embedding(x)))
 
 
+def gated(rows: Any) -> Any:
+    """The gate has no gradient."""
+    with autograd.pause():
+        gate = rows.sigmoid()
+    return (rows * gate).mean(axis=1)
+
+
 class Scaling(HybridBlock):
     """Takes a number, which a graph does not."""
 
@@ -637,6 +644,7 @@ class Scaled(Block):
             "something else on arrays than on symbols",
         ),
         (lambda: OnArrays(lambda F, rows: (rows.mean(axis=1), None)), {}, "it returns None among its arrays"),
+        (lambda: OnArrays(lambda F, rows: gated(rows)), {}, r"its Python enters autograd\.pause\(\)"),
         (Scaled, {}, "its arguments are not arrays, or lists of them"),
         (
             lambda: Counting(TextCNN()),
