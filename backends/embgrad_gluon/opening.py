@@ -18,7 +18,7 @@ from embgrad_gluon.attributes import Attributes
 from embgrad_gluon.graph import DRAWING
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.modules import unheard
-from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, run_open, unwatched
+from embgrad_gluon.operators import OnSymbolBlock, at_cached_graphs, at_scopes, run_open, unwatched
 from embgrad_gluon.structure import structure
 
 __all__ = ["expect_agreement", "imperatively", "opened", "same_outputs"]
@@ -135,7 +135,14 @@ def _by_python(block: Any, args: Sequence[Any]) -> list[Any]:
     def inner(original: Callable[..., Any], one: Any, *given: Any) -> Any:
         return original(one, *given) if isinstance(one, symbolic) else run_open(one, given)
 
-    with at_cached_graphs(inner):
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} is hybridised, and its Python, by which embgrad reads points, parameters and "
+            "training passes, enters autograd.pause() or another scope of mxnet.autograd, of which its graph knows nothing: "
+            "expected F.stop_gradient in its place, and hybridize() again, which makes the graph anew"
+        )
+
+    with at_cached_graphs(inner), at_scopes(refuse):
         returned = run_open(block, args)
     return list(import_mxnet().gluon.block._flatten(returned, "output")[0])
 

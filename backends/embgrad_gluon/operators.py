@@ -22,6 +22,7 @@ __all__ = [
     "address",
     "at_cached_graphs",
     "at_forward",
+    "at_scopes",
     "invoke",
     "run_open",
     "unwatched",
@@ -33,6 +34,7 @@ __all__ = [
 _invoke = Interception(lambda: import_mxnet().ndarray.register, "_imperative_invoke")
 _cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
 _forward = Interception(lambda: import_mxnet().gluon.HybridBlock, "forward")
+_scope = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
 
 
 @dataclass
@@ -101,6 +103,11 @@ def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None
 def at_forward(handler: Callable[..., Any]) -> AbstractContextManager[None]:
     """Likewise what its HybridBlocks give, hybridised or not, that leave `forward` as it is."""
     return _forward.by(handler)
+
+
+def at_scopes(handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Likewise how it enters `autograd.pause()` and the like, of which a graph knows nothing: `handler(original, scope)`."""
+    return _scope.by(handler)
 
 
 def run_open(

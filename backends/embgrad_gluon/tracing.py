@@ -13,7 +13,7 @@ from embgrad_gluon.cures import SELU_ALPHA, SELU_SCALE, WRONG
 from embgrad_gluon.graph import DRAWING
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.modules import at_calls
-from embgrad_gluon.operators import address
+from embgrad_gluon.operators import address, at_scopes
 from embgrad_gluon.symbolic import VARIABLE, graph_of, input_names, literal
 
 __all__ = [
@@ -30,9 +30,6 @@ __all__ = [
 
 # Every generated function of mx.sym, and every operator between symbols, ends in this global of `mxnet.symbol.register`.
 _create = Interception(lambda: import_mxnet().symbol.register, "_symbol_creator")
-
-# What every scope of `mxnet.autograd` begins with.
-_enter = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
 
 #: What a variable's name begins with that stands for none of the block's parameters.
 OWN: Final = "embgrad "
@@ -127,7 +124,7 @@ def traced(block: Any, names: Sequence[str | None], in_format: Any) -> Traced:
     trace = _Trace(block)
     _expect_own(block)
     # The graph that a hybridised block runs knows of no scopes either.
-    scopes = contextlib.nullcontext() if _has_graph(block) else _enter.by(_refuse_scope)
+    scopes = contextlib.nullcontext() if _has_graph(block) else at_scopes(_refuse_scope)
     with trace.creating(), scopes:
         returned = _called(block, names, in_format, trace.replayed)
     flat, trace.traced.out_format = import_mxnet().gluon.block._flatten(returned, "output")

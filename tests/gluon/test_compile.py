@@ -400,6 +400,20 @@ def test_a_net_whose_python_returns_more_without_symbols_is_refused_where_that_r
         embgrad.gradients(net, ids, lambda out: out[0].sum(axis=1), at="embedding")
 
 
+def test_a_hybridised_net_whose_python_enters_a_scope_is_refused_where_that_runs() -> None:
+    ids = distinct_ids()
+    net = built(lambda: OnArrays(lambda F, rows: gated(rows)), ids, "float64")
+    net.hybridize()
+    with autograd.record(train_mode=False):
+        total = net(nd.array(ids, dtype="float64")).sum()
+    total.backward(train_mode=False)
+    own = net.embedding.weight.grad().asnumpy()
+    assert relative(embgrad.gradients(net, ids, embgrad.Sum()).table().to_dense(), own) < 1e-12
+    for options in ({"at": "embedding"}, {"training": True}):
+        with pytest.raises(embgrad.UnsupportedError, match=r"enters autograd\.pause\(\)"):
+            embgrad.gradients(net, ids, embgrad.Sum(), **options)
+
+
 def test_a_graph_is_compared_with_its_python_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = distinct_ids()
     net = built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float64")
