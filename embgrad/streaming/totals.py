@@ -36,12 +36,25 @@ class Total:
         if begun is not None:
             self._add(begun)
 
-    def add(self, table: RowSparse) -> None:
-        """Add a gradient of the table.
+    def expect(self, table: RowSparse) -> None:
+        """Refuse what cannot be added.
 
         Raises:
             FileFormatError: it is of a table of another shape.
         """
+        if self._shape is not None and table.shape != self._shape:
+            raise FileFormatError(
+                f"the sum so far is of a table of shape {self._shape}, and the next gradient of one of {table.shape}: expected "
+                "gradients of one table; was the vocabulary resized in between?"
+            )
+
+    def add(self, table: RowSparse) -> None:
+        """Add a gradient of the table. Where that is interrupted, the sum is to be used no more.
+
+        Raises:
+            FileFormatError: it is of a table of another shape.
+        """
+        self.expect(table)
         self.dtype = table.values.dtype if self.dtype is None else np.promote_types(self.dtype, table.values.dtype)
         self._add(table)
 
@@ -50,11 +63,6 @@ class Total:
             self._shape = table.shape
             self._slots = np.full(table.shape[0], -1, np.int64)
             self._sums = np.zeros((0, table.shape[1]))
-        if table.shape != self._shape:
-            raise FileFormatError(
-                f"the sum so far is of a table of shape {self._shape}, and the next gradient of one of {table.shape}: expected "
-                "gradients of one table; was the vocabulary resized in between?"
-            )
         new = table.rows[self._slots[table.rows] < 0]
         self._make_room(self._used + len(new))
         self._slots[new] = np.arange(self._used, self._used + len(new))

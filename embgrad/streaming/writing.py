@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -34,18 +34,55 @@ def kept_of(keep: str, result: EmbeddingGradients) -> Any:
     return Saliencies.of(result) if keep == "saliency" else result
 
 
+@dataclass(frozen=True)
+class _Held:
+    """The results that are in no full shard as yet.
+
+    Attributes:
+        kept: they; none where they are only added up.
+        results: how many they are.
+        examples: of how many examples.
+        bytes: of their arrays.
+        text: of their tokens' texts.
+        digest: of the source up to their end.
+    """
+
+    kept: tuple[Mapping[str, Any], ...] = ()
+    results: int = 0
+    examples: int = 0
+    bytes: int = 0
+    text: int = 0
+    digest: str = ""
+
+    @property
+    def full(self) -> bool:
+        """Whether they make a shard."""
+        return self.results >= MOST_RESULTS or self.bytes >= MOST_BYTES or self.text >= MOST_TEXT
+
+    def with_kept(self, kept: Mapping[str, Any]) -> _Held:
+        """With one more to be kept, which is not counted as yet."""
+        return replace(
+            self,
+            kept=(*self.kept, kept),
+            bytes=self.bytes + sum(_size(one) for one in kept.values()),
+            text=self.text + sum(_length(one) for one in kept.values()),
+        )
+
+    def counting(self, examples: int, digest: str) -> _Held:
+        """With one more counted."""
+        return replace(self, results=self.results + 1, examples=self.examples + examples, digest=digest)
+
+
 class Writer:
     """The folder of a run, held against other writers until `close`.
 
     What is written depends on the run alone, and not on where it was interrupted: the files are the same to the last byte. A
     file's name stands in the manifest only when the file is on the disk, and a file that the manifest does not name is not read.
+    An interruption may come between any two steps, and `flush` after it: what is finished and what is held change at once.
 
     Args:
         folder: made where it is not there; else empty, or of the same run.
         manifest: of the run, with nothing finished.
-
-    Attributes:
-        manifest: what is finished.
 
     Raises:
         EmbgradError: another writer is at it.
@@ -54,17 +91,20 @@ class Writer:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
-        self._held: list[Mapping[str, Any]] = []
-        self._examples = self._bytes = self._text = self._results = 0
-        self._digest = ""
+        self._whole = True
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(folder)
         try:
-            self.manifest = self._begun(manifest)
+            self._reached = self._begun(manifest), _Held()
             self._totals = tables_of(folder, self.manifest) if manifest.keep == "table" else {}
         except BaseException:
             self.close()
             raise
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is finished."""
+        return self._reached[0]
 
     def _begun(self, manifest: Manifest) -> Manifest:
         _remove_parts(self.folder)
@@ -91,39 +131,42 @@ class Writer:
 
     def take_back(self) -> None:
         """Hold the results of a last shard that is not full, to write it anew with more. Nothing on the disk changes."""
-        shards = self.manifest.shards
-        if self.manifest.keep != "table" and not self.manifest.complete and shards and not shards[-1].full:
-            last = shards[-1]
-            self._held = list(read_shard(self.folder, self.manifest, last))
-            self._examples, self._digest, self._results = last.examples, last.source, last.results
-            self._bytes = sum(_size(one) for kept in self._held for one in kept.values())
-            self._text = sum(_length(one) for kept in self._held for one in kept.values())
+        manifest = self.manifest
+        if manifest.keep != "table" and not manifest.complete and manifest.shards and not manifest.shards[-1].full:
+            last = manifest.shards[-1]
+            held = _Held(results=last.results, examples=last.examples, digest=last.source)
+            for kept in read_shard(self.folder, manifest, last):
+                held = held.with_kept(kept)
+            self._reached = manifest, held
 
     def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], kept: Mapping[str, Any]) -> None:
         """Take a portion's results; a shard that is full is written."""
-        if self.manifest.keep == "table":
-            for name, result in results.items():
-                self._totals[name].add(result.table())
+        manifest, held = self._reached
+        if manifest.keep == "table":
+            tables = {name: result.table() for name, result in results.items()}
+            for name, table in tables.items():
+                self._totals[name].expect(table)
+            self._whole = False
+            for name, table in tables.items():
+                self._totals[name].add(table)
         else:
-            self._held.append(kept)
-            self._bytes += sum(_size(one) for one in kept.values())
-            self._text += sum(_length(one) for one in kept.values())
-        self._results += 1
-        self._examples += portion.count
-        self._digest = portion.digest
-        if self._results >= MOST_RESULTS or self._bytes >= MOST_BYTES or self._text >= MOST_TEXT:
-            self._write(full=True)
+            held = held.with_kept(kept)
+        self._reached = manifest, held.counting(portion.count, portion.digest)
+        self._whole = True
+        if self._reached[1].full:
+            self._write()
 
     def flush(self, *, complete: bool = False) -> None:
         """Write what is held; it is as if the run were interrupted here, or complete."""
-        last = self.manifest.shards[-1] if self.manifest.shards else None
-        unchanged = (
-            self.manifest.keep != "table" and last is not None and not last.full and last.results == self._results
-        )
-        if self._results and not (unchanged and not complete):
-            self._write(full=False, complete=complete)
-        elif complete and not self.manifest.complete:
-            self._put(replace(self.manifest, complete=True))
+        if not self._whole:  # the sums have some of a result, which nobody could take out again
+            return
+        manifest, held = self._reached
+        last = manifest.shards[-1] if manifest.shards else None
+        unchanged = manifest.keep != "table" and last is not None and not last.full and last.results == held.results
+        if held.results and not (unchanged and not complete):
+            self._write(complete=complete)
+        elif complete and not manifest.complete:
+            self._put(replace(manifest, complete=True), held)
 
     def totals(self) -> Mapping[str, Total]:
         """With keep="table" the sums so far."""
@@ -131,49 +174,47 @@ class Writer:
 
     def put_run(self, run: Mapping[str, Any]) -> None:
         """What tells the run, where it was not all known before its first batch."""
-        if not self.manifest.shards:
-            self.manifest = replace(self.manifest, run=run)
+        manifest, held = self._reached
+        if not manifest.shards:
+            self._reached = replace(manifest, run=run), held
 
     def close(self) -> None:
         """Let others write."""
         self._lock.close()
 
-    def _write(self, *, full: bool, complete: bool = False) -> None:
-        manifest = self.manifest
+    def _write(self, *, complete: bool = False) -> None:
+        manifest, held = self._reached
         before = manifest.shards
         if manifest.keep == "table":
-            shard = Shard(
-                0, manifest.results + self._results, manifest.examples + self._examples, True, self._digest, ""
-            )
+            shard = Shard(0, manifest.results + held.results, manifest.examples + held.examples, True, held.digest, "")
             shards: tuple[Shard, ...] = ()
         else:
             shards = before if not before or before[-1].full else before[:-1]
             first = shards[-1].first + shards[-1].results if shards else 0
-            shard = Shard(first, len(self._held), self._examples, full, self._digest, "")
+            shard = Shard(first, held.results, held.examples, held.full, held.digest, "")
         path = self.folder / shard.file
-        self._save(path)
+        self._save(path, held)
         # Once it has its name in the manifest it counts; until then a reader knows the one before.
         shard = replace(shard, sha256=file_digest(path))
-        self._put(replace(manifest, shards=(*shards, shard), complete=complete))
+        left = _Held() if held.full or manifest.keep == "table" else held
+        self._put(replace(manifest, shards=(*shards, shard), complete=complete), left)
         for old in before:
             if old.file not in {one.file for one in self.manifest.shards}:
                 (self.folder / old.file).unlink(missing_ok=True)
-        if full or manifest.keep == "table":
-            self._held, self._bytes, self._text, self._examples, self._results = [], 0, 0, 0, 0
 
-    def _save(self, path: Path) -> None:
+    def _save(self, path: Path, held: _Held) -> None:
         if self.manifest.keep == "table":
             save_tables(self._totals, path, durable=True)
             return
-        named = {f"{number} {name}": one for number, kept in enumerate(self._held) for name, one in kept.items()}
+        named = {f"{number} {name}": one for number, kept in enumerate(held.kept) for name, one in kept.items()}
         if self.manifest.keep == "all":
             save(named, path, durable=True)
         else:
             save_saliencies(named, path, durable=True)
 
-    def _put(self, manifest: Manifest) -> None:
+    def _put(self, manifest: Manifest, held: _Held) -> None:
         write_manifest(self.folder, manifest)
-        self.manifest = manifest
+        self._reached = manifest, held
 
 
 def _expect_same(folder: Path, found: Manifest, wanted: Manifest) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ import pytest
 import embgrad
 from embgrad.streaming import folder as reading
 from embgrad.streaming import writing
+from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import by_hand, expect_same_bits, forward, labels, model, rows, texts, tokenizer
 
@@ -216,6 +218,47 @@ def test_a_process_that_dies_at_any_moment_of_writing(
 
 def _die() -> None:
     raise _Stop
+
+
+MOMENTS = {
+    "before the shard": (writing, "file_digest", True),
+    "after the shard": (writing, "file_digest", False),
+    "before the manifest": (writing, "write_manifest", True),
+    "after the manifest": (writing, "write_manifest", False),
+    "at the shard before": (Path, "unlink", True),
+    "after a sum": (Total, "add", False),
+}
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency", "table"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interruption_at_any_moment_counts_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, keep: str
+) -> None:
+    """As by Ctrl-C or a full disk: the stream is closed, and what it holds is written."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    run(tmp_path / "whole", keep=keep).finish()
+    place, name, before = MOMENTS[moment]
+    step = getattr(place, name)
+    for stop in (1, 2, 4):
+        calls = itertools.count(1)
+
+        def stopping(*given: Any, stop: int = stop, calls: Iterator[int] = calls, **options: Any) -> Any:
+            number = next(calls)
+            if number == stop and before:
+                raise KeyboardInterrupt
+            found = step(*given, **options)
+            if number == stop:
+                raise KeyboardInterrupt
+            return found
+
+        parts = tmp_path / f"parts {stop}"
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, stopping)
+            with contextlib.suppress(KeyboardInterrupt):
+                run(parts, keep=keep).finish()
+        run(parts, keep=keep).finish()
+        assert files(parts) == files(tmp_path / "whole")
 
 
 KILLED = """
