@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import GeneratorType
@@ -102,14 +101,17 @@ class Source:
                 items.close()
 
     def _texts(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:
-        lines = isinstance(self.items, io.TextIOBase)
+        lines = callable(
+            getattr(self.items, "readline", None)
+        )  # that of `codecs` and of `tempfile` are no io.TextIOBase
         made = hashlib.sha256()
         number = start = 0
         texts: list[tuple[str, ...]] = []
         labels: list[Any] = []
         for item in items:
             text, label = self._parted(item, start + len(texts))
-            texts.append(as_example(text.rstrip("\r\n") if lines else text, start + len(texts)))
+            text = text.rstrip("\r\n") if lines and isinstance(text, str) else text
+            texts.append(as_example(text, start + len(texts)))
             labels.append(label)
             if len(texts) == self.size:
                 yield self._portion(number, start, texts, labels, made, number < passed)
@@ -124,7 +126,12 @@ class Source:
         digest = self._digest(made, [texts, given])
         if passed:
             return Portion(number, start, len(texts), digest=digest)
-        found = encoded(texts, self.tokenizer, self.max_length)
+        try:
+            found = encoded(texts, self.tokenizer, self.max_length)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"while encoding the examples {start} to {start + len(texts) - 1} of the source")
+            raise
         return Portion(number, start, len(texts), padded(found, self.padding), found, given, digest)
 
     def _batches(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,10 @@ MOST_BYTES: Final = 2**26
 MOST_TEXT: Final = 2**23
 
 LOCK: Final = ".lock"
+
+#: The names of shards, and of those that begin with the first result.
+SHARD: Final = re.compile(r"shard-[0-9]{8,}-[0-9]{6,}\.safetensors")
+FIRST: Final = re.compile(r"shard-0{8}-[0-9]{6,}\.safetensors")
 
 
 def kept_of(keep: str, result: EmbeddingGradients) -> Any:
@@ -113,7 +118,8 @@ class Writer:
             _expect_same(self.folder, found, manifest)
             self._remove_unnamed(found)
             return found
-        other = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path)]
+        # Of a first shard the manifest may not have been written any more; of later ones it was, and somebody has removed it.
+        other = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path, FIRST)]
         if other:
             raise FileFormatError(
                 f"{self.folder} holds {listed(sorted(other), 3)} and no manifest.json: expected an empty folder, or one that "
@@ -245,8 +251,9 @@ def _length(kept: Any) -> int:
     return 0 if kept.tokens is None else len(json.dumps(kept.tokens))
 
 
-def _is_shard(path: Path) -> bool:
-    return path.name.startswith("shard-") and path.suffix == ".safetensors"
+def _is_shard(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
+    """Whether its name is one that we give: another's shards are not ours to remove."""
+    return pattern.fullmatch(path.name) is not None
 
 
 def _remove_parts(folder: Path) -> None:

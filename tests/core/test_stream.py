@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
 import itertools
+import tempfile
 import threading
 import time
 import weakref
@@ -160,6 +162,19 @@ def test_pairs_and_files(tmp_path: Path) -> None:
         [lines] = embgrad.stream(model(), file, embgrad.Logit(0), tokenizer=tokenizer)
         assert not file.closed
     assert [row[row > 0].tolist() for row in lines.ids] == [[1, 3, 4, 2], [1, 5, 2], [1, 2], [1, 6, 7, 2]]
+
+
+def test_files_of_every_kind_are_read_without_the_ends_of_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("ab\nc\n")
+    with codecs.open(str(tmp_path / "texts.txt"), encoding="utf-8") as file:
+        [coded] = embgrad.stream(model(), file, embgrad.Logit(0), tokenizer=tokenizer)
+    with tempfile.SpooledTemporaryFile(mode="w+") as spooled:
+        spooled.write("ab\nc\n")
+        spooled.seek(0)
+        [lines] = embgrad.stream(model(), spooled, embgrad.Logit(0), tokenizer=tokenizer)
+    assert coded.ids.tolist() == lines.ids.tolist() == [[1, 3, 4, 2], [1, 5, 2, 0]]
+    with (tmp_path / "texts.txt").open("rb") as raw, pytest.raises(embgrad.BatchError, match=r"example 0 is b'ab\\n'"):
+        list(embgrad.stream(model(), raw, embgrad.Logit(0), tokenizer=tokenizer))
 
 
 def test_max_length_is_kept() -> None:
@@ -362,6 +377,14 @@ def test_an_error_of_a_batch_says_which_examples() -> None:
         next(found)
     assert getattr(caught.value, "__notes__", ["while streaming the examples 0 to 1 of the source"]) == [
         "while streaming the examples 0 to 1 of the source"
+    ]
+    empty = embgrad.stream(
+        model(), ["a", "b", "c", ""], embgrad.Logit(0), tokenizer=lambda text: [3] * len(text), batch_size=2
+    )
+    with pytest.raises(embgrad.BatchError) as caught:
+        list(empty)
+    assert getattr(caught.value, "__notes__", ["while encoding the examples 2 to 3 of the source"]) == [
+        "while encoding the examples 2 to 3 of the source"
     ]
 
 

@@ -449,6 +449,19 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         run(tmp_path / "thesis.txt")
 
 
+@pytest.mark.parametrize("name", ["shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"])
+def test_shards_whose_manifest_is_not_there_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"weights")
+    with pytest.raises(embgrad.FileFormatError, match=rf"holds '{name}' and no manifest\.json"):
+        run(tmp_path)
+    (tmp_path / name).rename(tmp_path / "aside")
+    (tmp_path / "aside").rename(tmp_path.parent / name)
+    run(tmp_path).finish()
+    (tmp_path.parent / name).rename(tmp_path / "shard-of-mine.safetensors")
+    run(tmp_path).finish()
+    assert (tmp_path / "shard-of-mine.safetensors").read_bytes() == b"weights"
+
+
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is no folder: expected what embgrad.stream"):
         embgrad.open_stream(tmp_path / "nowhere")
