@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,9 +29,9 @@ def digest_of(value: Any) -> str:
 
 
 def update(made: _Hash, value: Any) -> None:
-    """Take a value into a digest: text, numbers, arrays, functions, batches, and lists and dicts of them.
+    """Take a value into a digest: text, numbers, arrays, functions, batches, and lists, sets and dicts of them.
 
-    Of any other object only the class counts, and what it holds in its own `__dict__`.
+    Of any other object only the class counts, and the plain values in its attributes; or its text, where it has none (a date).
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -52,6 +52,10 @@ def update(made: _Hash, value: Any) -> None:
         _put(made, "list", str(len(value)).encode())
         for one in value:
             update(made, one)
+    elif isinstance(value, (set, frozenset)):
+        _put(made, "set", str(len(value)).encode())
+        for digest in sorted(map(digest_of, value)):  # a set has another order in each process
+            _put(made, "element", digest.encode())
     elif callable(value) and not hasattr(value, "shape"):
         _put(made, "function", function_digest(value).encode())
     else:
@@ -59,18 +63,23 @@ def update(made: _Hash, value: Any) -> None:
 
 
 def function_digest(function: Any) -> str:
-    """A function's name with a digest of its code and of the plain values that it has closed over.
+    """A function's name with a digest of its code and of the plain values and functions that it has closed over.
 
-    Two objects with a `__call__` are told apart by their class alone.
+    A method goes by its object's plain attributes, too, and an object with a `__call__` by its class and these.
     """
     if isinstance(function, functools.partial):
         return f"partial {function_digest(function.func)} {digest_of([list(function.args), dict(function.keywords)])}"
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
-        return name
+        held = _attributes(function)
+        return f"{name} {digest_of(held)}" if held else name
     closed = [_cell(cell) for cell in getattr(function, "__closure__", None) or ()]
-    return f"{name} {digest_of([_code(code), closed, list(getattr(function, '__defaults__', None) or ())])}"
+    told: list[Any] = [_code(code), closed, list(getattr(function, "__defaults__", None) or ())]
+    for more in (getattr(function, "__kwdefaults__", None), _attributes(getattr(function, "__self__", None))):
+        if more:
+            told.append(dict(more))
+    return f"{name} {digest_of(told)}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
@@ -108,7 +117,22 @@ def _update_with_object(made: _Hash, value: Any) -> None:
     else:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         _put(made, "object", kind.encode())
-        update(made, {key: one for key, one in getattr(value, "__dict__", {}).items() if _is_plain(one)})
+        held = _attributes(value)
+        text = "" if held or hasattr(value, "__dict__") else repr(value)
+        update(made, text if text and " at 0x" not in text else held)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The plain values among an object's own attributes, in slots or not; a class goes by its name."""
+    if isinstance(value, type):
+        return {}
+    held: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names = [slots] if isinstance(slots, str) else list(slots)
+        held.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
+    held.update(getattr(value, "__dict__", {}))
+    return {name: one for name, one in held.items() if _is_plain(one)}
 
 
 def _put(made: _Hash, kind: str, data: bytes) -> None:
@@ -118,8 +142,10 @@ def _put(made: _Hash, kind: str, data: bytes) -> None:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
     return value is None or isinstance(value, (bool, int, float, str, bytes, np.ndarray, np.generic))
 
 
@@ -128,12 +154,15 @@ def _cell(cell: Any) -> Any:
         value = cell.cell_contents
     except ValueError:  # it is empty as yet
         return None
+    if isinstance(value, FunctionType) and not value.__closure__:  # one with cells of its own may be closed over itself
+        return function_digest(value)
     return value if _is_plain(value) else type(value).__qualname__
 
 
 def _code(code: CodeType) -> list[Any]:
     constants = [_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts if _is_stable(one)]
-    return [code.co_code, list(code.co_names), constants]
+    sets = [one for one in code.co_consts if not _is_stable(one)]
+    return [code.co_code, list(code.co_names), constants, *([sets] if sets else [])]
 
 
 def _is_stable(constant: Any) -> bool:

@@ -11,6 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import pytest
 import embgrad
 from embgrad.streaming import folder as reading
 from embgrad.streaming import writing
+from embgrad.streaming.digests import function_digest
 from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import by_hand, expect_same_bits, forward, labels, model, rows, texts, tokenizer
@@ -380,6 +384,74 @@ def test_functions_are_told_by_what_they_have_closed_over(tmp_path: Path) -> Non
     with pytest.raises(embgrad.FileFormatError, match="edit was"):
         run(tmp_path, edit={"word": closing_over(3)})
     run(tmp_path, edit={"word": closing_over(2)}).finish()
+
+
+def closing_over_any(value: Any) -> Callable[..., Any]:
+    return lambda labels: embgrad.CrossEntropy([int(label is value) for label in labels])
+
+
+def with_a_default(value: Any) -> Callable[..., Any]:
+    def make(labels: Any, *, default: Any = value) -> Any:
+        return embgrad.CrossEntropy([0 for _ in labels])
+
+    return make
+
+
+class Mapped:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, labels: Any) -> Any:
+        return embgrad.CrossEntropy([0 for _ in labels])
+
+    def make(self, labels: Any) -> Any:
+        return self(labels)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (closing_over_any({"good": 1}), closing_over_any({"good": 2})),
+        (closing_over_any(lambda label: 0), closing_over_any(lambda label: 1)),
+        (with_a_default(1), with_a_default(2)),
+        (Mapped({1: "a"}), Mapped({1: "b"})),
+        (Mapped(1).make, Mapped(2).make),
+    ],
+)
+def test_functions_are_told_by_all_that_they_hold(one: Any, other: Any) -> None:
+    assert function_digest(one) == function_digest(one)
+    assert function_digest(one) != function_digest(other)
+
+
+@dataclass(frozen=True, slots=True)
+class InSlots:
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({1, 2}, {3}),
+        (date(2020, 1, 1), date(2020, 1, 2)),
+        (Fraction(1, 2), Fraction(1, 3)),
+        (InSlots(1), InSlots(2)),
+        (Mapped({"a": [1]}), Mapped({"a": [2]})),
+    ],
+)
+def test_labels_of_any_kind_are_told_apart(tmp_path: Path, one: Any, other: Any) -> None:
+    def source(label: Any) -> Any:
+        return [(text, label) for text in texts(COUNT)]
+
+    def labelled(label: Any) -> embgrad.Stream:
+        made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
+        return embgrad.stream(model(), source(label), made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
+
+    with labelled(one) as parts:
+        for _ in range(4):
+            next(parts)
+    with pytest.raises(embgrad.FileFormatError, match="the source is not what the results in the folder are of"):
+        labelled(other).finish()
+    labelled(one).finish()
 
 
 @pytest.mark.parametrize("changed", [0, 3, 5])
