@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from embgrad.batch import TokenBatch
 from embgrad.encoding import encode
-from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean, listed
 from embgrad.ray.settings import Inputs
 from embgrad.validation import as_array, checked_integers
 
@@ -64,7 +64,12 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
         return _of_ids(rows, inputs)
     columns = [python_values(rows, name) for name in inputs.text]
     texts = [tuple(one) if len(one) > 1 else one[0] for one in zip(*columns, strict=True)]
-    batch = encode(texts, tokenizer, max_length=inputs.max_length)
+    try:
+        batch = encode(texts, tokenizer, max_length=inputs.max_length)
+    except EmbgradError:
+        raise
+    except Exception as error:  # the user's own code; Ray would say it in a hundred lines
+        raise BatchError(f"the tokenizer raised {type(error).__name__}: {error}") from error
     if inputs.convention is not None:
         batch = batch.replace(convention=inputs.convention)
     return Examples(batch, batch.real)

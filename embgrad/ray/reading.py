@@ -44,7 +44,12 @@ def dataset_of(given: Any) -> Any:
     readers = {_reader(str(one)) for one in paths}
     if len(readers) > 1:
         raise FileFormatError(f"the files {listed(map(str, paths))} are of different kinds: expected one kind")
-    return getattr(ray.data, readers.pop())([_address(str(one)) for one in paths])
+    try:
+        return getattr(ray.data, readers.pop())([_address(str(one)) for one in paths])
+    except (OSError, ValueError) as error:  # Parquet files are looked into at once
+        raise FileFormatError(
+            f"{listed(map(str, paths))} cannot be read: {str(error).rstrip('.')}; expected files of Parquet, JSON lines or texts"
+        ) from error
 
 
 def _address(path: str) -> str:
@@ -58,6 +63,10 @@ def _reader(path: str) -> str:
         if not local.exists():
             raise FileFormatError(f"{path} does not exist: expected a file of Parquet, JSON lines or texts")
         if local.is_dir():
+            if next(local.rglob("*.parquet"), None) is None:
+                raise FileFormatError(
+                    f"{path} is a folder without a file of Parquet: expected one of these, or the names of the files themselves"
+                )
             return READERS[".parquet"]
         if not local.is_file():
             raise FileFormatError(

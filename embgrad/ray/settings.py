@@ -230,9 +230,19 @@ def _expect_passed(given: Mapping[str, Any]) -> None:
     for option in ("override", "add"):
         changes = given.get(option) or {}
         for name, value in changes.items() if isinstance(changes, Mapping) else ():
-            shape: tuple[int, ...] = getattr(value, "shape", ())
+            shape = _shape(value)
             if len(shape) > 2 and shape[0] != 1:
                 raise PointError(
                     f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, and which rows share a batch is "
                     "Ray's affair: expected an array that is the same for all rows, or a function"
                 )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """An array's, which may come as a list of lists; () of a function."""
+    if not isinstance(value, (list, tuple)):
+        return tuple(getattr(value, "shape", ()))
+    try:
+        return np.shape(value)
+    except ValueError:  # it is none; what takes it says so
+        return ()

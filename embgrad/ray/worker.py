@@ -56,6 +56,8 @@ class Worker:
         """
         if self._built is None:
             self._built = _built(self._asked)
+        if not rows.num_rows:  # a block of which a filter has left nothing
+            return
         try:
             examples = examples_of(rows, self._asked.inputs, self._built[1])
             lengths = examples.own.sum(1)

@@ -190,6 +190,11 @@ def test_the_row_is_named_that_fails_alone(items: Items) -> None:
     rows[3]["text"] = None
     with pytest.raises(embgrad.BatchError, match=r"^the row with key=3: example 0 is None: expected a text"):
         worked(rows, models.reading, key="key")
+    rows[3]["text"] = "w1 w99"
+    with pytest.raises(
+        embgrad.BatchError, match=r"^the row with key=3: the tokenizer raised ValueError: 'w99' is not in"
+    ):
+        worked(rows, models.reading, key="key")
     rows = items(3)
     rows[2]["ids_"] = []
     with pytest.raises(embgrad.BatchError, match=r"^the row with key=2: the column 'ids_' of example 0 holds \[\]"):
@@ -198,6 +203,15 @@ def test_the_row_is_named_that_fails_alone(items: Items) -> None:
         embgrad.BatchError, match=r"the row with key=.* positions, and length is 2: expected room for all"
     ):
         worked(items(3, shortest=4), ids="ids_", key="key", output="values", length=2)
+
+
+@pytest.mark.parametrize("output", ["saliency", "tables"])
+def test_a_block_of_no_row_has_no_answer(items: Items, output: str) -> None:
+    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "key": "key"})
+    nothing = pa.Table.from_pylist(items(1)).slice(0, 0)
+    assert GradientWorker(asked, Wanted(output, "norm", None, ""))(nothing).num_rows == 0
+    total = Partial.of_blocks(TableWorker(asked)(nothing))
+    assert (total.table, total.tally) == (None, Tally())
 
 
 def test_what_fails_in_company_alone_says_so(items: Items) -> None:
@@ -288,6 +302,7 @@ def test_a_name_that_is_taken_is_refused(items: Items) -> None:
         (embgrad.Sum(), {"convention": "hugging"}, embgrad.BatchError, "Did you mean 'huggingface'"),
         (embgrad.Sum(), {"ids": "i", "max_length": 3}, embgrad.BatchError, "max_length cuts texts"),
         (embgrad.Sum(), {"add": {"word": np.ones((4, 2, 3))}}, embgrad.PointError, "with an example axis"),
+        (embgrad.Sum(), {"add": {"word": [[[0.0]], [[1.0]]]}}, embgrad.PointError, "with an example axis"),
         (embgrad.Sum(), {"build": 3}, embgrad.BackendError, "build is 3: expected a function without arguments"),
     ],
 )
@@ -331,7 +346,14 @@ def test_files_are_checked(tmp_path: Path) -> None:
     for given in (3, [], [{"text": "a"}]):
         with pytest.raises(embgrad.BatchError, match=r"expected a ray.data.Dataset, or the paths"):
             dataset_of(given)
-    with pytest.raises(embgrad.FileFormatError, match=r"holds 3 files"):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a.jsonl").touch()
+    with pytest.raises(embgrad.FileFormatError, match=r"inner is a folder without a file of Parquet"):
+        dataset_of(tmp_path / "inner")
+    (tmp_path / "inner" / "a.parquet").touch()
+    with pytest.raises(embgrad.FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
+        dataset_of(tmp_path / "inner" / "a.parquet")
+    with pytest.raises(embgrad.FileFormatError, match=r"holds 4 files"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
     with pytest.raises(embgrad.FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path / "a.txt")
