@@ -22,6 +22,9 @@ LONG: Final = 32
 #: How many vectors are widened to float64 at once.
 BLOCK: Final = 1024
 
+#: A sum of squares below it may lack some that were too small for float64.
+LEAST_SQUARE: Final = 1e-280
+
 
 @dataclass(frozen=True, eq=False)
 class RowSparse:
@@ -63,7 +66,13 @@ class RowSparse:
 
     def norm(self) -> float:
         """The Euclidean (Frobenius) norm of the whole matrix, in float64."""
-        return float(np.sqrt(self.dot(self)))
+        with np.errstate(over="ignore", under="ignore"):
+            square = self.dot(self)
+        if not LEAST_SQUARE < square < np.inf:
+            largest = float(np.abs(self.values).max(initial=0))
+            if 0 < largest < np.inf:
+                return largest * float(np.linalg.norm(self.values / largest))
+        return float(np.sqrt(square))
 
     def dot(self, other: RowSparse) -> float:
         """The inner product with another matrix of the same shape, in float64, without making either dense.

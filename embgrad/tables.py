@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from numbers import Real
 from typing import Any, Final
 
@@ -70,8 +71,9 @@ def table_products(
         a, b = mine.values(left), theirs.values(right)
         found = a @ b.transpose(0, 2, 1)
         np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), found)
-    # The same sums in another order: made equal to the last bit.
-    return (products + products.T) / 2 if h is None else products
+    if h is None:
+        _make_symmetric(products)
+    return products
 
 
 def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) -> RowSparse:
@@ -130,19 +132,34 @@ class _Entries:
 
 
 def _shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The entries of shared rows, (row, entries of the one) and (row, entries of the other), for rows with as many at once."""
+    """The entries of shared rows, (row, entries of the one) and (row, entries of the other), for rows with as many at once.
+
+    Of a row that very many tables share, as of a special token's, some of each at a time.
+    """
     _, left, right = np.intersect1d(mine.rows, theirs.rows, assume_unique=True, return_indices=True)
     counts = np.stack([mine.ends[left] - mine.starts[left], theirs.ends[right] - theirs.starts[right]], axis=1)
     kinds, kind_of = np.unique(counts, axis=0, return_inverse=True)
+    side = max(1, int((mine.dim**2 + BLOCK_BYTES // 8) ** 0.5) - mine.dim)  # of the largest block that is not too large
     for number, (few, many) in enumerate(kinds):
         chosen = np.flatnonzero(kind_of.ravel() == number)
-        size = max(1, BLOCK_BYTES // (8 * max(1, int(few + many) * mine.dim + int(few * many))))
+        a, b = min(int(few), side), min(int(many), side)
+        size = max(1, BLOCK_BYTES // (8 * max(1, (a + b) * mine.dim + a * b)))
         for start in range(0, len(chosen), size):
             block = chosen[start : start + size]
-            yield (
-                mine.starts[left[block]][:, None] + np.arange(few),
-                theirs.starts[right[block]][:, None] + np.arange(many),
-            )
+            for first, second in product(range(0, int(few), a), range(0, int(many), b)):
+                yield (
+                    mine.starts[left[block]][:, None] + np.arange(first, min(first + a, few)),
+                    theirs.starts[right[block]][:, None] + np.arange(second, min(second + b, many)),
+                )
+
+
+def _make_symmetric(products: np.ndarray) -> None:
+    """Make equal to the last bit what are the same sums in another order, some rows at a time."""
+    size = max(1, BLOCK_BYTES // (16 * max(1, len(products))))
+    for start in range(0, len(products), size):
+        rows = slice(start, start + size)
+        mean = (products[rows, start:] + products[start:, rows].T) / 2
+        products[rows, start:], products[start:, rows] = mean, mean.T
 
 
 def _tables(given: Any, name: str) -> list[RowSparse]:

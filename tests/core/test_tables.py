@@ -96,6 +96,15 @@ def test_norms_of_small_numbers_do_not_vanish() -> None:
     assert RowSparse(np.array([1]), np.full((1, 4), 1e-30, np.float32), (9, 4)).norm() == pytest.approx(2e-30)
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e-155, 1e160, 1e300])
+def test_norms_of_what_has_no_square_in_float64(size: float) -> None:
+    table = RowSparse(np.array([1, 3]), np.full((2, 2), size), (9, 2))
+    assert table.norm() == pytest.approx(2 * size, rel=1e-15)
+    np.testing.assert_allclose(embgrad.clipped_table([table], size / 10).values, table.values / 20, rtol=1e-14)
+    assert RowSparse(np.array([1]), np.zeros((1, 2)), (9, 2)).norm() == 0
+    assert RowSparse(np.array([1]), np.array([[np.inf, 1]]), (9, 2)).norm() == np.inf
+
+
 @given(SEEDS, st.integers(1, 6), st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 10_000]))
 def test_products_are_those_of_the_matrices(seed: int, mine: int, theirs: int, vocab: int, block: int) -> None:
     """Of examples of different lengths, with ids that come again in an example and in many."""
@@ -170,6 +179,18 @@ def test_products_take_little_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64e6
+
+
+def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 2**16)
+    many = [RowSparse(np.array([0, 1 + one]), np.full((2, 3), 1.0), (601, 3)) for one in range(600)]
+    for other in (None, many):
+        tracemalloc.start()
+        products = embgrad.table_products(many, other)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        np.testing.assert_array_equal(products, 3 + 3 * np.eye(600))
+        assert peak - products.nbytes < 1e6
 
 
 def test_no_example_and_no_shared_row() -> None:
