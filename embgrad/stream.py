@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,6 +122,17 @@ def stream(
     return Stream(plan, None if to is None else Path(to), progress)
 
 
+#: Streams that write, to be closed while Python still works: when it ends, it is too late for `__del__` to write anything.
+_WRITING: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    with contextlib.ExitStack() as stack:
+        for one in list(_WRITING):
+            stack.callback(one.close)
+
+
 class Stream(Iterator[Any]):
     """What `embgrad.stream` gives: an iterator of results, to be closed, used with `with`, or simply let go."""
 
@@ -129,10 +143,12 @@ class Stream(Iterator[Any]):
         self._stack = contextlib.ExitStack()
         self._results: Generator[Any, None, None] | None = None
         self._ended = False
+        self._process = os.getpid()
         try:
             if to is not None:
                 self._state.writer = Writer(to, plan.manifest())
                 self._stack.callback(self._state.writer.close)
+                _WRITING.add(self)
             self._state.report = self._stack.enter_context(reporter(progress))
         except BaseException:
             self._stack.close()
@@ -167,6 +183,8 @@ class Stream(Iterator[Any]):
         if self._ended:
             return
         self._ended = True
+        if os.getpid() != self._process:  # a fork's copy, of a stream that goes on elsewhere
+            return
         with self._stack:
             if self._results is not None:
                 self._results.close()

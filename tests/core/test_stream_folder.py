@@ -302,6 +302,37 @@ def test_a_killed_process_goes_on(tmp_path: Path) -> None:
     assert files(tmp_path / "parts") == files(tmp_path / "whole")
 
 
+LEFT = """
+import os, sys
+import embgrad
+from tests.core.streams import model, rows, tokenizer
+labelled = embgrad.Labelled(embgrad.CrossEntropy)
+results = embgrad.stream(model(), rows(23), labelled, tokenizer=tokenizer, batch_size=2, to=sys.argv[1], keep=sys.argv[2])
+for number in range(7):
+    results._next()
+if sys.argv[3] == "interrupted":
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("end", ["ended", "interrupted"])
+@pytest.mark.parametrize("keep", ["all", "table"])
+def test_a_process_that_ends_amid_a_stream_loses_nothing(tmp_path: Path, keep: str, end: str) -> None:
+    command = [sys.executable, "-c", LEFT, str(tmp_path), keep, end]
+    found = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert "Exception ignored" not in found.stderr
+    assert _finished(tmp_path) == 7
+
+
+def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = run(tmp_path)
+    next(parts)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        parts.close()
+    assert files(tmp_path) == {}
+
+
 def _finished(folder: Path) -> int:
     return len(embgrad.open_stream(folder)) if (folder / "manifest.json").exists() else 0
 
