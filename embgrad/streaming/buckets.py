@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -136,7 +136,13 @@ def restored(
     origins = [found[row] for row in range(portion.count)]
     return {
         name: _restored(
-            name, portion, [(results[piece][name], place) for piece, place in origins], objective, window, padding
+            name,
+            portion,
+            [(results[piece][name], place) for piece, place in origins],
+            {result[name].values.shape[2:] for result in results},
+            objective,
+            window,
+            padding,
         )
         for name in results[0]
     }
@@ -146,14 +152,15 @@ def _restored(
     name: str,
     portion: Portion,
     rows: Sequence[tuple[EmbeddingGradients, int]],
+    inner: Collection[tuple[int, ...]],
     objective: Mapping[str, Any],
     window: int,
     padding: Padding,
 ) -> EmbeddingGradients:
     batch, first = portion.batch, rows[0][0]
     assert batch is not None, "what was run was encoded"
-    by_position = all(one.values.shape[:2] == one.ids.shape for one, _ in rows)
-    if not by_position and len({one.values.shape[1:] for one, _ in rows}) > 1:
+    by_position = len(inner) == 1 and all(one.values.shape[:2] == one.ids.shape for one, _ in rows)
+    if not by_position and (len(inner) > 1 or len({one.values.shape[1:] for one, _ in rows}) > 1):
         raise UnsupportedError(
             f"the point {name!r} has the shapes {first.values.shape} and others, which follow the batches' lengths in an axis "
             "that is not the second: expected (example, position, …), to put the results of batches by length in order; leave "

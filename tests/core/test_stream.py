@@ -303,6 +303,32 @@ def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
         list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
 
 
+def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
+    """As attention has them, (example, position, position): both axes follow the batches' lengths."""
+
+    def attending(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+        rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
+        return model.module("scores", paired, rows).sum(1)
+
+    def paired(rows: Tensor) -> Tensor:
+        length = rows.value.shape[1]
+        value = np.repeat(rows.value.sum(2)[:, :, None], length, axis=2)
+        return Tensor(value, [(rows, lambda grad: np.repeat(grad.sum(2)[:, :, None], DIM, axis=2))])
+
+    weights = {name: one.value for name, one in model().parameters.items()}
+
+    def attended(source: list[str], **options: Any) -> list[Any]:
+        built = ReferenceModel(attending, weights, ["scores"])
+        return list(
+            embgrad.stream(built, source, embgrad.Sum(), tokenizer=tokenizer, batch_size=2, at="scores", **options)
+        )
+
+    assert [one.shape for one in attended(["ab", "abc"])] == [(2, 5, 5)]
+    for source in (["ab", "abc", "ab", "xyz"], ["ab", "ab", "abc", "xyzu"]):
+        with pytest.raises(embgrad.UnsupportedError, match=r"the point 'scores' has the shapes .*leave window out"):
+            attended(source, window=4)
+
+
 # Ahead
 
 
