@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import gc
 import hashlib
 import types
 import weakref
@@ -35,29 +38,31 @@ def asked_of(request: Request) -> Hashable:
 def identity_of(function: Any) -> Hashable:
     """Stands for a function, and keeps nothing alive: two made of one piece of Python, around the same objects, do the same.
 
-    It is made around its globals, too: a number in a notebook is one. Arrays, lists and dicts are the same by what they hold.
+    What it is made around are its cells, its defaults, and the globals that it reads.
     """
-    return _function(function, frozenset())
+    return _identity(function, ())
 
 
-def _function(function: Any, around: frozenset[int]) -> Hashable:
-    """Stands for a function that those with the numbers `around` refer to, or it to itself."""
+def _identity(function: Any, above: tuple[int, ...]) -> Hashable:
+    """The same for what lies in others, by whose identities that is known which holds itself."""
     if isinstance(function, types.MethodType):
-        return (_function(function.__func__, around), Same(function.__self__))
+        return (_identity(function.__func__, above), Same(function.__self__))
     if not isinstance(function, types.FunctionType):
         return Same(function)
+    own = function.__globals__
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-    world = function.__globals__
-    held += [world[name] for name in _names(function.__code__) if name in world]
-    around |= {id(function)}
-    return (function.__code__, id(world), *(_held(one, world, around) for one in held))
+    read = [own[name] for name in _globals_of(function.__code__) if name in own]
+    held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items(), *read]
+    inside = (*above, id(function))
+    return (function.__code__, id(own), *(_held(one, own, inside) for one in held))
 
 
-def _names(code: types.CodeType) -> list[str]:
-    """The names that a piece of Python looks up, those of attributes and of functions inside it among them."""
-    inner = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in _names(one)]
-    return list(dict.fromkeys([*code.co_names, *inner]))
+@functools.lru_cache(maxsize=256)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The names of the globals that a piece of Python reads, and those inside it."""
+    names = [one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inside = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in _globals_of(one)]
+    return tuple(dict.fromkeys((*names, *inside)))
 
 
 def code_of(function: Any) -> Hashable:
@@ -66,21 +71,24 @@ def code_of(function: Any) -> Hashable:
     return code
 
 
-def _held(value: Any, world: Mapping[str, Any], around: frozenset[int]) -> Hashable:
-    """Stands for what a function refers to; `world` are its globals."""
+def _held(value: Any, own: Mapping[str, Any], above: tuple[int, ...]) -> Hashable:
+    """Stands for what a function is made around: numbers and containers by what they hold, helpers of its module as it."""
     if isinstance(value, PLAIN):
         return (type(value), value)
-    if id(value) in around:
-        return None
-    if isinstance(value, types.FunctionType) and value.__globals__ is world:  # a library's is the same for good
-        return _function(value, around)
-    inner = around | {id(value)}
-    if type(value) in (list, tuple):
-        return (type(value), *(_held(one, world, inner) for one in value))
+    if id(value) in above:
+        return above.index(id(value))
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufcSU":
+        return (type(value), value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
+    if isinstance(value, types.FunctionType) and value.__globals__ is own:
+        return _identity(value, above)
+    inside = (*above, id(value))
+    # Other kinds of lists and tuples may hold more than their entries.
+    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return (type(value), *(_held(one, own, inside) for one in value))
     if type(value) is dict:
-        return (dict, *(_held(entry, world, inner) for entry in value.items()))
-    if type(value) is np.ndarray and not value.dtype.hasobject:
-        return (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
+        return (dict, *(_held(one, own, inside) for entry in value.items() for one in entry))
+    if not gc.is_tracked(value) and isinstance(value, Hashable) and not type(value).__weakrefoffset__:
+        return (type(value), value)  # it holds nothing else, as a dtype or a device
     return Same(value)
 
 

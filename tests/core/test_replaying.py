@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,51 @@ def test_functions_around_what_was_changed_in_place_are_not_the_same() -> None:
     assert identity_of(function) != before
     entries[0] = 1.0
     assert identity_of(function) == before
+
+
+def test_a_function_is_another_once_what_it_reads_is() -> None:
+    array, listed, named = np.ones(3), [1.0], {"one": {"two": 2.0}}
+
+    def set_factor(by: float) -> None:
+        nonlocal factor
+        factor = by
+
+    factor = 1.0
+
+    def helper(value: Any) -> Any:
+        return value * factor
+
+    def call(model: Any, inputs: Any, *, device: Any = range(3)) -> Any:
+        return [helper(one) * array * listed[0] * named["one"]["two"] * SCALE for one in inputs[: GLOBAL["length"]]]
+
+    changes: list[Callable[[], Any]] = [
+        lambda: array.__setitem__(1, 4.0),
+        lambda: listed.__setitem__(0, 4.0),
+        lambda: named["one"].__setitem__("two", 4.0),
+        lambda: set_factor(4.0),
+        lambda: GLOBAL.__setitem__("length", 4),
+        lambda: globals().__setitem__("SCALE", 4.0),
+    ]
+    for change in changes:
+        before = identity_of(call)
+        assert identity_of(call) == before
+        assert hash(identity_of(call)) == hash(before)
+        change()
+        assert identity_of(call) != before
+
+
+#: What a function above reads.
+SCALE, GLOBAL = 1.0, {"length": 2}
+
+
+def test_a_function_that_reads_itself_has_an_identity() -> None:
+    around: list[Any] = []
+
+    def call(value: Any) -> Any:
+        return call(around) if value else around
+
+    around.append(around)
+    assert identity_of(call) == identity_of(call)
 
 
 def test_what_stands_for_an_object_does_not_keep_it() -> None:
