@@ -21,7 +21,15 @@ from embgrad.traces import Traces
 from embgrad_torch import inputs
 from embgrad_torch.inputs import Plan
 from embgrad_torch.program import FailedError, programmed
-from embgrad_torch.rerun import OtherUseError, StaleError, Trace, run_trace, used_by
+from embgrad_torch.rerun import (
+    Differentiating,
+    DifferentiatingError,
+    OtherUseError,
+    StaleError,
+    Trace,
+    run_trace,
+    used_by,
+)
 from embgrad_torch.returned import UnknownError, tensors_in
 from embgrad_torch.standins import UntraceableError
 from embgrad_torch.structure import Structure, structure
@@ -125,26 +133,28 @@ class _Keeper:
         self._shapes = tuple(tuple(one.shape) for one in planned.leaves)
         native = request.respond.function if isinstance(request.respond, NativeObjective) else None
         self._code = code_of(native)
+        self._differentiates: str | None = None
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
         if self._form.why is not None:
             return self._without(self._form.why)
-        trace = self._serving(self._form.used.get(self._code, ()))
-        if trace is None:
-            return self._first()
-        try:
-            return self._run(trace, self._request)
-        except OtherUseError as error:
-            self._form.used[self._code] = error.used
-            trace = self._serving(error.used)
-            return self._first() if trace is None else self._run(trace, self._request)
-        except StaleError:
-            self._form.traces.clear()
-            self._form.serving.clear()
-            return self._first()
-        except FailedError as error:
-            return self._without(str(error))
+        why = ""
+        for _ in range(2):
+            trace = self._serving(self._form.used.get(self._code, ()))
+            if trace is None:
+                return self._first()
+            try:
+                return self._run(trace, self._request)
+            except OtherUseError as error:
+                self._form.used[self._code] = error.used
+                why = str(error)
+            except StaleError:
+                self._form.traces.clear()
+                self._form.serving.clear()
+            except (FailedError, DifferentiatingError) as error:
+                return self._without(str(error))
+        return self._without(why)  # the objective depends on others each time
 
     def _run(self, trace: Trace, request: Request) -> Run:
         return run_trace(trace, self._known, self._planned, self._batch, request)
@@ -152,9 +162,11 @@ class _Keeper:
     def _serving(self, used: tuple[int, ...]) -> Trace | None:
         """The trace that serves for this call."""
         serving, key = self._form.serving, (self._shapes, used)
-        if key in serving:
-            serving.move_to_end(key)
-            return serving[key]
+        found = serving.get(key)
+        if found is not None:
+            with contextlib.suppress(KeyError):  # another thread may have taken it out
+                serving.move_to_end(key)
+            return found
         found = next(
             (
                 one
@@ -176,15 +188,19 @@ class _Keeper:
         """What a trace gives, checked by what the model gives; or that."""
         if len(self._form.traces) >= LENGTHS:
             return self._without(f"its lengths take a trace each, and {LENGTHS} are kept")
-        recorder = Recorder(self._request, _watching)
+        recorder = Recorder(self._request, self._watching)
         found = self._plain(recorder.recording())
+        if self._differentiates is not None:
+            return self._as_asked(found, self._differentiates)
         try:
             trace = Trace(programmed(exported(self._known, self._batch, self._request, self._planned, recorder.used)))
             given = self._run(trace, recorder.replaying())
             apart = recorder.apart(found, given, agreeing(_dtypes(trace, found)))
             if apart is not None:
                 raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
-        except (UntraceableError, FailedError, ReplayError, StaleError, OtherUseError) as error:
+        except (OtherUseError, DifferentiatingError) as error:  # another objective may have a trace
+            return self._as_asked(found, str(error))
+        except (UntraceableError, FailedError, ReplayError, StaleError) as error:
             self._form.why = str(error)
             self._form.traces.clear()
             self._form.serving.clear()
@@ -194,23 +210,29 @@ class _Keeper:
         self._serve(recorder.used, trace)
         return given
 
+    def _watching(
+        self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]
+    ) -> Callable[[Any], Any]:
+        """The function of a native objective, which tells what of what the model returned its value depends on."""
+
+        def watched(returned: Any) -> Any:
+            try:
+                tensors = tensors_in(returned)  # which the function may take out of it
+            except UnknownError:  # which following the model says again
+                return function(returned)
+            with Differentiating(tensors) as mode:
+                value = function(returned)
+            self._differentiates = mode.why
+            tell(used_by(value, tensors))
+            return value
+
+        return watched
+
     def _without(self, why: str) -> Run:
         return self._as_asked(self._plain(self._request), why)
 
     def _as_asked(self, found: Run, why: str) -> Run:
         return replace(found, uncompiled=why)
-
-
-def _watching(function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
-    """The function of a native objective, which tells what of what the model returned its value depends on."""
-
-    def watched(returned: Any) -> Any:
-        value = function(returned)
-        with contextlib.suppress(UnknownError):  # which following the model says again
-            tell(used_by(value, tensors_in(returned)))
-        return value
-
-    return watched
 
 
 def _dtypes(trace: Trace, found: Run) -> Iterator[str]:
@@ -225,6 +247,7 @@ def _key(known: Structure, planned: Plan, request: Request) -> Hashable:
     return (
         tuple(known.paths),
         tuple(map(type, known.modules)),
+        known.look().arrangement,  # a trace takes what two modules share once: they may come to hold one each
         tuple(one.training for one in known.modules) if request.training else None,
         tuple(map(_described, leaves)),
         repr(form),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from embgrad.answering import values_at
 from embgrad.backend import Change, NativeObjective, Request, Run
@@ -19,16 +20,20 @@ from embgrad.watching import PointWatch
 from embgrad_torch.answered import answered_by, dtype_of
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import LookupMode, Read
+from embgrad_torch.operands import DIFFERENTIATING
 from embgrad_torch.ours import running
 from embgrad_torch.program import FailedError, Program, Stage, why_failed
 from embgrad_torch.pullback import pull_back
 from embgrad_torch.standins import Happening
+from embgrad_torch.state import operands_kept
 from embgrad_torch.structure import Structure
 from embgrad_torch.tap import Taps
 from embgrad_torch.tracing import is_tensor
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["OtherUseError", "StaleError", "Trace", "run_trace", "used_by"]
+__all__ = [
+    *("Differentiating", "DifferentiatingError", "OtherUseError", "StaleError", "Trace", "run_trace", "used_by"),
+]
 
 
 class OtherUseError(Exception):
@@ -41,6 +46,40 @@ class OtherUseError(Exception):
     def __init__(self, used: tuple[int, ...]) -> None:
         super().__init__(f"the objective depends on other outputs, {used}, than in the run before")
         self.used = used
+
+
+class DifferentiatingError(Exception):
+    """A native objective takes gradients by itself; says so as "compile=True: ..." goes on."""
+
+
+class Differentiating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """While a native objective runs: tells whether it takes gradients, or hooks those of an output.
+
+    In a trace no output lies on the way to another, so that these would be others, or none.
+
+    Args:
+        outputs: the tensors that the model returned.
+
+    Attributes:
+        why: says so; None where it does nothing of the kind.
+    """
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        super().__init__()
+        self.why: str | None = None
+        self._outputs = outputs
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if func in DIFFERENTIATING:
+            self.why = "the objective takes gradients by itself, and a trace has no way from one output to another"
+        elif func in HOOKING and any(args[0] is one for one in self._outputs):
+            self.why = "the objective hooks the gradient of an output, which a trace need not come by"
+        return func(*args, **(kwargs or {}))
+
+
+#: The functions by which others are told of a tensor's gradient.
+HOOKING: Final = frozenset({torch.Tensor.register_hook, torch.Tensor.retain_grad})
 
 
 class StaleError(Exception):
@@ -125,12 +164,14 @@ def run_trace(trace: Trace, known: Structure, planned: Plan, batch: TokenBatch, 
     """What the trace gives.
 
     Raises:
+        DifferentiatingError: the objective asks for what no trace has.
         FailedError: compiled code failed.
         OtherUseError: the trace does not serve for this objective, another may.
         StaleError: nor for these weights.
         EmbgradError: as without a trace.
     """
-    with held(known.locks), running(), torch.inference_mode(False), torch.enable_grad():
+    keeping = operands_kept if request.several else contextlib.nullcontext()
+    with held(known.locks), running(), torch.inference_mode(False), torch.enable_grad(), keeping:
         return _Running(trace, known, planned, batch, request).run()
 
 
@@ -163,8 +204,7 @@ class _Running:
         returned, request = self._returned(request)
         answered = answered_by(returned, self._batch, request)
         try:
-            with _retaining(request.several):
-                pulled = pull_back(answered.sets, self._taps, (), _Unwatched(), lambda: ())  # type: ignore[arg-type]
+            pulled = pull_back(answered.sets, self._taps, (), _Unwatched(), lambda: ())  # type: ignore[arg-type]
         except Exception as error:
             if self._edits.raised is not None or not isinstance(error, (RuntimeError, TypeError, ValueError)):
                 raise
@@ -209,7 +249,16 @@ class _Running:
         function = request.respond.function
 
         def watched(returned: Any) -> Any:
-            value = function(returned)
+            mode = Differentiating(outputs)
+            try:
+                with mode:
+                    value = function(returned)
+            except Exception as error:
+                if mode.why is None:
+                    raise
+                raise DifferentiatingError(mode.why) from error  # it may have failed by that
+            if mode.why is not None:
+                raise DifferentiatingError(mode.why)
             depends = used_by(value, outputs)
             if not set(depends) <= set(used):
                 raise OtherUseError(depends)
@@ -239,17 +288,6 @@ class _Heard:
                 raise
 
         return heard
-
-
-@contextlib.contextmanager
-def _retaining(several: bool) -> Iterator[None]:
-    """Meanwhile compiled backward passes leave their operands to the next one, where there is one."""
-    config = torch._functorch.config
-    if not several or not hasattr(config, "donated_buffer"):
-        yield
-        return
-    with config.patch(donated_buffer=False):
-        yield
 
 
 def used_by(value: Any, tensors: Sequence[Any]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.structure import Structure
 
-__all__ = ["as_found"]
+__all__ = ["as_found", "operands_kept"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -328,3 +328,21 @@ _uncompiled = _Shared(_eager)
 
 #: cuDNN has no backward pass for recurrent layers in evaluation mode.
 _without_cudnn = _Shared(lambda: torch.backends.cudnn.flags(enabled=False))
+
+
+@contextlib.contextmanager
+def _keeping() -> Iterator[None]:
+    from torch._inductor import config  # which takes long to import
+
+    functorch = torch._functorch.config
+    donated = (
+        functorch.patch(donated_buffer=False) if hasattr(functorch, "donated_buffer") else contextlib.nullcontext()
+    )
+    with donated, config.patch(inplace_buffers=False):
+        yield
+
+
+#: Compiled backward passes leave their operands to the next one. Those do that are compiled, with the forward pass, while this
+#: is in force: at the backward pass alone it would but silence what tells that the operands are gone. The second setting is
+#: part of what PyTorch keeps compiled code under, which the first is not.
+operands_kept: Final = _Shared(_keeping)

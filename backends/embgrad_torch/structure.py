@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import functools
 import itertools
 import operator
 import weakref
@@ -79,6 +80,14 @@ class _Held:
         self.parameters = [*first[0], *[False] * len(first[1])]
         self.buffers = [*[False] * count, *first[1]]
         self.tables: dict[int, str | None] = dict.fromkeys(identities)
+
+    @functools.cached_property
+    def arrangement(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int | None, ...]]:
+        """What does not tell one tensor from another: how many there are of which names, and which of these hold the same."""
+        sizes, names, identities = self.key
+        first: dict[int, int | None] = {id(None): None}
+        same = tuple([first.setdefault(one, place) for place, one in enumerate(identities)])
+        return tuple(sizes), tuple(names), same
 
 
 def _new(identities: Sequence[int]) -> list[bool]:

@@ -93,6 +93,22 @@ def test_compiled_pieces_between_points_and_with_several_pullbacks() -> None:
         )
 
 
+def test_compiled_backward_passes_leave_their_operands_to_the_next() -> None:
+    """Also where the same graph was compiled for one pullback before, and PyTorch keeps what it has compiled."""
+
+    class Mixing(kept_traces.Net):
+        def forward(self, input_ids: Any) -> Any:
+            rows = self.rows(input_ids)
+            rows = torch.softmax(rows @ rows.transpose(1, 2), -1) @ rows
+            for bent in (torch.sin, torch.cos):
+                rows = torch.nn.functional.layer_norm(self.inner(rows).tanh() * bent(rows), (6,))
+            return self.outer(rows.mean(1))
+
+    model = Mixing()
+    kept_traces.agree(model, kept_traces.IDS)
+    kept_traces.agree(model, kept_traces.IDS, split=True)
+
+
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("build", [roberta, distilbert, gpt2, llama, t5], ids=lambda build: build.__name__)
 def test_lengths_and_numbers_of_examples(build: Any, traces: list[Any]) -> None:

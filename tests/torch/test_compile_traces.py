@@ -136,6 +136,135 @@ def test_weights_may_change(traces: list[Any]) -> None:
     assert len(traces) == 2
 
 
+def test_weights_that_were_one_may_become_two(traces: list[Any]) -> None:
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(6, 12, bias=False).double()
+            self.head.weight = self.table.weight
+
+        def forward(self, input_ids: Any) -> Any:
+            return self.head(self.body(self.rows(input_ids)).mean(1))
+
+    model, objective = Tied(), embgrad.Logit(1)
+    tied = agree(model, IDS, objective)
+    model.head.weight = nn.Parameter(model.head.weight.detach() * 2 + 0.3)
+    apart = agree(model, IDS, objective)
+    assert np.abs(apart.values - tied.values).max() > 0.1 * np.abs(tied.values).max()
+    model.head.weight = model.table.weight
+    agree(model, IDS, objective)
+    model.table.weight = nn.Parameter(model.table.weight.detach() * 1.7)
+    agree(model, IDS, objective)
+    assert len(traces) == 2
+
+
+def test_weights_may_come_and_go() -> None:
+    model = Net()
+    bias = model.inner.bias
+    model.inner.bias = None
+    agree(model, IDS)
+    model.inner.bias = nn.Parameter(torch.full_like(bias, 3.0))
+    agree(model, IDS)
+    model.inner.bias = None
+    agree(model, IDS)
+
+
+#: What the call of a test below reads.
+FACTOR = 2.0
+
+
+def test_what_a_call_of_ones_own_reads_may_change(monkeypatch: Any) -> None:
+    def helper(value: Any) -> Any:
+        return value * factor
+
+    factor, array, listed = 2.0, np.array(2.0), [2.0]
+
+    def call(model: Any, inputs: Any) -> Any:
+        return helper(model(inputs)) * float(array) * listed[0] * FACTOR
+
+    model = Net()
+    first = agree(model, IDS, call=call).values
+    factor = 3.0
+    np.testing.assert_allclose(agree(model, IDS, call=call).values, first * 1.5)
+    array[...] = 4
+    np.testing.assert_allclose(agree(model, IDS, call=call).values, first * 3)
+    listed[0] = -2.0
+    np.testing.assert_allclose(agree(model, IDS, call=call).values, first * -3)
+    monkeypatch.setitem(globals(), "FACTOR", 6.0)
+    np.testing.assert_allclose(agree(model, IDS, call=call).values, first * -9)
+
+
+def test_a_call_of_ones_own_around_equal_values_takes_one_trace(traces: list[Any]) -> None:
+    model = Net()
+    for _ in range(3):
+        by = {"factors": [2.0], "array": np.arange(3.0), "dtype": torch.float64}
+        agree(
+            model,
+            IDS,
+            call=lambda model, inputs, *, by=by: (
+                model(inputs) * by["factors"][0] * torch.tensor(by["array"], dtype=by["dtype"])
+            ),
+        )
+    assert len(traces) == 1
+
+
+class Layered(Net):
+    def forward(self, input_ids: Any) -> Any:
+        hidden = self.body(self.rows(input_ids))
+        return {"hidden": hidden, "logits": self.outer(self.inner(hidden).tanh().mean(1))}
+
+
+def test_objectives_that_take_gradients_run_without_a_trace(traces: list[Any]) -> None:
+    def weighted(out: Any) -> Any:
+        (gradient,) = torch.autograd.grad(out["logits"].pow(2).sum(), out["hidden"], create_graph=True)
+        return (gradient * out["hidden"]).sum((1, 2))
+
+    def perhaps(out: Any) -> Any:
+        (gradient,) = torch.autograd.grad(out["logits"].sum(), out["hidden"], retain_graph=True, allow_unused=True)
+        return out["hidden"].sum((1, 2)) * (1 if gradient is None else 2)
+
+    def hooked(out: Any) -> Any:
+        out["hidden"].register_hook(lambda gradient: gradient * 2)
+        return out["logits"].sum(1)
+
+    model = Layered()
+    for objective, why in (
+        (weighted, "the objective takes gradients by itself"),
+        (perhaps, "the objective takes gradients by itself"),
+        (hooked, "the objective hooks the gradient of an output"),
+    ):
+        falls_back(model, why, objective=objective)
+        agree(model, IDS, lambda out: out["logits"].sum(1))  # which has a trace before and after
+        agree(model, IDS, lambda out: out["hidden"].sum((1, 2)))
+        falls_back(model, why, objective=objective)
+    assert len(traces) == 2
+
+
+def test_objectives_may_take_entries_out_of_what_the_model_returns() -> None:
+    def objective(out: Any) -> Any:
+        out.pop("hidden")
+        return out["logits"][:, 0]
+
+    agree(Layered(), IDS, objective)
+
+
+def test_an_objective_that_depends_on_others_each_time_runs_without_a_trace() -> None:
+    model, turn = Layered(), [0]
+
+    def objective(out: Any) -> Any:
+        turn[0] += 1
+        return out["logits"][:, 0] if turn[0] % 2 else out["hidden"].sum((1, 2))
+
+    either = [
+        agree(model, IDS, lambda out: out["logits"][:, 0]).values,
+        agree(model, IDS, lambda out: out["hidden"].sum((1, 2))).values,
+    ]
+    for _ in range(3):
+        with pytest.warns(embgrad.EmbgradWarning, match="the objective depends on other outputs"):
+            found = embgrad.gradients(model, IDS, objective, compile=True)
+        assert any(np.allclose(found.values, one, rtol=1e-9) for one in either)
+
+
 def test_a_call_of_ones_own(traces: list[Any]) -> None:
     encoder, head = Net(), nn.Linear(6, 3).double()
     for factor in (1, 1, 2):
