@@ -16,6 +16,7 @@ from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.identity import PLAIN, asked_of, code_of
+from embgrad.locks import held
 from embgrad.replaying import Recorder, ReplayError, agreeing
 from embgrad.traces import Traces
 from embgrad_torch import inputs
@@ -79,7 +80,8 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, plain: Plain) -> R
     parts = as_parts(model)
     known = structure(parts)
     try:
-        _expect_traceable(known, request)
+        with held(known.locks):  # another thread's pass may have hooks on it
+            _expect_traceable(known, request)
         planned = inputs.planned(model, batch, request.call, inputs.device_of(known.modules))
         form = _forms.get(parts, _key(known, planned, request), _Form)
     except UntraceableError as error:

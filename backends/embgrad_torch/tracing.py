@@ -97,10 +97,13 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
     following = _Following(known, batch, request, planned, places, used)
     shapes = ([None] * len(weights), [_dimensions(one) for one in leaves])
     device = leaves[0].device if leaves else torch.device("cpu")
+    from torch._dynamo.convert_frame import compile_lock  # which takes long to import
+
     try:
         with as_found(known, device, training=request.training), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with random_as_found(device, training=False), _no_hook_left():
+            # PyTorch follows one function at a time: what it changes meanwhile is the process's, not the thread's.
+            with compile_lock, random_as_found(device, training=False), _no_hook_left():
                 program = torch.export.export(
                     _Exporting(following.follow), (weights, leaves), strict=False, dynamic_shapes=shapes
                 )

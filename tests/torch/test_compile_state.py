@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 from typing import Any
 
@@ -134,4 +135,27 @@ def test_several_threads() -> None:
         worker.start()
     for worker in workers:
         worker.join()
+    assert not failed
+
+
+def test_several_threads_make_traces_of_their_own() -> None:
+    failed: list[Any] = []
+    shared = Net()
+
+    def work(number: int) -> None:
+        try:
+            own = Net()
+            for batch in (IDS, LONGER):
+                agree(own, batch)
+                agree(shared, batch, at=("word", "inner")[number % 2])
+        except BaseException as error:
+            failed.append(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", embgrad.EmbgradWarning)
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
     assert not failed
