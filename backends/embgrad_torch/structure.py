@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import functools
+import gc
 import itertools
 import operator
 import weakref
