@@ -45,7 +45,7 @@ class _Form:
         why: why there can be none.
         exact: whether a trace takes only the lengths that it was made for.
         traces: by the lengths, where they are exact, and the tensors that a native objective uses.
-        checked: those and the lengths, as far as they are 1, for which a trace gave what the model gives.
+        checked: those and the lengths for which a trace gave what the model gives.
         used: by the code of native objectives what they used last.
     """
 
@@ -60,8 +60,8 @@ class _Form:
 def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, plain: Plain) -> Run:
     """Run a trace of the model, if there is one or can be one; else the model.
 
-    A trace is made at the first call, so that each call gives the same bits. Whenever one is new, or meets a length
-    of 1 for the first time, which Python often treats apart, the model is run too, and what they give is compared.
+    A trace is made at the first call, so that each call gives the same bits. Whenever one is new, or meets lengths
+    for the first time, which the model's Python may treat apart, the model is run too, and what they give is compared.
 
     Args:
         model: as in `run`; so are `batch` and `request`.
@@ -187,7 +187,10 @@ class _Keeper:
         return (self._lengths if self._form.exact else (), used)
 
     def _mark(self, used: tuple[int, ...]) -> Hashable:
-        return (self._place(used), tuple(tuple(min(size, 2) for size in one) for one in self._lengths))
+        """What must have been compared: the lengths, of a graph whether they are 1, of which it may have been made for more."""
+        graph = self._planned.graph is not None
+        seen = tuple(tuple(min(size, 2) if graph else size for size in one) for one in self._lengths)
+        return (self._place(used), seen)
 
 
 class _Generators:

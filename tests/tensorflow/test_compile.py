@@ -100,19 +100,30 @@ def test_one_trace_serves_every_length_and_number_of_examples(traces: list[Any])
     assert model.ran == ran  # none of its Python
 
 
-def test_lengths_of_one_are_compared_anew(traces: list[Any]) -> None:
-    """Python often treats them apart, which a trace that was made with others knows nothing of."""
+@pytest.mark.parametrize(
+    "batch", [IDS[:1], IDS[:2], LONGER, IDS[:, :2]], ids=lambda one: f"{one.shape[0]}x{one.shape[1]}"
+)
+def test_lengths_that_are_new_are_compared(batch: np.ndarray) -> None:
+    """Python may treat one apart, which a trace that was made with others knows nothing of."""
 
     class Apart(Net):
         def __call__(self, ids: Any) -> Any:
+            self.ran += 1
             rows = tf.gather(self.rows, ids)
-            return self.head(2 * rows if ids.shape[0] == 1 else rows)
+            return self.head(2 * rows if tuple(ids.shape) == batch.shape else rows)
 
     model = Apart()
-    assert embgrad.gradients(model, IDS, PROJECTION, compile=True).provenance["compiled"]
+    others = [one for one in (IDS, LONGER[:, :6], IDS[:2, :2]) if one.shape != batch.shape]
+    for _ in range(2):
+        for other in others:
+            assert embgrad.gradients(model, other, PROJECTION, compile=True).provenance["compiled"]
+    ran = model.ran
+    for other in others:
+        embgrad.gradients(model, other, PROJECTION, compile=True)
+    assert model.ran == ran
     with pytest.warns(embgrad.EmbgradWarning, match="a trace of it differ from what it gives itself"):
-        one = embgrad.gradients(model, IDS[:1], PROJECTION, compile=True)
-    plain = embgrad.gradients(model, IDS[:1], PROJECTION)
+        one = embgrad.gradients(model, batch, PROJECTION, compile=True)
+    plain = embgrad.gradients(model, batch, PROJECTION)
     np.testing.assert_array_equal(one.values, plain.values)
     assert one.provenance["compiled"] is False
 
