@@ -1,14 +1,25 @@
-"""Keeps the random generators of Python and NumPy where they stand, while something is made whose numbers do not count."""
+"""The random generators of Python and NumPy: whether anything was drawn, and kept where they stand while nothing drawn counts."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from typing import Final
 
 import numpy as np
 
-__all__ = ["generators_kept"]
+__all__ = ["DRAWS", "drawn", "generators_kept"]
+
+#: Why a model has no trace that draws from these generators in training mode. In evaluation mode a draw is taken to be of no
+#: account, as that of a model which asks for the mode only then.
+DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
+
+
+def drawn() -> Hashable:
+    """Stands for what has been drawn so far."""
+    _, numbers, place, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(numbers).tobytes(), place
 
 
 @contextlib.contextmanager

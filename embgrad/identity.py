@@ -46,7 +46,8 @@ def identity_of(function: Any) -> Hashable:
 def _identity(function: Any, above: tuple[int, ...]) -> Hashable:
     """The same for what lies in others, by whose identities that is known which holds itself."""
     if isinstance(function, types.MethodType):
-        return (_identity(function.__func__, above), Same(function.__self__))
+        around = getattr(function.__func__, "__globals__", {})
+        return (_identity(function.__func__, above), _held(function.__self__, around, above))
     if not isinstance(function, types.FunctionType):
         return Same(function)
     own = function.__globals__
@@ -72,7 +73,7 @@ def code_of(function: Any) -> Hashable:
 
 
 def _held(value: Any, own: Mapping[str, Any], above: tuple[int, ...]) -> Hashable:
-    """Stands for what a function is made around: numbers and containers by what they hold, helpers of its module as it."""
+    """Stands for what a function is made around: numbers, containers and plain objects by what they hold, helpers as it."""
     if isinstance(value, PLAIN):
         return (type(value), value)
     if id(value) in above:
@@ -87,9 +88,17 @@ def _held(value: Any, own: Mapping[str, Any], above: tuple[int, ...]) -> Hashabl
         return (type(value), *(_held(one, own, inside) for one in value))
     if type(value) is dict:
         return (dict, *(_held(one, own, inside) for entry in value.items() for one in entry))
+    if _is_plain_object(value, own):
+        return (Same(value), _held(vars(value), own, inside))
     if not gc.is_tracked(value) and isinstance(value, Hashable) and not type(value).__weakrefoffset__:
         return (type(value), value)  # it holds nothing else, as a dtype or a device
     return Same(value)
+
+
+def _is_plain_object(value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether it is a mere holder of attributes, of the function's own module; a model, which can be called, is itself."""
+    kind = type(value)
+    return kind.__module__ == own.get("__name__") and hasattr(value, "__dict__") and not callable(value)
 
 
 class Same:

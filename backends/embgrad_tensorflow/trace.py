@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
@@ -19,6 +17,7 @@ from tensorflow.python.saved_model.function_deserialization import RestoredFunct
 
 from embgrad.backend import NativeObjective, Request
 from embgrad.calling import as_parts
+from embgrad.generators import DRAWS, drawn
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.outputs import choose_output, name_outputs
@@ -115,22 +114,11 @@ def traced(
 
 @contextlib.contextmanager
 def _drawing_nothing(training: bool) -> Iterator[None]:
-    """Refuse what draws from the generators of Python or NumPy: a trace would hold for good what was drawn.
-
-    In evaluation mode a draw is taken to be of no account, as that of a model which asks the mode only then.
-    """
-    before = _drawn()
+    """Refuse what draws from the generators of Python or NumPy: a trace would hold for good what was drawn."""
+    before = drawn()
     yield
-    if training and _drawn() != before:
-        raise UntraceableError(
-            "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
-        )
-
-
-def _drawn() -> Hashable:
-    """Stands for what was drawn so far."""
-    _, numbers, place, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(numbers).tobytes(), place
+    if training and drawn() != before:
+        raise UntraceableError(DRAWS)
 
 
 def is_placeholder(value: Any) -> bool:

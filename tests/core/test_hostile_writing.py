@@ -207,6 +207,9 @@ def test_shards_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"someone's")
     for name in ("shard-00000000-000002.safetensors", "shard-00000001-000001.safetensors"):
         (tmp_path / "s" / name).symlink_to("../other")
+    with pytest.raises(embgrad.FileFormatError, match=r"'shard-00000001-000001\.safetensors' and no manifest\.json"):
+        streamed(tmp_path / "s").finish()
+    (tmp_path / "s" / name).unlink()
     streamed(tmp_path / "s").finish()
     assert (tmp_path / "other").read_bytes() == b"someone's"
     assert not any(path.is_symlink() for path in (tmp_path / "s").iterdir())

@@ -190,6 +190,28 @@ def test_a_function_is_another_once_what_it_reads_is() -> None:
 SCALE, GLOBAL = 1.0, {"length": 2}
 
 
+def test_what_a_plain_object_holds_counts_and_what_a_model_holds_does_not() -> None:
+    class Scale:
+        def __init__(self) -> None:
+            self.by, self.whole = 1.0, self
+
+        def call(self, inputs: Any) -> Any:
+            return inputs * self.by
+
+    class Model(Scale):
+        def __call__(self, inputs: Any) -> Any:
+            return self.call(inputs)
+
+    for kind in (Scale, Model):
+        held = kind()
+        functions = (held.call, lambda inputs, held=held: held.call(inputs))
+        for function in functions:
+            before = identity_of(function)
+            assert identity_of(function) == before
+            held.by += 1
+            assert (identity_of(function) == before) is (kind is Model)
+
+
 def test_a_function_that_reads_itself_has_an_identity() -> None:
     around: list[Any] = []
 

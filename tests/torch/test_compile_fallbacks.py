@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from typing import Any
@@ -84,6 +85,24 @@ def test_what_cannot_be_traced_falls_back(body: Any, why: str, capfd: Any) -> No
     model.body = lambda rows: body(model, rows)
     falls_back(model, why)
     assert "def forward" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
+    """In evaluation mode the draw has no say, as in Hugging Face's layer drop."""
+
+    class Dropping(Net):
+        def body(self, rows: Any) -> Any:
+            bent = super().body(rows)
+            return 2 * bent if draw() < 0.5 and self.training else bent
+
+    model = Dropping()
+    agree(model, IDS)
+    random.seed(2)
+    np.random.seed(0)  # with either, the first draws are above 0.5: those of the model and the trace
+    with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
+        found = [embgrad.gradients(model, IDS, PROJECTION, training=True, compile=True) for _ in range(12)]
+    assert len({one.values.tobytes() for one in found}) == 2
 
 
 def test_what_is_seen_before_a_trace_falls_back() -> None:
