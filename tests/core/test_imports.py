@@ -109,15 +109,16 @@ def test_the_check_can_fail(child: Any) -> None:
     assert child(f"import embgrad, {', '.join(FRAMEWORKS)}" + REPORT) == list(FRAMEWORKS)
 
 
-def test_importing_is_quick(child: Any) -> None:
-    """Beyond NumPy, in the process's own time, as the least of several, since a busy machine only ever adds."""
+def test_importing_brings_in_one_library_beyond_numpy(child: Any) -> None:
+    """What keeps it quick; how quick it is stands in docs/performance.md."""
     code = (
-        "import json, time, numpy\n"
-        "start = time.process_time()\n"
+        "import json, sys, numpy\n"
+        "before = set(sys.modules)\n"
         "import embgrad\n"
-        "print(json.dumps(time.process_time() - start))"
+        "tops = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(json.dumps(sorted(tops - set(sys.stdlib_module_names))))"
     )
-    assert min(child(code) for _ in range(4)) < 0.15
+    assert child(code) == ["embgrad", "safetensors"]
 
 
 def imported(source: str) -> Iterator[str]:
