@@ -130,7 +130,7 @@ class _Keeper:
             self._form.used[self._code] = error.used
             return self._first(self._form.traces.get(self._place(error.used)))
         except (UnfitError, FailedError) as error:
-            return self._without(f"the trace failed on this batch ({error})")
+            return self._without(_failed(error))
 
     def _first(self, trace: Trace | None) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
@@ -146,8 +146,10 @@ class _Keeper:
             if apart is not None:
                 raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
         except (UntraceableError, UnfitError, ReplayError, FailedError, OtherUseError) as error:
-            self._form.why = str(error)
             generators.put_back()
+            if trace is not None and isinstance(error, (UnfitError, FailedError)):  # it serves for other lengths
+                return self._as_asked(found, _failed(error))
+            self._form.why = str(error)
             return self._as_asked(found, self._form.why)
         self._form.traces[self._place(made.used)] = made
         self._form.checked.add(self._mark(made.used))
@@ -191,6 +193,10 @@ class _Keeper:
         graph = self._planned.graph is not None
         seen = tuple(tuple(min(size, 2) if graph else size for size in one) for one in self._lengths)
         return (self._place(used), seen)
+
+
+def _failed(error: Exception) -> str:
+    return f"the trace failed on this batch ({error})"
 
 
 class _Generators:
