@@ -97,7 +97,8 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
         small = _case(drawn_bert(folder / "small", layers=2, dim=128, vocab=30522), (1, 8))
         for mode in modes:
             if mode != COMPILED_AT_LENGTH:
-                yield _worker(f"a small call: {mode}", "overhead", mode, "times", cases=[small], seconds=seconds)
+                given = {"cases": [small], "seconds": seconds, "alone": True}
+                yield _worker(f"a small call: {mode}", "overhead", mode, "times", **given)
         for mode in plain:
             yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=small)
     if "modes" in options.parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -29,9 +30,13 @@ def fastest(row: Mapping[str, Any]) -> str:
 
 
 def times(row: Mapping[str, Any]) -> tuple[float | None, float, float, float]:
-    """The seconds of `gradients`, None where it was refused, of the fastest code by hand, forward and full backward."""
+    """The seconds of `gradients`, None where it was refused, of the fastest code by hand, forward and full backward.
+
+    The last two are NaN where they were not measured.
+    """
     own = row["times"]
-    return own.get("gradients"), own[fastest(row)], own["forward"], own["backward"]
+    others = own.get("forward", math.nan), own.get("backward", math.nan)
+    return own.get("gradients"), own[fastest(row)], *others
 
 
 def size_of(row: Mapping[str, Any]) -> tuple[int, int]:

@@ -88,7 +88,11 @@ def page(found: Found, machine: str, *, quick: bool) -> str:
         _section("From small to large", "`gradients` / by hand (/ forward).", _sizes(found)),
         _section("The ways by hand", "Each / forward pass.", _ways(found, size)),
         _section("One position", "", _positions(found)),
-        _section("Our own overhead", "1 × 8 tokens, 2 layers × 128: where overhead shows most.", _overhead(found)),
+        _section(
+            "Our own overhead",
+            "1 × 8 tokens, 2 layers × 128: where overhead shows most. In turns with code by hand alone.",
+            _overhead(found),
+        ),
         _section(
             "Where our own share goes", "The same call, in milliseconds; steps may lie in one another.", _shares(found)
         ),

@@ -31,13 +31,14 @@ def main(arguments: list[str] | None = None) -> None:
     options.found.write_text(json.dumps(JOBS[job.pop("job")](**job)), encoding="utf-8")
 
 
-def times(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
-    """The times of a mode on each case."""
+def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool = False) -> list[dict[str, Any]]:
+    """The times of a mode on each case; `alone` those of `gradients` and code by hand, with nothing else in between."""
     make, found = _maker(mode), []
     for case in cases:
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
-        found.append({**about, **figures, **in_turns(functions, seconds)})
+        taken = {name: one for name, one in functions.items() if not alone or name not in ("forward", "backward")}
+        found.append({**about, **figures, **in_turns(taken, seconds)})
     return found
 
 
