@@ -48,9 +48,11 @@ handed over, and the clone that goes on in place of the rows, since models write
 what an objective over all positions pays.
 - A small call pays for what code by hand does not do: the state of all modules before and after, the check of the \
 lookup's indices, of shapes and of numbers that are not finite, and a result that knows what it is. In PyTorch up to \
-Python 3.11 dicts tell by their versions that they were not written to, so that what is remembered of a model holds \
-without a look at its thousand attributes. Even so the state of fifty modules before and after takes 0.15 ms by itself, \
-which is the limit of the whole, and twice that within a call, where the model's pass has taken the processor's caches.
+Python 3.11 dicts tell by their versions that they were not written to, so that what was found of a model is kept from call \
+to call and needs a look alone, not at its thousand attributes; and the rows of a plain `nn.Embedding` are taken from what it \
+gives. Even so the state of fifty modules before and after takes more than the 0.15 ms that are asked of the whole, since the \
+model's pass has taken the processor's caches in between. After a full backward pass, which takes all of them, a small call \
+is some tenths of a millisecond slower still.
 
 ## How it is measured
 
