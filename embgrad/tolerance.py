@@ -59,7 +59,7 @@ def tolerance_of(a: EmbeddingGradients, b: EmbeddingGradients) -> float:
     one was, that is what sets the two apart.
     """
     names = [str(one.provenance.get("compute_dtype", one.values.dtype)) for one in (a, b)]
-    coarse = max((name if name in HALVES else "float32" for name in names), key=unit_roundoff)
+    coarse = coarsest(name if name in HALVES else "float32" for name in names)
     if not all(name in HALVES for name in names):
         coarse = "float64" if all(name == "float64" for name in names) else "float32"
     known = [depth for depth in map(remembered_depth, (a, b)) if depth is not None]

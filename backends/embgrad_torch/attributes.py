@@ -41,8 +41,9 @@ class Attributes:
         self._containers = kinds.chosen(CONTAINERS, values)
         self._filled = list(filter(None, self._containers))  # most are empty, such as those of hooks
         filled = {id(one): one for one in self._filled}.values()
-        self._plain = [(one, one.copy()) for one in filled if type(one) is dict]
-        self._plain_versions = versions_of([one for one, _ in self._plain])
+        self._plain = [one for one in filled if type(one) is dict]
+        self._entries = [one.copy() for one in self._plain]
+        self._plain_versions = versions_of(self._plain)
         # The order of the others is no part of their version, if they have one.
         self._others = [(one, one.copy()) for one in filled if type(one) is not dict]
         self._tensors = kinds.few(TENSORS, values)
@@ -61,7 +62,7 @@ class Attributes:
             _are_same(own, self._own)
             and versions_of(own) == self._versions
             and _are_same(list(filter(None, self._containers)), self._filled)
-            and versions_of([one for one, _ in self._plain]) == self._plain_versions
+            and versions_of(self._plain) == self._plain_versions
             and all(_is_same(one, before) for one, before in self._others)
         )
 
@@ -86,10 +87,10 @@ class Attributes:
                 values = self._values[end - len(names) : end]
                 _put_back(self._own[place], dict(zip(names, values, strict=True)))
             self._versions = versions_of(self._own)
-        if places := _others(versions_of([one for one, _ in self._plain]), self._plain_versions):
+        if places := _others(versions_of(self._plain), self._plain_versions):
             for place in places:
-                _put_back(*self._plain[place])
-            self._plain_versions = versions_of([one for one, _ in self._plain])
+                _put_back(self._plain[place], self._entries[place])
+            self._plain_versions = versions_of(self._plain)
         for other, before in self._others:
             _put_back(other, before)
 

@@ -25,7 +25,7 @@ from embgrad_torch.ours import running
 from embgrad_torch.program import FailedError, Program, Stage, why_failed
 from embgrad_torch.pullback import pull_back
 from embgrad_torch.standins import Happening
-from embgrad_torch.state import operands_kept
+from embgrad_torch.state import Differentiable, operands_kept
 from embgrad_torch.structure import Structure
 from embgrad_torch.tap import Taps
 from embgrad_torch.tracing import is_tensor
@@ -171,7 +171,7 @@ def run_trace(trace: Trace, known: Structure, planned: Plan, batch: TokenBatch, 
         EmbgradError: as without a trace.
     """
     keeping = operands_kept if request.several else contextlib.nullcontext()
-    with held(known.locks), running(), torch.inference_mode(False), torch.enable_grad(), keeping:
+    with held(known.locks), running(), Differentiable(), keeping:
         return _Running(trace, known, planned, batch, request).run()
 
 

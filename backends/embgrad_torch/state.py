@@ -15,7 +15,7 @@ from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.structure import Structure
 
-__all__ = ["as_found", "operands_kept"]
+__all__ = ["Differentiable", "as_found", "operands_kept"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -50,7 +50,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
     """
     with (
         held(model.locks),
-        _Differentiable(),
+        Differentiable(),
         _heard(),
         _uncompiled,
         contextlib.ExitStack() as stack,
@@ -143,7 +143,7 @@ def _copy_of(tensor: Any, known: Any) -> Any:
     return tensor.detach().clone()
 
 
-class _Differentiable:
+class Differentiable:
     """Meanwhile gradients are on and inference mode is off: `enable_grad` in `inference_mode(False)`, in less time."""
 
     def __enter__(self) -> None:

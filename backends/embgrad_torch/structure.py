@@ -23,7 +23,8 @@ __all__ = ["Kinds", "Structure", "structure"]
 _flat: Final = itertools.chain.from_iterable
 _own: Final = operator.attrgetter("__dict__")
 _inside: Final = operator.attrgetter("_modules")
-_held: Final = operator.attrgetter("_parameters"), operator.attrgetter("_buffers")
+_parameters: Final = operator.attrgetter("_parameters")
+_buffers: Final = operator.attrgetter("_buffers")
 
 #: The numbers that a model's parameters may have at most for what was found of it to be kept: it keeps weights that are
 #: replaced alive until the next call.
@@ -200,7 +201,7 @@ class Structure:
     def look(self) -> _Held:
         """Look at what the modules hold now."""
         self.own = self.own_now()
-        holding = [*map(_held[0], self.modules), *map(_held[1], self.modules)]
+        holding = [*map(_parameters, self.modules), *map(_buffers, self.modules)]
         filled = list(filter(None, holding))
         self._tensors = list(_flat([one.values() for one in filled]))
         versions = versions_of(holding)
