@@ -14,6 +14,7 @@ from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.structure import Structure
+from embgrad_torch.tap import outside_inference
 
 __all__ = ["Differentiable", "as_found", "operands_kept"]
 
@@ -147,16 +148,14 @@ class Differentiable:
     """Meanwhile gradients are on and inference mode is off: `enable_grad` in `inference_mode(False)`, in less time."""
 
     def __enter__(self) -> None:
-        self._outer = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
-        if self._outer is not None:
-            self._outer.__enter__()
+        self._outer = outside_inference()
+        self._outer.__enter__()
         self._before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(True)
 
     def __exit__(self, *told: Any) -> None:
         torch._C._set_grad_enabled(self._before)
-        if self._outer is not None:
-            self._outer.__exit__(*told)
+        self._outer.__exit__(*told)
 
 
 def _heard() -> Any:

@@ -16,7 +16,7 @@ from embgrad.errors import UnsupportedError
 from embgrad_torch.drawing import of_the_user
 from embgrad_torch.inputs import to_numpy
 
-__all__ = ["At", "Taps", "expect_unwritten", "going_on", "is_floating"]
+__all__ = ["At", "Taps", "expect_unwritten", "going_on", "is_floating", "outside_inference"]
 
 
 class At(Protocol):
