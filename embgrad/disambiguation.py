@@ -123,7 +123,7 @@ def expect_ids_followed(backend: Backend, model: Any, batch: TokenBatch, call: C
 def could_be_made(ids: np.ndarray) -> bool:
     """Whether the ids are small and go on by steps of 0 or 1, as positions and types do."""
     most = ids.shape[1] + 8
-    if ids.flat[0] >= most or ids.max() >= most:  # the first of them mostly tells
+    if ids.item(0) >= most or ids.max() >= most:  # the first of them mostly tells
         return False
     steps = np.diff(ids, axis=1)
     return bool(((steps == 0) | (steps == 1)).all())

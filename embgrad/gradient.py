@@ -225,6 +225,8 @@ def _warn_of_uncompiled(done: Sequence[Mapping[str, EmbeddingGradients]]) -> Non
 
 
 def _names(at: Any) -> tuple[str, ...]:
+    if isinstance(at, str) and at:
+        return (at,)
     names = (at,) if isinstance(at, str) or not isinstance(at, Iterable) else tuple(at)
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
         raise PointError(f"at is {at!r}: expected the name of a point, such as 'word', or several different ones")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["held", "locks_of", "model_lock", "process_lock"]
 
@@ -15,6 +16,9 @@ __all__ = ["held", "locks_of", "model_lock", "process_lock"]
 process_lock = threading.RLock()
 
 _guard = threading.Lock()
+
+_acquire: Final[Any] = type(process_lock).acquire
+_release: Final[Any] = type(process_lock).release
 _locks: dict[int, tuple[Any, threading.RLock]] = {}
 
 
@@ -34,21 +38,28 @@ class held:  # noqa: N801  # used as a function is
 
     def __init__(self, locks: Sequence[threading.RLock]) -> None:
         self._locks = locks
-        self._taken = 0
+        self._taken: Sequence[threading.RLock] = ()
 
     def __enter__(self) -> None:
+        at_once = list(map(_acquire, self._locks, itertools.repeat(False)))  # which no signal can interrupt
+        self._taken = list(itertools.compress(self._locks, at_once))
+        if all(at_once):
+            return
+        self.__exit__()  # another thread holds some: they are waited for in order, with none that comes later
+        taken: list[threading.RLock] = []
+        self._taken = taken
         try:
             for lock in self._locks:
                 lock.acquire()
-                self._taken += 1
+                taken.append(lock)
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *told: object) -> None:
-        taken, self._taken = self._taken, 0
-        for lock in self._locks[:taken]:
-            lock.release()
+        taken, self._taken = self._taken, ()
+        for _ in map(_release, taken):
+            pass
 
 
 def _lock_of(part: object) -> threading.RLock:

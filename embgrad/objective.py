@@ -113,6 +113,8 @@ class Objective(ABC):
                 f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
                 f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
             )
+        if rows.positions is None:  # one row an example
+            return np.asarray(values, np.float64), slopes
         return np.bincount(rows.examples, weights=values, minlength=rows.count), slopes
 
     def describe(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def layout_of(indices: np.ndarray, ids: np.ndarray) -> Layout | None:
 
     Takes the ids as they are or transposed, in any shape that keeps their order (flattened, say).
     """
-    if indices.size != ids.size or (indices.size and indices.flat[0] != ids.flat[0]):
+    if indices.size != ids.size or (indices.size and indices.item(0) != ids.item(0)):
         return None
     straight = are_equal(indices.ravel(), ids.ravel())
     if straight and indices.shape == ids.shape:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,6 +38,10 @@ from embgrad.validation import expect_flag
 from embgrad.version import __version__
 
 __all__ = ["Task", "level_of_user", "origins", "warn_of_unused"]
+
+
+#: What of a result's origins is the same in the whole process.
+PLATFORM: Final = {"embgrad": __version__, "python": platform.python_version(), "numpy": np.__version__}
 
 
 @dataclass(frozen=True)
@@ -316,14 +320,12 @@ class Task:
 
 def origins(backend: Backend, model: Any) -> dict[str, Any]:
     """What every result remembers of where it comes from: the versions, and the model's class."""
-    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(model)]
+    kinds = [type(part) for part in as_parts(model)]
     return {
-        "embgrad": __version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+        **PLATFORM,
         "backend": backend.name,
         "versions": dict(backend.versions()),
-        "model": " + ".join(parts),
+        "model": " + ".join([f"{one.__module__}.{one.__qualname__}" for one in kinds]),
         **({"matrices": _matrices(backend, model)} if "weights" in backend.supports else {}),
     }
 

@@ -64,7 +64,9 @@ class PointWatch:
         """Whether the call of any module must be told or counted."""
         return self.everything or bool(self.modules) or bool(self.counted)
 
-    def see(self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None) -> str | None:
+    def see(
+        self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None, *, inside: bool = False
+    ) -> str | None:
         """Take down a lookup; its key where it may be asked for, so that the backend keeps hold of its output, else None.
 
         Args:
@@ -73,12 +75,14 @@ class PointWatch:
             rows: the table's rows.
             dim: the length of a row.
             padding: the row that the table's owner declares to be padding.
+            inside: whether the framework has seen to it that no index is outside.
 
         Raises:
             BatchError: an index outside the table.
         """
         whole = np.asarray(indices)
-        _check_inside(path, whole, rows, self.batch.ids)
+        if not inside:
+            _check_inside(path, whole, rows, self.batch.ids)
         lookup = Lookup(
             path=path,
             occurrence=self._count(path),
@@ -186,8 +190,9 @@ class PointWatch:
             )
 
     def _count(self, path: str) -> int:
-        self._seen[path] += 1
-        return self._seen[path] - 1
+        before = self._seen[path]
+        self._seen[path] = before + 1
+        return before
 
     def _reach(self, call: ModuleCall, side: str, tensor: Any) -> str | None:
         key = call.key(side)

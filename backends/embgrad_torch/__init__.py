@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported befo
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,11 @@ from embgrad.batch import TokenBatch
 from embgrad.checkpoint import WeightTarget
 
 __all__ = ["TorchBackend"]
+
+
+@functools.cache
+def _versions(loaded: tuple[str, ...]) -> Mapping[str, str]:
+    return {name: str(sys.modules[name].__version__) for name in loaded}
 
 
 class TorchBackend:
@@ -30,14 +36,14 @@ class TorchBackend:
 
     def owns(self, part: object) -> bool:
         """Whether it is a `torch.nn.Module`, told by its type, without importing PyTorch."""
-        return any(
-            base.__module__ == "torch.nn.modules.module" and base.__qualname__ == "Module"
-            for base in type(part).__mro__
-        )
+        for base in type(part).__mro__:  # noqa: SIM110  # at each call, and a generator takes longer than the rest
+            if base.__qualname__ == "Module" and base.__module__ == "torch.nn.modules.module":
+                return True
+        return False
 
     def versions(self) -> Mapping[str, str]:
         """PyTorch's version, and that of transformers where it is in use."""
-        return {name: str(sys.modules[name].__version__) for name in ("torch", "transformers") if name in sys.modules}
+        return dict(_versions(tuple([name for name in ("torch", "transformers") if name in sys.modules])))
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """What a forward pass on the batch reaches: lookups and modules, in order."""

@@ -12,7 +12,7 @@ from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
 from embgrad.structures import first
 from embgrad.tolerance import coarsest
-from embgrad_torch.inputs import TorchTensors
+from embgrad_torch.inputs import TorchTensors, dtype_name
 from embgrad_torch.tap import Taps, is_floating
 
 __all__ = ["answered_by", "dtype_of", "leaves"]
@@ -29,12 +29,13 @@ def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
 def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
     """The coarsest of those of the points, of the outputs that were read and of autocast; else of an output or a parameter."""
     met = [taps.marks[chosen[name]] for name in request.points]
-    met += [output for one in answered.sets for output, _ in one if is_floating(output)]
+    met += [output for one in answered.sets for output, _ in one]
     if not met:
         met.append(next(one for one in (first(returned, is_floating), *leaves(parts)) if one is not None))
     dtypes = {one.dtype for one in met}
-    dtypes |= {torch.get_autocast_dtype(kind) for kind in {one.device.type for one in met} if _casts(kind)}
-    return coarsest(str(one).removeprefix("torch.") for one in dtypes)
+    if torch._C._is_any_autocast_enabled():
+        dtypes |= {torch.get_autocast_dtype(kind) for kind in {one.device.type for one in met} if _casts(kind)}
+    return coarsest(dtype_name(one) for one in dtypes)
 
 
 def _casts(kind: str) -> bool:

@@ -35,15 +35,16 @@ class Attributes:
     def __init__(self, model: Structure) -> None:
         # Of a thousand attributes hardly one is of interest: the loops over all are those of the interpreter's own functions.
         self._own = model.own
+        self._are_plain = set(map(type, model.own)) <= {dict}
         self._values = values = list(_flat([one.values() for one in model.own]))
-        self._versions = versions_of(model.own)
+        self._versions = versions_of(model.own, plain=self._are_plain)
         self._kinds = kinds = model.kinds(values, self._versions)
         self._containers = kinds.chosen(CONTAINERS, values)
         self._filled = list(filter(None, self._containers))  # most are empty, such as those of hooks
         filled = {id(one): one for one in self._filled}.values()
         self._plain = [one for one in filled if type(one) is dict]
         self._entries = [one.copy() for one in self._plain]
-        self._plain_versions = versions_of(self._plain)
+        self._plain_versions = versions_of(self._plain, plain=True)
         # The order of the others is no part of their version, if they have one.
         self._others = [(one, one.copy()) for one in filled if type(one) is not dict]
         self._tensors = kinds.few(TENSORS, values)
@@ -60,9 +61,9 @@ class Attributes:
         """
         return (
             _are_same(own, self._own)
-            and versions_of(own) == self._versions
+            and versions_of(own, plain=self._are_plain) == self._versions
             and _are_same(list(filter(None, self._containers)), self._filled)
-            and versions_of(self._plain) == self._plain_versions
+            and versions_of(self._plain, plain=True) == self._plain_versions
             and all(_is_same(one, before) for one, before in self._others)
         )
 
@@ -80,17 +81,17 @@ class Attributes:
             for container in self._containers:
                 if container and id(container) not in filled:
                     container.clear()
-        if places := _others(versions_of(self._own), self._versions):
+        if places := _others(versions_of(self._own, plain=self._are_plain), self._versions):
             for place in places:
                 end = self._kinds.ends[place]
                 names = self._kinds.names[end - self._kinds.sizes[place] : end]
                 values = self._values[end - len(names) : end]
                 _put_back(self._own[place], dict(zip(names, values, strict=True)))
-            self._versions = versions_of(self._own)
-        if places := _others(versions_of(self._plain), self._plain_versions):
+            self._versions = versions_of(self._own, plain=self._are_plain)
+        if places := _others(versions_of(self._plain, plain=True), self._plain_versions):
             for place in places:
                 _put_back(self._plain[place], self._entries[place])
-            self._plain_versions = versions_of(self._plain)
+            self._plain_versions = versions_of(self._plain, plain=True)
         for other, before in self._others:
             _put_back(other, before)
 

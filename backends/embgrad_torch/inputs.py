@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,7 +18,13 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
 from embgrad.errors import OutputError, UnsupportedError
 
-__all__ = ["Plan", "TorchTensors", "device_of", "plan", "planned", "to_numpy", "to_tensors"]
+__all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
+
+
+CPU: Final = torch.device("cpu")
+
+#: The dtypes that NumPy has, too, in which tensors cross over as they are.
+PLAIN: Final = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,8 @@ def _numbers(value: Sequence[Any]) -> np.ndarray | None:
 def to_numpy(tensor: Any) -> np.ndarray:
     """A tensor's values in memory of their own, C-contiguous; half precision widened to float32."""
     values = tensor.detach()
+    if values.dtype in PLAIN and values.is_cpu and values.layout is torch.strided and not values.is_neg():
+        return np.array(values.numpy(), order="C", copy=True)  # as most are
     if values.layout is not torch.strided:
         values = values.to_dense()
     if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
@@ -147,13 +156,28 @@ def to_numpy(tensor: Any) -> np.ndarray:
     return np.array(values.numpy(), order="C", copy=True)
 
 
+def like(values: np.ndarray, tensor: Any) -> Any:
+    """The values as a tensor of their own, in another's dtype and on its device."""
+    dtype = PLAIN.get(tensor.dtype) if tensor.is_cpu else None
+    if dtype is not None:
+        return torch.from_numpy(np.array(values, dtype=dtype, order="C"))
+    return torch.from_numpy(np.array(values, order="C")).to(tensor.device, tensor.dtype)
+
+
 def device_of(modules: Iterable[Any]) -> Any:
     """Where the inputs go: the device of the first parameter or buffer of the modules that holds values."""
     for module in modules:
         for tensor in itertools.chain(module._parameters.values(), module._buffers.values()):
-            if tensor is not None and tensor.device.type != "meta":
-                return tensor.device
-    return torch.device("cpu")
+            if tensor is None or tensor.is_meta:
+                continue
+            return CPU if tensor.is_cpu else tensor.device
+    return CPU
+
+
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    """A dtype of PyTorch's, as NumPy would spell it."""
+    return str(dtype).removeprefix("torch.")
 
 
 class TorchTensors:
@@ -168,7 +192,7 @@ class TorchTensors:
 
     def dtype(self, tensor: Any) -> str:
         """The dtype's name."""
-        return str(tensor.dtype).removeprefix("torch.")
+        return dtype_name(tensor.dtype)
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """See `to_numpy`."""

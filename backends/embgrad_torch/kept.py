@@ -20,7 +20,7 @@ from embgrad.locks import held
 from embgrad.replaying import Recorder, ReplayError, agreeing
 from embgrad.traces import Traces
 from embgrad_torch import inputs
-from embgrad_torch.inputs import Plan
+from embgrad_torch.inputs import Plan, dtype_name
 from embgrad_torch.program import FailedError, programmed
 from embgrad_torch.rerun import (
     Differentiating,
@@ -239,7 +239,7 @@ class _Keeper:
 
 def _dtypes(trace: Trace, found: Run) -> Iterator[str]:
     """Those of the weights, and of what was computed."""
-    yield from (str(dtype).removeprefix("torch.") for _, dtype in trace.program.shapes)
+    yield from (dtype_name(dtype) for _, dtype in trace.program.shapes)
     yield found.compute_dtype
 
 

@@ -36,6 +36,7 @@ class Read(NamedTuple):
             it picks rows out of activations.
         max_norm: rows with a larger norm are to be scaled in the table itself.
         norm_type: of which norm.
+        made: it has been made, in a table that is on the processor, where PyTorch refuses indices outside of it.
     """
 
     table: Any
@@ -44,6 +45,7 @@ class Read(NamedTuple):
     indexing: bool = False
     max_norm: float | None = None
     norm_type: float = 2.0
+    made: bool = False
 
 
 class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
@@ -115,8 +117,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def on_gave(self, module: Any, indices: Any, gave: Any) -> Any:
         """A plain `nn.Embedding` has looked up rows: those that go on in their place."""
-        read = _embedding(indices, module.weight, module.padding_idx)
-        assert read is not None
+        read = Read(module.weight, indices, _wrapped(module.padding_idx, module.weight), made=True)
         return self._rows(read, lambda: gave if torch.is_grad_enabled() else gave.detach())
 
     def on_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -188,7 +189,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if self.pulling:
             return self._again(read, path, indices, compute, word=layout is not None)
         shape = read.table.shape
-        key = self.watch.see(path, indices, shape[0], shape[1], read.padding)
+        key = self.watch.see(path, indices, shape[0], shape[1], read.padding, inside=read.made)
         self._scale(read)
         self._expect_floating(read, path, asked=key is not None)
         self._made.append((path, indices, Made(key, torch.is_grad_enabled())))

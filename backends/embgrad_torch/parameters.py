@@ -11,6 +11,7 @@ import torch
 
 from embgrad.backend import ParameterValues, Request, TableRest
 from embgrad.points import WORD, split_name
+from embgrad_torch.inputs import dtype_name
 from embgrad_torch.walk import further_paths, named_parameters, spelled, table_paths
 
 __all__ = ["Tables", "parameter_values", "trainable"]
@@ -26,7 +27,7 @@ def parameter_values(
 ) -> dict[str, ParameterValues]:
     """What a request for parameters is answered."""
     return {
-        name: ParameterValues(tuple(one.shape), gradient, str(one.dtype).removeprefix("torch."))
+        name: ParameterValues(tuple(one.shape), gradient, dtype_name(one.dtype))
         for (name, one), gradient in zip(parameters.items(), gradients, strict=True)
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from embgrad.answering import Cotangents
-from embgrad_torch.inputs import to_numpy
+from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps
 
@@ -44,17 +44,19 @@ def pull_back(
 
     Args:
         sets: the sets of cotangents.
-        taps: the points, which receive their gradients by hooks.
+        taps: the points, which receive their gradients.
         parameters: the parameters whose gradients are wanted.
         mode: what watched the forward pass; checkpointed segments run again under it.
         leaves: gives every parameter of the model.
     """
     marks = list(taps.marks.values())
     behind = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
+    if behind is not None:
+        taps.hear()
     pulled = []
     mode.pulling = True
     for number, one in enumerate(sets):
-        reaching = [(output, _like(output, cotangent)) for output, cotangent in one if output.requires_grad]
+        reaching = [(output, like(cotangent, output)) for output, cotangent in one if output.requires_grad]
         more = number + 1 < len(sets)
         taps.start()
         try:
@@ -62,7 +64,9 @@ def pull_back(
                 gradients: Sequence[Any] = [None] * len(parameters)
             elif behind is None:
                 with mode:
-                    gradients = _differentiate(reaching, marks, parameters, more)
+                    found = _run_engine(reaching, more, (*marks, *parameters), accumulate=False)
+                taps.came(found[: len(marks)])
+                gradients = found[len(marks) :]
             else:
                 with mode:
                     gradients = _accumulate(reaching, marks, parameters, more, [*behind, *leaves()])
@@ -71,15 +75,6 @@ def pull_back(
         points = {key: taps.gradients.get(key) for key in taps.marks}
         pulled.append(Pulled(points, taps.before, [None if one is None else to_numpy(one) for one in gradients]))
     return pulled
-
-
-def _like(output: Any, cotangent: np.ndarray) -> Any:
-    """The cotangent in memory of its own, in the output's dtype and on its device."""
-    return torch.from_numpy(np.array(cotangent, order="C")).to(output.device, output.dtype)
-
-
-def _differentiate(pairs: Sequence[tuple[Any, Any]], marks: Any, parameters: Any, more: bool) -> Sequence[Any]:
-    return tuple(_run_engine(pairs, more, (*marks, *parameters), accumulate=False))[len(marks) :]
 
 
 def _accumulate(

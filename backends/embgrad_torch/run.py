@@ -16,9 +16,11 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import PointError
 from embgrad.points import Lookup
+from embgrad.responding import Respond
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
 from embgrad_torch.answered import answered_by, dtype_of, leaves
+from embgrad_torch.attributes import Attributes
 from embgrad_torch.drawing import of_the_user, random_as_found
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
@@ -28,7 +30,7 @@ from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.segments import segments_ended
 from embgrad_torch.state import as_found
-from embgrad_torch.structure import Structure, structure
+from embgrad_torch.structure import Changed, Structure, recalled, structure
 from embgrad_torch.tap import Taps, expect_unwritten
 from embgrad_torch.walk import TablePaths, further_paths
 from embgrad_torch.ways import Elsewhere, Watched, Ways
@@ -79,7 +81,16 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         return run_kept(model, batch, request, lambda other: run(model, batch, replace(other, compiled=False)))
     if request.parameters or request.training:  # a second forward pass would draw other random numbers
         return _run(model, batch, request, weights=True)
-    known = structure(as_parts(model))
+    parts = as_parts(model)
+    known = recalled(parts)
+    if known is not None:
+        with contextlib.suppress(Changed):
+            return _run_known(model, batch, request, known)
+    return _run_known(model, batch, request, structure(parts))
+
+
+def _run_known(model: Any, batch: TokenBatch, request: Request, known: Structure) -> Run:
+    """The same, where a pass may be watched in part."""
     ways = _ways(known, batch, request)
     if ways is None:
         return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
@@ -123,11 +134,11 @@ def _run(
         parameters = trainable(known.walked) if request.parameters else {}
         tables = Tables(parts, known.walked if request.tables else (), request)
         one.wanted.update(map(id, tables.parameters))
-        with tables.differentiable():
+        with tables.differentiable() if tables.parameters else contextlib.nullcontext():
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            with of_the_user():
+            with _of_objective(request):
                 answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
@@ -157,23 +168,32 @@ def _prepared(
     whole: bool = True,
 ) -> Iterator[_Pass]:
     device = inputs.device_of(known.modules)
-    drawn = random_as_found(device, training=request.training)
-    found, walked = as_found(known, device, training=request.training), known.walked
-    with running(), found if ways is None else ways.settled(found, whole=whole), drawn:
-        taps = Taps(request)
-        wanted: set[int] = set()
-        mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
-        modules = ModuleWatch(
-            watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
-        )
-        also = further_paths(known.parts, walked) if watch.everything else {}
-        watched = mode if ways is None else Watched(mode, known.modules, ways, whole=whole)
-        try:
-            with modules.on(walked, also):
-                yield _Pass(mode, taps, walked, device, request.training, wanted, watched)
-        finally:
-            mode.put_back()
-            taps.marks.clear()  # whose hooks know the taps: nothing is to wait for the garbage collector
+    attributes: Attributes | None = None
+    try:
+        with (
+            running(),
+            as_found(known, device, training=request.training) as attributes,
+            random_as_found(device, training=request.training),
+        ):
+            if ways is not None and not whole:
+                ways.expect_settled(attributes)
+            walked, taps = known.walked, Taps(request)
+            wanted: set[int] = set()
+            mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
+            modules = ModuleWatch(
+                watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
+            )
+            also = further_paths(known.parts, walked) if watch.everything else {}
+            watched = mode if ways is None else Watched(mode, known.modules, ways, whole=whole)
+            try:
+                with modules.on(walked, also):
+                    yield _Pass(mode, taps, walked, device, request.training, wanted, watched)
+            finally:
+                mode.put_back()
+                taps.marks.clear()  # whose hooks know the taps: nothing is to wait for the garbage collector
+    finally:
+        if ways is not None and attributes is not None:
+            ways.settings = attributes.settings
 
 
 def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
@@ -190,6 +210,12 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tu
     if one.mode.differentiated:
         raise Differentiated
     return returned, unused
+
+
+def _of_objective(request: Request) -> AbstractContextManager[None]:
+    """What an objective of the user's own draws is drawn; those of embgrad draw nothing."""
+    ours = isinstance(request.respond, Respond) and request.respond.is_ours
+    return contextlib.nullcontext() if ours else of_the_user()
 
 
 def _befores(pulled: Sequence[Pulled]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
@@ -36,19 +35,20 @@ def in_segment() -> bool:
     return hooks is not None and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
 
 
-@contextlib.contextmanager
-def segments_ended() -> Iterator[None]:
+class segments_ended:  # noqa: N801  # used as a function is
     """Let an exception end the segments that it leaves.
 
     PyTorch 2.6 ends them when nobody holds the exception any more. Until then tensors are saved for a segment that is over,
     and whatever is differentiated fails.
     """
-    try:
-        yield
-    except BaseException as error:
-        for around in reversed([*_left_by(error)]):
-            around.close()
-        raise
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            for around in reversed([*_left_by(error)]):
+                around.close()
 
 
 def _left_by(error: BaseException) -> Iterator[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -13,14 +15,19 @@ import torch
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
-from embgrad_torch.structure import Structure
+from embgrad_torch.structure import Changed, Structure
 from embgrad_torch.tap import outside_inference
+from embgrad_torch.undoing import Undoing
+from embgrad_torch.versions import HAVE_VERSIONS
 
 __all__ = ["Differentiable", "as_found", "operands_kept"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
 LARGEST_COPIED = 1 << 20
+
+#: The dtypes of most buffers, which no graph can hold.
+WHOLE: Final = frozenset({torch.int64, torch.int32, torch.bool})
 
 #: The types of parameters that have weights from the beginning.
 PLAIN: Final = frozenset({torch.nn.Parameter})
@@ -48,13 +55,14 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
 
     Raises:
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
+        Changed: the structure was recalled, and does not hold any more.
     """
     with (
         held(model.locks),
         Differentiable(),
         _heard(),
         _uncompiled,
-        contextlib.ExitStack() as stack,
+        Undoing() as stack,
     ):
         found = _found(model)
         stack.callback(found.attributes.put_back)
@@ -65,9 +73,8 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
         stack.callback(_contents(found, model.buffers(), training))
         _set_mode(model, found, training, stack)
         recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
-        if recurrent and not training:
-            stack.enter_context(_without_cudnn)
-        yield found.attributes
+        with _without_cudnn if recurrent and not training else _NOTHING:
+            yield found.attributes
 
 
 class _Found:
@@ -102,7 +109,7 @@ class _Found:
 
     def hold(self, model: Structure) -> bool:
         """Whether it does, of the model as it is now."""
-        if not self.attributes.hold(model.own_now()) or self._is_inferring():
+        if not (model.types_hold() and self.attributes.hold(model.own_now())) or self._is_inferring():
             return False
         model.looked = self._looked
         return True
@@ -124,9 +131,11 @@ def _found(model: Structure) -> _Found:
     known: _Found | None = model.found
     if known is not None and known.hold(model):
         return known
+    if model.recalled:
+        raise Changed
     model.look()
     found = _Found(model)
-    if not found.inferring:
+    if HAVE_VERSIONS and not found.inferring:  # else nothing can tell that it holds
         model.keep(found)
     return found
 
@@ -174,14 +183,14 @@ def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
             )
 
 
-def _set_mode(model: Structure, found: _Found, training: bool, stack: contextlib.ExitStack) -> None:
+def _set_mode(model: Structure, found: _Found, training: bool, stack: Undoing) -> None:
     """Evaluation mode, or training mode as the user set it up, or else as the model's own `train` sets it up.
 
     The flags are put back one by one: a model may be in both modes, and a `train` of the user's own may do more.
     """
     evaluating = not training and any(found.flags)
     if training or evaluating or not found.flagged:  # else they are put back as attributes are
-        stack.callback(_set_flags, model.modules, found.flags)
+        stack.callback(functools.partial(_set_flags, model.modules, found.flags))
     if evaluating:
         _set_flags(model.modules, [False] * len(found.flags))
     for part in model.parts if training else ():
@@ -242,7 +251,7 @@ def _contents(found: _Found, buffers: Sequence[Any], training: bool) -> Callable
     small = [one for one in buffers if training or one.numel() <= LARGEST_COPIED]
     copied = found.contents(small)
     large = [(b, b._version) for b in buffers if b.numel() > LARGEST_COPIED] if len(small) < len(buffers) else []
-    attached = [one for one, _ in copied if one.grad_fn is None] + [b for b, _ in large if b.grad_fn is None]
+    attached = [one for one, _ in [*copied, *large] if one.dtype not in WHOLE and one.grad_fn is None]
     # What holds the numbers that it held may still be what a graph of the user's saved.
     versions = [torch.autograd._unsafe_preserve_version_counter(one) for one, _ in copied if not one.is_inference()]
 
@@ -277,7 +286,7 @@ def _tell_of(buffer: Any) -> None:
     )
 
 
-def _make_ordinary(model: Structure, stack: contextlib.ExitStack) -> None:
+def _make_ordinary(model: Structure, stack: Undoing) -> None:
     """Parameters made under inference mode, which autograd cannot take, as ordinary tensors in the same memory."""
     ordinary: dict[int, Any] = {}
     for module in model.modules:
@@ -285,7 +294,7 @@ def _make_ordinary(model: Structure, stack: contextlib.ExitStack) -> None:
             if tensor is not None and tensor.is_inference():
                 if id(tensor) not in ordinary:
                     ordinary[id(tensor)] = _ordinary(tensor)
-                stack.callback(setattr, module, name, tensor)
+                stack.callback(functools.partial(setattr, module, name, tensor))
                 setattr(module, name, ordinary[id(tensor)])
 
 
@@ -317,13 +326,21 @@ class _Shared:
                 self._made.__exit__(None, None, None)
 
 
-def _eager() -> Any:
-    """Compiled functions run as the Python that they were made from: a compiler would trace into the watching."""
-    set_stance = getattr(torch.compiler, "set_stance", None)  # before PyTorch 2.6 watching itself made them do so
-    return contextlib.nullcontext() if set_stance is None else set_stance("force_eager")
+class _Eager:
+    """Makes compiled functions run as the Python that they were made from: a compiler would trace into the watching."""
+
+    def __init__(self) -> None:
+        self._made: Any = None
+
+    def __call__(self) -> Any:
+        """The stance to enter: the last one, which takes less time, where it comes back to that which there is now."""
+        now = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+        if now is None or getattr(self._made, "prev", None) is not now:
+            self._made = torch.compiler.set_stance("force_eager")
+        return self._made
 
 
-_uncompiled = _Shared(_eager)
+_uncompiled = _Shared(_Eager())
 
 #: cuDNN has no backward pass for recurrent layers in evaluation mode.
 _without_cudnn = _Shared(lambda: torch.backends.cudnn.flags(enabled=False))

@@ -18,7 +18,7 @@ from embgrad_torch.versions import versions_of
 from embgrad_torch.walk import walk
 from embgrad_torch.ways import Ways
 
-__all__ = ["Kinds", "Structure", "structure"]
+__all__ = ["Changed", "Kinds", "Structure", "recalled", "structure"]
 
 _flat: Final = itertools.chain.from_iterable
 _own: Final = operator.attrgetter("__dict__")
@@ -29,6 +29,10 @@ _buffers: Final = operator.attrgetter("_buffers")
 #: The numbers that a model's parameters may have at most for what was found of it to be kept: it keeps weights that are
 #: replaced alive until the next call.
 LARGEST_KEPT: Final = 1 << 25
+
+
+class Changed(BaseException):
+    """A model is not what it was when it was last looked at. Nobody's handler is to stop it."""
 
 
 class Kinds:
@@ -114,8 +118,8 @@ class _Skeleton:
         versions: of the dicts of children, when they were last looked at.
         held: likewise of the dicts of tensors, and which these hold.
         kinds: likewise of the modules' dicts, and the types of their attributes.
-        found: what a pass has found, see `Structure.found`. It does keep what it knows alive, but for the parts themselves, and
-            is let go before each full garbage collection.
+        found: what a pass has found, see `Structure.found`, and the modules, with None for the parts. It does keep what it
+            knows alive, but for the parts themselves, and is let go before each full garbage collection.
     """
 
     references: list[Any]
@@ -130,7 +134,18 @@ class _Skeleton:
     versions: Sequence[Any] = ()
     held: tuple[Sequence[Any], _Held | None] = ((), None)
     kinds: tuple[Sequence[Any], Kinds | None] = ((), None)
-    found: Any = None
+    found: tuple[Any, list[Any]] | None = None
+
+    def recalled(self, parts: Sequence[Any]) -> list[Any] | None:
+        """The modules as they were when something was found of them; None where nothing is kept."""
+        if self.found is None:
+            return None
+        modules = self.found[1].copy()
+        for number, part in zip(self.roots, parts, strict=True):
+            if self.references[number]() is not part:
+                return None
+            modules[number] = part
+        return modules
 
     def modules(self, parts: Sequence[Any]) -> list[Any] | None:
         """The modules; None where anything is another than it was."""
@@ -158,18 +173,26 @@ class Structure:
         modules: all modules, each once, in the order of `walk`.
         paths: their attribute paths.
         skeleton: what is remembered of the model, if anything is.
+        recalled: whether this is remembered, too, and whoever uses it must first see to it that it still holds.
 
     Attributes:
-        parts: as given; so are `modules` and `paths`.
+        parts: as given; so are `modules`, `paths` and `recalled`.
         own: the dicts of the modules' attributes, when they were last looked at.
     """
 
     def __init__(
-        self, parts: Sequence[Any], modules: list[Any], paths: list[str], skeleton: _Skeleton | None = None
+        self,
+        parts: Sequence[Any],
+        modules: list[Any],
+        paths: list[str],
+        skeleton: _Skeleton | None = None,
+        *,
+        recalled: bool = False,
     ) -> None:
         self.parts = parts
         self.modules = modules
         self.paths = paths
+        self.recalled = recalled
         self._skeleton = skeleton
         self.own: list[dict[str, Any]] = []
         self._tensors: list[Any] = []
@@ -191,12 +214,20 @@ class Structure:
     @property
     def found(self) -> Any:
         """What an earlier pass has found of the model, where it was kept, and may still hold; else None."""
-        return None if self._skeleton is None else self._skeleton.found
+        kept = None if self._skeleton is None else self._skeleton.found
+        return None if kept is None else kept[0]
+
+    def types_hold(self) -> bool:
+        """Whether the modules are of the types that they had."""
+        return self._skeleton is not None and list(map(type, self.modules)) == self._skeleton.types
 
     def keep(self, found: Any) -> None:
         """Keep what was found for the next pass, unless much memory hangs on it."""
         if self._skeleton is not None and self._skeleton.ways.weights <= LARGEST_KEPT:
-            self._skeleton.found = found
+            inner = self.modules.copy()
+            for number in self._skeleton.roots:
+                inner[number] = None
+            self._skeleton.found = found, inner
 
     def look(self) -> _Held:
         """Look at what the modules hold now."""
@@ -275,6 +306,15 @@ def _let_go(phase: str, told: Mapping[str, int]) -> None:
 
 
 gc.callbacks.append(_let_go)
+
+
+def recalled(parts: Sequence[Any]) -> Structure | None:
+    """What a model was made of when a pass last found something of it; None where that is not kept. It may be another now."""
+    skeleton = _known.get(tuple(map(id, parts)))
+    modules = None if skeleton is None else skeleton.recalled(parts)
+    if skeleton is None or modules is None:
+        return None
+    return Structure(parts, modules, skeleton.paths, skeleton, recalled=True)
 
 
 def structure(parts: Sequence[Any]) -> Structure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from embgrad.backend import Request
 from embgrad.errors import UnsupportedError
 from embgrad_torch.drawing import of_the_user
-from embgrad_torch.inputs import to_numpy
+from embgrad_torch.inputs import like, to_numpy
 
 __all__ = ["At", "Taps", "expect_unwritten", "going_on", "is_floating", "outside_inference"]
 
@@ -96,6 +96,7 @@ class Taps:
         self.away = 0
         self._request = request
         self._changes: dict[str, tuple[Any, Any]] = {}
+        self._hears_all = False
         self._readable = None if "word" in request.points else frozenset(request.points)
 
     def lookup(
@@ -121,7 +122,7 @@ class Taps:
 
         What goes on is a clone of the mark, because models write into what they are given (scale it in place).
         """
-        with outside_inference(), torch.enable_grad(), torch._C.DisableTorchFunction():
+        with outside_inference(), _gradients_on(), torch._C.DisableTorchFunction():
             if again:
                 over, added = self._changes[key]
             else:
@@ -130,7 +131,8 @@ class Taps:
             value = value if added is None else value + added
             mark = value.clone() if value.requires_grad or value.is_inference() else value.detach()
             mark.requires_grad_()
-            mark.register_hook(lambda grad: self._came(key, grad))
+            if again or key in self._request.edit:
+                self._hook(key, mark)
             if not again:
                 self.marks[key] = mark
                 if self._readable is None or key in self._readable:
@@ -150,6 +152,25 @@ class Taps:
         finally:
             self.away -= 1
 
+    def hear(self) -> None:
+        """From now on hooks receive the gradients of all marks: the pullback will not give them itself."""
+        for key in self._unheard():
+            self._hook(key, self.marks[key])
+        self._hears_all = True
+
+    def came(self, gradients: Sequence[Any]) -> None:
+        """What the pullback itself gave of each mark; of those that hooks hear of they have received it."""
+        found = dict(zip(self.marks, gradients, strict=True))
+        for key in self._unheard():
+            self._came(key, found[key])
+
+    def _unheard(self) -> list[str]:
+        """The keys of the marks on which there is no hook."""
+        return [] if self._hears_all else [key for key in self.marks if key not in self._request.edit]
+
+    def _hook(self, key: str, mark: Any) -> None:
+        mark.register_hook(lambda grad: self._came(key, grad))
+
     def start(self) -> None:
         """A pullback begins."""
         self.gradients, self.before, self.pulling = {}, {}, True
@@ -164,11 +185,11 @@ class Taps:
         if key in self._request.override:
             with self._away():
                 values = self._request.override[key](to_numpy(tensor))
-            over = _like(values, tensor)
+            over = like(values, tensor)
         if key in self._request.add:
             with self._away():
                 values = self._request.add[key](to_numpy(tensor if over is None else over))
-            added = _like(values, tensor)
+            added = like(values, tensor)
         return over, added
 
     def _came(self, key: str, grad: Any) -> Any:
@@ -189,7 +210,7 @@ class Taps:
             self.before[key] = to_numpy(grad)
             with self._away():
                 values = edit(to_numpy(grad))
-            edited = _like(values, grad)
+            edited = like(values, grad)
             self.gradients[key] = to_numpy(edited)
         return edited
 
@@ -197,6 +218,11 @@ class Taps:
 def outside_inference() -> AbstractContextManager[Any]:
     """Meanwhile what is made can take part in a graph."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
+def _gradients_on() -> AbstractContextManager[Any]:
+    """Meanwhile what is computed is differentiated."""
+    return _NOTHING if torch.is_grad_enabled() else torch.enable_grad()
 
 
 #: Does nothing, and can be entered as often as one likes.
@@ -232,14 +258,10 @@ class _Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
 def going_on(mark: Any) -> Any:
     """What the model goes on with: connected to the mark, also where gradients are off around the point alone."""
-    with outside_inference(), torch.enable_grad():
+    with outside_inference(), _gradients_on():
         return mark.clone()
 
 
 def _requiring_gradients(rows: Any) -> Any:
     with outside_inference():
         return going_on(rows.detach().clone().requires_grad_())
-
-
-def _like(values: np.ndarray, tensor: Any) -> Any:
-    return torch.tensor(values, dtype=tensor.dtype, device=tensor.device)

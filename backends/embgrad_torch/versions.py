@@ -26,8 +26,13 @@ _version_of: Final[Callable[[Any], Any]] = guards.dict_version if HAVE_VERSIONS 
 _PLAIN: Final = frozenset({dict})
 
 
-def versions_of(mappings: Sequence[Any]) -> list[Any]:
-    """For each dict what changes when it is written to, and may change even so."""
+def versions_of(mappings: Sequence[Any], *, plain: bool = False) -> list[Any]:
+    """For each dict what changes when it is written to, and may change even so.
+
+    Args:
+        mappings: the dicts.
+        plain: whether they are known to be `dict`, and no kind of it.
+    """
     # The order of an OrderedDict is no part of its version, and what only stands for a dict, as in TorchScript, has none.
-    known = set(map(type, mappings)) <= _PLAIN
+    known = plain or set(map(type, mappings)) <= _PLAIN
     return list(map(_version_of if known else _unknown, mappings))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -75,21 +73,14 @@ class Ways:
         """Whether a pass on so many tokens may be watched in part, once its way is known."""
         return not self.open and self.weights * tokens <= SMALL
 
-    @contextlib.contextmanager
-    def settled(self, found: AbstractContextManager[Attributes], *, whole: bool) -> Iterator[None]:
-        """The model as it is found, and afterwards its settings, by which the next pass can tell whether it is the same.
+    def expect_settled(self, attributes: Attributes) -> None:
+        """Refuse a pass that is not watched as a whole where the model is not as the last pass left it.
 
         Raises:
-            Elsewhere: it is not, and the pass is not watched as a whole.
+            Elsewhere: something has been written to an attribute since.
         """
-        attributes: Attributes | None = None
-        try:
-            with found as attributes:
-                if not whole and attributes.settings != self.settings:
-                    raise Elsewhere
-                yield
-        finally:
-            self.settings = None if attributes is None else attributes.settings
+        if attributes.settings != self.settings:
+            raise Elsewhere
 
 
 class Watched:

@@ -15,6 +15,7 @@ from embgrad.backend import Weight
 from embgrad.calling import as_parts
 from embgrad.checkpoint import bert_names
 from embgrad.locks import model_lock
+from embgrad_torch.inputs import dtype_name
 from embgrad_torch.walk import place_of, spelled, walk
 
 __all__ = ["alone", "putter", "weights"]
@@ -58,7 +59,7 @@ def _weight(name: str, owner: str, tensor: Any, canonical: str | None) -> Weight
             wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
             return owned(tensor.detach().to("cpu", wide).numpy())
 
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor.dtype)
     return Weight(name, owner, tuple(tensor.shape), dtype, get, putter(tensor), canonical)
 
 

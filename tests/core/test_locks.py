@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -59,6 +61,49 @@ def test_parts_are_all_held() -> None:
     with model_lock(parts):
         assert not free_for_another_thread(parts[:1])
         assert not free_for_another_thread(parts[1:])
+
+
+def test_who_waits_for_one_part_gets_them_all() -> None:
+    parts, held, done = [Model(), Model(), Model()], threading.Event(), threading.Event()
+
+    def take() -> None:
+        with model_lock(parts):
+            held.set()
+            done.wait(5)
+
+    for busy in parts:
+        held.clear()
+        done.clear()
+        with model_lock([busy]):
+            thread = threading.Thread(target=take, daemon=True)
+            thread.start()
+            assert not held.wait(0.1)
+        assert held.wait(5)
+        assert not any(free_for_another_thread([part]) for part in parts)
+        done.set()
+        thread.join()
+        assert free_for_another_thread(parts)
+
+
+def test_who_is_interrupted_while_waiting_holds_nothing() -> None:
+    parts = sorted([Model(), Model()], key=id)  # in the order in which they are taken
+    held, done, main = threading.Event(), threading.Event(), threading.main_thread()
+
+    def take() -> None:
+        with model_lock(parts[1:]):
+            held.set()
+            time.sleep(0.2)
+            signal.pthread_kill(main.ident or 0, signal.SIGINT)
+            done.wait(5)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    assert held.wait(5)
+    with pytest.raises(KeyboardInterrupt), model_lock(parts):
+        pass
+    done.set()
+    thread.join()
+    assert free_for_another_thread(parts)
 
 
 def test_an_exception_lets_go() -> None:

@@ -57,7 +57,7 @@ def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Whether dicts say that they were written to, as up to Python 3.11, or are looked at."""
     if request.param == "compared":
         for module in (structure, attributes):
-            monkeypatch.setattr(module, "versions_of", lambda mappings: [object() for _ in mappings])
+            monkeypatch.setattr(module, "versions_of", lambda mappings, plain=False: [object() for _ in mappings])
         monkeypatch.setattr(attributes, "HAVE_VERSIONS", False)
     elif sys.version_info >= (3, 12):
         pytest.skip("dicts have no versions of their own in this Python")
@@ -184,6 +184,23 @@ def _forward_of_a_module_swapped(model: Any) -> None:
     model.inner[1].forward = torch.sin
 
 
+def _of_another_class(model: Any) -> None:
+    model.inner[1].__class__ = nn.Sigmoid
+
+
+def _of_a_class_that_adds(model: Any) -> None:
+    model.table.__class__ = type(
+        "Scaled", (nn.Embedding,), {"forward": lambda self, x: nn.Embedding.forward(self, x) * 2}
+    )
+
+
+def _other_attributes(model: Any) -> None:
+    model.inner[0].__dict__ = {
+        **vars(model.inner[0]),
+        "_parameters": dict(vars(nn.Linear(4, 4).double())["_parameters"]),
+    }
+
+
 def _forward_of_the_table_swapped(model: Any) -> None:
     model.table.forward = lambda x: nn.functional.embedding(x, model.table.weight) * 2
 
@@ -193,7 +210,7 @@ CHANGES = [
     *(_weights_written, _frozen, _given_a_gradient, _hooked, _table_hooked, _hooked_before, _in_training_mode),
     *(_partly_in_training_mode, _a_list_put, _a_list_put_deep, _a_dict_put, _an_ordered_dict_put, _a_tensor_put),
     *(_a_buffer_added, _an_attribute_removed, _an_attribute_added, _forward_swapped, _forward_of_a_module_swapped),
-    _forward_of_the_table_swapped,
+    *(_forward_of_the_table_swapped, _of_another_class, _of_a_class_that_adds, _other_attributes),
 ]
 
 
@@ -202,7 +219,7 @@ def reference(model: Any) -> np.ndarray:
     modes = [module.training for module in model.modules()]
     frozen, gradients = model.table.weight.requires_grad, [one.grad for one in model.parameters()]
     model.eval()
-    model.writing = False
+    writing, model.writing = model.writing, False
     model.table.weight.requires_grad_(True)
     rows = torch.zeros(*IDS.shape, 4, dtype=torch.float64, requires_grad=True)
     # Added to what the lookup gives and to nothing behind it, whatever `forward` or the hooks of the table do.
@@ -213,7 +230,7 @@ def reference(model: Any) -> np.ndarray:
     finally:
         nn.functional.embedding = original
         model.table.weight.requires_grad_(frozen)
-        model.writing = True
+        model.writing = writing
         for module, mode in zip(model.modules(), modes, strict=True):
             module.training = mode
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -224,8 +241,10 @@ def reference(model: Any) -> np.ndarray:
 
 @pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
-def test_a_change_between_calls_is_noticed_and_left_alone(change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("writing", [True, False], ids=["writing", "reading"])
+def test_a_change_between_calls_is_noticed_and_left_alone(change: Callable[[Any], None], writing: bool) -> None:
     model = net()
+    model.writing = writing
     for _ in range(3):
         embgrad.gradients(model, IDS, OBJECTIVE)
     change(model)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embgrad_torch.undoing import Undoing
 from torch import nn
 
 import embgrad
@@ -490,3 +491,18 @@ def test_a_data_loader_with_workers_of_its_own() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids), batch_size=3, num_workers=2)
     found = [embgrad.gradients(model, batch, embgrad.Sum()).values for (batch,) in loader]
     np.testing.assert_array_equal(np.concatenate(found), expected)
+
+
+def test_all_is_undone_though_some_of_it_raises() -> None:
+    done: list[int] = []
+
+    def fails() -> None:
+        done.append(2)
+        raise ValueError("the second")
+
+    undoing = Undoing()
+    for step in (lambda: done.append(1), fails, lambda: done.append(3)):
+        undoing.callback(step)
+    with pytest.raises(ValueError, match="the second"), undoing:
+        pass
+    assert done == [3, 2, 1]
