@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks.cases import LIMIT_SIZE, MODES, PLAIN, QUICK_SIZES, SIZES, Case, drawn_bert
+from tests.benchmarks.cases import LIMIT_SIZE, LONGER, MODES, PLAIN, QUICK_SIZES, SIZES, Case, drawn_bert
 from tests.benchmarks.environment import ROOT, cores
 
 __all__ = ["Job", "jobs", "run"]
@@ -123,7 +123,7 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             given = ["--framework", framework, *(["--sentences", "1000"] if options.quick else [])]
             yield Job(f"a long stream: {framework}", "long", _module("memory", *given))
     if rivals is not None:
-        yield from _rivals(rivals, size, seconds)
+        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER)
 
 
 def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str, Any]]:

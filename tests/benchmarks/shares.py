@@ -29,7 +29,6 @@ STEPS: Final[Mapping[str, Mapping[str, str]]] = {
         **COMMON,
         "the model's state looked at and put back": "embgrad_torch.run:as_found",
         "the call planned": "embgrad_torch.inputs:plan",
-        "the model's structure looked at": "embgrad_torch.run:structure",
         "rows marked and copied": "embgrad_torch.tap:Taps.tensor",
     },
     "tensorflow": {
