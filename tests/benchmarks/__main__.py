@@ -65,6 +65,7 @@ def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _write(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     text = page(found, machine(options.frameworks), quick=options.quick)
     if options.write:
