@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -130,11 +131,15 @@ _WRITING: weakref.WeakSet[Stream] = weakref.WeakSet()
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:
         for one in list(_WRITING):
-            stack.callback(one.close)
+            if one.is_idle:  # else a thread that Python does not wait for takes its results, and may do so for ever
+                stack.callback(one.close)
 
 
 class Stream(Iterator[Any]):
-    """What `embgrad.stream` gives: an iterator of results, to be closed, used with `with`, or simply let go."""
+    """What `embgrad.stream` gives: an iterator of results, to be closed, used with `with`, or simply let go.
+
+    Several threads may take results from it: each waits for its turn, and gets the next one.
+    """
 
     def __init__(self, plan: Plan, to: Path | None, progress: Any) -> None:
         self._plan = plan
@@ -143,6 +148,8 @@ class Stream(Iterator[Any]):
         self._stack = contextlib.ExitStack()
         self._results: Generator[Any, None, None] | None = None
         self._ended = False
+        self._busy = False
+        self._turn = threading.RLock()
         self._process = os.getpid()
         try:
             if to is not None:
@@ -153,6 +160,11 @@ class Stream(Iterator[Any]):
         except BaseException:
             self._stack.close()
             raise
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread waits for a result."""
+        return not self._busy
 
     @property
     def examples(self) -> int:
@@ -179,12 +191,23 @@ class Stream(Iterator[Any]):
             self.close()
 
     def close(self) -> None:
-        """End the thread, write what is finished, and let the folder go. A closed stream gives nothing more."""
+        """End the thread, write what is finished, and let the folder go. A closed stream gives nothing more.
+
+        Where another thread waits for a result, it is closed after that one.
+        """
         if self._ended:
             return
-        self._ended = True
-        if os.getpid() != self._process:  # a fork's copy, of a stream that goes on elsewhere
+        if (
+            os.getpid() != self._process
+        ):  # a fork's copy, of a stream that goes on elsewhere; who had its turn is not here
+            self._ended = True
             return
+        with self._taking_turns("closed", closing=True):
+            if not self._ended:
+                self._ended = True
+                self._end()
+
+    def _end(self) -> None:
         with self._stack:
             if self._results is not None:
                 self._results.close()
@@ -236,15 +259,40 @@ class Stream(Iterator[Any]):
                 return
 
     def _next(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        if self._results is None:
-            self._results = results_of(self._plan, self._state)
+        with self._taking_turns("asked for its next result"):
+            if self._ended:
+                raise StopIteration
+            if self._results is None:
+                self._results = results_of(self._plan, self._state)
+            try:
+                self._busy = True
+                try:
+                    return next(self._results)
+                finally:
+                    self._busy = False
+            except BaseException:
+                self.close()
+                raise
+
+    @contextlib.contextmanager
+    def _taking_turns(self, what: str, *, closing: bool = False) -> Iterator[None]:
+        """Meanwhile no other thread takes a result or closes the stream.
+
+        Raises:
+            EmbgradError: this is called by what is called for a result: it would wait for itself.
+        """
+        reading = threading.current_thread() is self._state.reader
+        taken = self._turn.acquire(blocking=not reading)
         try:
-            return next(self._results)
-        except BaseException:
-            self.close()
-            raise
+            if not taken or self._busy or (reading and not closing):
+                raise EmbgradError(
+                    f"the stream is {what} by the model, the objective, the source or the progress function that it calls for "
+                    "a result: expected that of who takes the results; stop it there with an exception of your own"
+                )
+            yield
+        finally:
+            if taken:
+                self._turn.release()
 
 
 # What is refused

@@ -78,30 +78,33 @@ class Ahead(Iterator[Item]):
     Args:
         items: the generator. It is closed, in the thread, when the thread ends.
         size: how many items may be ready; 0 to make each when it is asked for, without a thread.
+
+    Attributes:
+        thread: makes them; None where none does.
     """
 
     def __init__(self, items: Generator[Item, None, None], size: int) -> None:
         self._items = items
         self._shared: _Shared[Item] | None = None
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         if size:
             self._shared = _Shared(size)
             # A daemon, since it may wait in the user's source for ever.
             arguments = (self._shared, items)
-            self._thread = threading.Thread(target=_work, args=arguments, name="embgrad.stream", daemon=True)
-            self._thread.start()
+            self.thread = threading.Thread(target=_work, args=arguments, name="embgrad.stream", daemon=True)
+            self.thread.start()
 
     def __next__(self) -> Item:
         return next(self._items) if self._shared is None else self._shared.take()
 
     def close(self) -> None:
         """End the thread, and the generator."""
-        if self._shared is None or self._thread is None:
+        if self._shared is None or self.thread is None:
             self._items.close()
             return
         self._shared.leave()
-        if self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE)
+        if self.thread is not threading.current_thread():
+            self.thread.join(PATIENCE)
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,7 @@ class State:
         totals: where they are summed up, by the points' names.
         report: is told how far it has come.
         examples: how many are done.
+        reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
     """
 
     quiet: bool
@@ -45,6 +47,7 @@ class State:
     totals: dict[str, Total] = field(default_factory=dict)
     report: Progress = lambda done, total: None
     examples: int = 0
+    reader: threading.Thread | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
     passed = finished if plan.window is None else finished - finished % per_window(plan.window, plan.source.size)
     portions = plan.source.portions(passed)
     groups = Ahead(grouped(portions, plan.source.size, plan.window, plan.source.padding, finished), plan.ahead)
+    state.reader = groups.thread
     try:
         report(0, plan.total)
         if writer is not None and manifest is not None:

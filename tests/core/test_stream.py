@@ -429,6 +429,67 @@ def _ends(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_several_threads_take_results_from_one_stream(ahead: int, tmp_path: Path) -> None:
+    """Each result goes to one of them, and none is lost."""
+    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 2, "ahead": ahead}
+    stream = embgrad.stream(model(), rows(60), LABELLED, to=tmp_path / "run", **options)
+    taken: list[list[Any]] = [[] for _ in range(4)]
+    threads = [threading.Thread(target=lambda own: own.extend(stream), args=(own,)) for own in taken]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = by_hand(60, 2)
+    order = [one.ids.tobytes() for one in expected]
+    found = sorted((one for own in taken for one in own), key=lambda one: order.index(one.ids.tobytes()))
+    assert len(found) == len(order)
+    for one, other in zip(expected, found, strict=True):
+        expect_same_bits(one, other)
+    written = list(embgrad.open_stream(tmp_path / "run"))
+    assert [one.ids.tobytes() for one in written] == order
+
+
+def test_a_stream_is_closed_by_another_thread_after_the_result_that_is_made() -> None:
+    making, go_on = threading.Event(), threading.Event()
+
+    def slow(text: str) -> list[int]:
+        making.set()
+        go_on.wait(20)
+        return tokenizer(text)
+
+    stream = embgrad.stream(model(), texts(4), embgrad.Logit(0), tokenizer=slow, batch_size=2, ahead=0)
+    closer = threading.Thread(target=lambda: making.wait(20) and stream.close())
+    closer.start()
+    threading.Timer(0.1, go_on.set).start()
+    assert len(next(stream).values) == 2
+    closer.join()
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("what", ["asked for its next result", "closed"])
+def test_a_stream_that_is_used_by_what_it_calls(what: str, ahead: int) -> None:
+    def source() -> Iterator[str]:
+        yield from texts(2)
+        asked.wait(20)  # for more than is ready
+        time.sleep(0.1)
+        if what == "closed":
+            stream.close()
+        yield from next(stream)
+
+    asked = threading.Event()
+    stream: Any = embgrad.stream(model(), source(), embgrad.Logit(0), tokenizer=tokenizer, batch_size=2, ahead=ahead)
+    if ahead:
+        assert len(next(stream).values) == 2
+    asked.set()
+    if not ahead:
+        assert len(next(stream).values) == 2
+    with pytest.raises(embgrad.EmbgradError, match=f"the stream is {what} by the model, the objective"):
+        next(stream)
+    assert list(stream) == []
+
+
 def test_with_closes_and_a_closed_stream_gives_nothing() -> None:
     with embgrad.stream(model(), itertools.repeat("abc"), embgrad.Sum(), tokenizer=tokenizer, batch_size=2) as found:
         next(found)
