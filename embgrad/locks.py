@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import os
 import threading
@@ -38,28 +39,25 @@ class held:  # noqa: N801  # used as a function is
 
     def __init__(self, locks: Sequence[threading.RLock]) -> None:
         self._locks = locks
-        self._taken: Sequence[threading.RLock] = ()
+        self._taken: list[bool] = []
 
     def __enter__(self) -> None:
-        at_once = list(map(_acquire, self._locks, itertools.repeat(False)))  # which no signal can interrupt
-        self._taken = list(itertools.compress(self._locks, at_once))
-        if all(at_once):
-            return
-        self.__exit__()  # another thread holds some: they are waited for in order, with none that comes later
-        taken: list[threading.RLock] = []
-        self._taken = taken
+        taken = self._taken  # grows in C, so that no signal comes between a lock and the note that it is taken
         try:
-            for lock in self._locks:
-                lock.acquire()
-                taken.append(lock)
+            taken.extend(map(_acquire, self._locks, itertools.repeat(False)))
+            if not all(taken):  # another thread holds some: they are waited for in order, with none that comes later
+                self._let_go()
+                taken.extend(map(_acquire, self._locks))
         except BaseException:
-            self.__exit__()
+            self._let_go()
             raise
 
     def __exit__(self, *told: object) -> None:
-        taken, self._taken = self._taken, ()
-        for _ in map(_release, taken):
-            pass
+        self._let_go()
+
+    def _let_go(self) -> None:
+        collections.deque(map(_release, itertools.compress(self._locks, self._taken)), maxlen=0)
+        self._taken.clear()
 
 
 def _lock_of(part: object) -> threading.RLock:
