@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, brief
+from embgrad.probabilities import are_probabilities, refuse_probabilities
 from embgrad.rows import (
     Rows,
     chosen_entries,
@@ -28,12 +29,6 @@ __all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar
 
 #: The label that a per-position cross-entropy leaves out, as in every framework's own.
 IGNORED = -100
-
-#: How far a row's sum may be from 1 for the row to be taken for probabilities, half precision included.
-PROBABILITY_TOLERANCE = 5e-3
-
-#: The same for rows of float32 or float64, which a softmax has summed to 1 far better.
-EXACT_TOLERANCE = 1e-5
 
 
 class Objective(ABC):
@@ -326,7 +321,7 @@ class CrossEntropy(Objective):
         labels = self._labels_of(rows)
         if self.of == "probabilities":
             return self._of_probabilities(rows, labels)
-        _refuse_probabilities(rows.values)
+        refuse_probabilities(rows.values)
         shifted = rows.values - rows.values.max(1, keepdims=True, initial=-np.inf)
         of_label = entries(shifted, labels)
         slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
@@ -351,7 +346,7 @@ class CrossEntropy(Objective):
         return expect_inside(self.labels[rows.examples, rows.positions], rows, "label")
 
     def _of_probabilities(self, rows: Rows, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        wrong = np.flatnonzero(~_are_probabilities(rows.values))
+        wrong = np.flatnonzero(~are_probabilities(rows.values))
         if wrong.size:
             raise ObjectiveError(
                 f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are no probabilities: "
@@ -383,27 +378,3 @@ class Scalar:
             raise ObjectiveError(
                 f"the function of Scalar is {brief(self.function)}: expected a function that takes what the model returned"
             )
-
-
-def _refuse_probabilities(values: np.ndarray) -> None:
-    """Refuse what a softmax gave, told by its sums, as exact as its dtype; logits may come near to such by chance."""
-    if not len(values) or values.min() < 0:
-        return
-    near = PROBABILITY_TOLERANCE if _are_half(values) else EXACT_TOLERANCE
-    if _are_probabilities(values, near).all():
-        raise ObjectiveError(
-            "the output's rows are not negative and sum to 1, so the model seems to end in a softmax, and of='logits' would "
-            "take a softmax of it again: pass of='probabilities', or name the logits with output=..."
-        )
-
-
-def _are_half(values: np.ndarray) -> bool:
-    """Whether the values are of half precision, float16 or bfloat16, widened since."""
-    single = values.astype(np.float32)
-    with np.errstate(over="ignore"):
-        return bool((single.astype(np.float16) == values).all() or not (single.view(np.uint32) & 0xFFFF).any())
-
-
-def _are_probabilities(values: np.ndarray, near: float = PROBABILITY_TOLERANCE) -> np.ndarray:
-    near_one = np.abs(values.sum(1) - 1) < near
-    return np.asarray(near_one & (values >= 0).all(1))
