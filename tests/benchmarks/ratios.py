@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["FOR_GOOD", "HAND", "KEEPING", "by_hand", "fastest", "milliseconds", "size_of", "times"]
+__all__ = ["ANEW", "FOR_GOOD", "HAND", "KEEPING", "by_hand", "fastest", "milliseconds", "size_of", "times"]
 
 #: How the names of the ways by hand begin.
 HAND: Final = "by hand: "
@@ -16,6 +16,10 @@ FOR_GOOD: Final = "for good"
 
 #: What the name of a way by hand says that holds its memory from call to call, so that its peak is not seen.
 KEEPING: Final = "static_alloc"
+
+
+#: What the name of a way by hand says that compiles anew for each shape, for seconds.
+ANEW: Final = "jit_compile"
 
 
 def by_hand(row: Mapping[str, Any]) -> dict[str, float]:

@@ -19,7 +19,7 @@ OPENING: Final = """# Performance
 Written by `make bench`, whose parts may have been run one after the other on the same machine or \
 another of its kind; each ratio is of one \
 process. Times are ratios between functions that take \
-turns in one process, the least of several rounds each, four or more, and repeat to some hundredths; \
+turns in one process, the least of three rounds each or more, at 16 × 128 of some ten, and repeat to some hundredths; \
 the milliseconds say only how large the things are that are \
 divided.
 
@@ -36,6 +36,10 @@ NOTES: Final = """## Where it is below code by hand, and where above
 about (biases, constants, kernels). Of an objective that reads one position of each example, as the pooled output \
 does, the gradients behind the last attention have few rows that are not zero, and only these are multiplied; for an \
 objective over all positions there is nothing of that to gain.
+- TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand. With `jit_compile=True` by hand \
+XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
+objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
+each call: it is not compiled by XLA, and stands above that.
 - TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
 to the lookup but by the gradient of the whole table.
 - Gluon: the net's graph is cut at the lookup, as by hand. Imperative, MXNet's backward pass of a layer norm takes ten times \

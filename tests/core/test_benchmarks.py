@@ -95,6 +95,13 @@ def test_limits_are_of_the_fastest_code_by_hand(ours: float, verdicts: list[str]
     assert f"**{ours / 2:.2f}**" in table.page(found, "a machine", quick=False)
 
 
+def test_code_by_hand_that_is_compiled_for_each_shape_counts_and_is_told_of() -> None:
+    times = {**TIMES, "by hand: the same with jit_compile=True": 1.5, "gradients": 2.0}
+    found = list(limits.limits({"sizes": [{**ROW, "times": times}]}, (16, 128)))
+    assert [(limit.measured, limit.verdict) for limit in found[:2]] == [("1.333", "**no**"), ("1.000", "yes")]
+    assert found[1].what == "PyTorch: `gradients` / by hand without XLA, which compiles anew for each shape"
+
+
 def test_what_was_refused_or_failed_stands_on_the_page() -> None:
     refused = {**ROW, "times": TIMES, "refused": "UnsupportedError: no | compiler"}
     rival = {"tool": "captum", "version": "1", "call": "", "note": "", "failed": "ImportError: none"}
