@@ -39,9 +39,10 @@ LIMIT_SIZE: Final = (16, 128)
 #: that exact on a machine that others use, too.
 LONGER: Final = 5
 
-#: The two ways to each example's own table.
+#: The ways to each example's own table.
 ONCE: Final = "one backward pass, and per_example()"
 SPLIT: Final = "split=True, a backward pass an example"
+SPLIT_BY_HAND: Final = "by hand, a backward pass an example"
 
 #: The position that an objective reads that reads one only.
 POSITION: Final = 3

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tests.benchmarks.cases import MODES, ONCE, SPLIT
+from tests.benchmarks.cases import MODES, ONCE, SPLIT_BY_HAND
 from tests.benchmarks.ratios import ANEW, by_hand, size_of, times
 
 __all__ = ["Limit", "limits"]
@@ -62,8 +62,8 @@ def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
             what = f"{row['mode']}, 1 × 8 tokens, 2 layers: milliseconds over by hand"
             yield Limit(what, f"≤ {most}", f"{over:+.2f}", _verdict(over <= most))
     for row in found.get("tables", ()):
-        by = row["times"][SPLIT] / row["times"][ONCE]
-        what = f"{row['examples']} × {row['positions']}: split backward / one backward pass and per_example()"
+        by = row["times"][SPLIT_BY_HAND] / row["times"][ONCE]
+        what = f"{row['examples']} × {row['positions']}: split backward by hand / one backward pass and per_example()"
         yield _least(what, by, row["examples"] / 2)
         yield _least("dense tables / row-sparse ones, in bytes", row["dense"] / row["sparse"], SMALLER)
     for row in found.get("long", ()):
