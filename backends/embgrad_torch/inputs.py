@@ -20,7 +20,6 @@ from embgrad.errors import OutputError, UnsupportedError
 
 __all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
 
-
 CPU: Final = torch.device("cpu")
 
 #: The dtypes that NumPy has, too, in which tensors cross over as they are.
@@ -149,7 +148,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
         return np.array(values.numpy(), order="C", copy=True)  # as most are
     if values.layout is not torch.strided:
         values = values.to_dense()
-    if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
+    if values.is_floating_point() and values.dtype not in PLAIN:
         values = values.float()
     if values.device.type != "cpu" or values.is_complex() or values.is_neg():
         values = values.cpu().resolve_conj().resolve_neg()

@@ -16,11 +16,11 @@ from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.structure import Changed, Structure
-from embgrad_torch.tap import outside_inference
+from embgrad_torch.tap import Differentiable
 from embgrad_torch.undoing import Undoing
 from embgrad_torch.versions import HAVE_VERSIONS
 
-__all__ = ["Differentiable", "as_found", "operands_kept"]
+__all__ = ["as_found", "operands_kept"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -151,20 +151,6 @@ def _copy_of(tensor: Any, known: Any) -> Any:
     ):
         return known
     return tensor.detach().clone()
-
-
-class Differentiable:
-    """Meanwhile gradients are on and inference mode is off: `enable_grad` in `inference_mode(False)`, in less time."""
-
-    def __enter__(self) -> None:
-        self._outer = outside_inference()
-        self._outer.__enter__()
-        self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)
-
-    def __exit__(self, *told: Any) -> None:
-        torch._C._set_grad_enabled(self._before)
-        self._outer.__exit__(*told)
 
 
 def _heard() -> Any:

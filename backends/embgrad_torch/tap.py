@@ -16,7 +16,7 @@ from embgrad.errors import UnsupportedError
 from embgrad_torch.drawing import of_the_user
 from embgrad_torch.inputs import like, to_numpy
 
-__all__ = ["At", "Taps", "expect_unwritten", "going_on", "is_floating", "outside_inference"]
+__all__ = ["At", "Differentiable", "Taps", "expect_unwritten", "going_on", "is_floating", "outside_inference"]
 
 
 class At(Protocol):
@@ -122,7 +122,7 @@ class Taps:
 
         What goes on is a clone of the mark, because models write into what they are given (scale it in place).
         """
-        with outside_inference(), _gradients_on(), torch._C.DisableTorchFunction():
+        with Differentiable(), torch._C.DisableTorchFunction():
             if again:
                 over, added = self._changes[key]
             else:
@@ -220,9 +220,18 @@ def outside_inference() -> AbstractContextManager[Any]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
 
 
-def _gradients_on() -> AbstractContextManager[Any]:
-    """Meanwhile what is computed is differentiated."""
-    return _NOTHING if torch.is_grad_enabled() else torch.enable_grad()
+class Differentiable:
+    """Meanwhile gradients are on and inference mode is off: `enable_grad` in `inference_mode(False)`, in less time."""
+
+    def __enter__(self) -> None:
+        self._outer = outside_inference()
+        self._outer.__enter__()
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)
+
+    def __exit__(self, *told: Any) -> None:
+        torch._C._set_grad_enabled(self._before)
+        self._outer.__exit__(*told)
 
 
 #: Does nothing, and can be entered as often as one likes.
@@ -258,7 +267,7 @@ class _Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
 def going_on(mark: Any) -> Any:
     """What the model goes on with: connected to the mark, also where gradients are off around the point alone."""
-    with outside_inference(), _gradients_on():
+    with Differentiable():
         return mark.clone()
 
 
