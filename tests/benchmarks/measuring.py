@@ -14,7 +14,7 @@ import numpy as np
 
 from embgrad.errors import EmbgradError
 
-__all__ = ["FEWEST", "Mode", "checked", "in_turns", "measured_peaks", "peak_of"]
+__all__ = ["FEWEST", "MOST_DISTANCE", "Mode", "checked", "distance", "in_turns", "measured_peaks", "peak_of"]
 
 #: At least so many rounds count, however long they take.
 FEWEST: Final = 3
@@ -58,18 +58,18 @@ def checked(mode: Mode) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
     expected = {way: function() for way, function in mode.by_hand.items()}
     first = next(iter(expected.values()))
     for way, one in expected.items():
-        if _distance(one, first) > MOST_DISTANCE:
-            raise RuntimeError(f"the ways by hand differ: {way!r} by {_distance(one, first):.1e}")
+        if distance(one, first) > MOST_DISTANCE:
+            raise RuntimeError(f"the ways by hand differ: {way!r} by {distance(one, first):.1e}")
     functions = mode.functions()
     try:
         result = mode.gradients()
     except EmbgradError as error:
         del functions["gradients"]
         return {"refused": f"{type(error).__name__}: {error}"}, functions
-    distance = _distance(result.values, first)
-    if distance > MOST_DISTANCE:
-        raise RuntimeError(f"embgrad.gradients is {distance:.1e} from code by hand")
-    return {"distance": distance, "uncompiled": result.provenance.get("uncompiled")}, functions
+    apart = distance(result.values, first)
+    if apart > MOST_DISTANCE:
+        raise RuntimeError(f"embgrad.gradients is {apart:.1e} from code by hand")
+    return {"distance": apart, "uncompiled": result.provenance.get("uncompiled")}, functions
 
 
 def in_turns(functions: Mapping[Any, Callable[[], Any]], seconds: float, fewest: int = FEWEST) -> dict[str, Any]:
@@ -132,5 +132,6 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def _distance(found: np.ndarray, expected: np.ndarray) -> float:
+def distance(found: np.ndarray, expected: np.ndarray) -> float:
+    """Relative L2."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -14,7 +14,7 @@ import embgrad
 from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.measuring import Mode
 
-__all__ = ["MODES", "saved_for_backward"]
+__all__ = ["MODES", "saved_for_backward", "with_rows_apart"]
 
 Inputs = Mapping[str, torch.Tensor]
 
@@ -113,6 +113,13 @@ def _without_gradients(model: Any, inputs: Inputs) -> Any:
 
 
 def _by_hook(model: Any, inputs: Inputs, total: Callable[[Any], Any]) -> np.ndarray:
+    outputs, rows = with_rows_apart(model, inputs)
+    found: np.ndarray = torch.autograd.grad(total(outputs), rows)[0].numpy()
+    return found
+
+
+def with_rows_apart(model: Any, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
+    """What the model returns, and the rows that a hook has detached from the table."""
     kept: list[torch.Tensor] = []
 
     def hook(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
@@ -121,11 +128,9 @@ def _by_hook(model: Any, inputs: Inputs, total: Callable[[Any], Any]) -> np.ndar
 
     handle = model.embeddings.word_embeddings.register_forward_hook(hook)
     try:
-        objective = total(model(**inputs))
+        return model(**inputs), kept
     finally:
         handle.remove()
-    found: np.ndarray = torch.autograd.grad(objective, kept)[0].numpy()
-    return found
 
 
 def _by_rows(case: Case, inputs: Inputs, objective: Callable[[Any, Any], Any]) -> np.ndarray:

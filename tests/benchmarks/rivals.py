@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import transformers
-from measuring import in_turns, peak_of  # by path, since some of these tools install a package named tests
+from measuring import distance, in_turns, peak_of  # by path, since some of these tools install a package named tests
 from transformers import AutoTokenizer, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import embgrad
@@ -279,7 +279,7 @@ def _figures(rival: Rival, options: Any) -> dict[str, Any]:
     theirs, ours = np.asarray(rival.theirs()), np.asarray(rival.ours())
     found: dict[str, Any] = {}
     if rival.same:
-        found["distance"] = float(np.linalg.norm(theirs - ours) / np.linalg.norm(ours))
+        found["distance"] = distance(theirs, ours)
     if options.what == "peaks":
         return {**found, "peaks": {name: min(peak_of(one) for _ in range(2)) for name, one in functions.items()}}
     return {**found, **in_turns(functions, options.seconds)}
