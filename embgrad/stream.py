@@ -197,10 +197,8 @@ class Stream(Iterator[Any]):
         """
         if self._ended:
             return
-        if (
-            os.getpid() != self._process
-        ):  # a fork's copy, of a stream that goes on elsewhere; who had its turn is not here
-            self._ended = True
+        if os.getpid() != self._process:
+            self._ended = True  # a fork's copy, of a stream that goes on elsewhere; who had its turn is not here
             return
         with self._taking_turns("closed", closing=True):
             if not self._ended:
