@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -13,8 +12,9 @@ from typing import Any, Final
 
 from embgrad.batch import CONVENTIONS, TokenBatch
 from embgrad.cli.errors import UsageError
-from embgrad.errors import did_you_mean, listed
+from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.forms import as_batch
+from embgrad.textlines import text_lines
 
 __all__ = ["MOST_INPUT", "Text", "given_texts", "ids_from", "read_bytes"]
 
@@ -25,9 +25,6 @@ MOST_INPUT: Final = 2**26
 
 #: What a file of ids may hold beside those of the known conventions.
 FIELDS: Final = ("ids", "mask", "types", "tokens")
-
-#: How a text begins that is not UTF-8, but says what it is.
-OTHER_MARKS: Final = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 def given_texts(
@@ -145,33 +142,16 @@ def _batch(given: dict[str, Any], file: str, note: Callable[[str], None]) -> Tok
 
 
 def _of_lines(data: bytes, name: str, tabs: bool, note: Callable[[str], None]) -> list[Text]:
-    mark = OTHER_MARKS.get(data[:2])
-    if mark:
-        raise UsageError(f"{name} is {mark}: expected UTF-8; convert it, with iconv -f {mark} -t UTF-8 say")
-    lines = re.split(rb"\r\n|\n|\r", data.removeprefix(b"\xef\xbb\xbf"))
-    texts: list[Text] = []
-    blank = 0
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            text = _decoded(line, name, number)
-            texts.append(_pair(text, name, number) if tabs else text)
-        elif number < len(lines) or line:  # what follows the last line's end is no line
-            blank += 1
-    if not texts:
+    try:
+        lines, blank = text_lines(data, name)
+    except FileFormatError as error:
+        raise UsageError(error.message) from None
+    if not lines:
         raise UsageError(f"{name} holds no text: expected one a line")
+    texts = [_pair(text, name, number) if tabs else text for number, text in lines]
     if blank:
         note(f"{name}: {blank} blank line{'s' if blank > 1 else ''} skipped")
     return texts
-
-
-def _decoded(line: bytes, name: str, number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name}, line {number}: byte {line[error.start]:#04x} at place {error.start + 1} is no UTF-8 ({error.reason}); "
-            "save the file as UTF-8"
-        ) from None
 
 
 def _pair(text: str, name: str, number: int) -> tuple[str, str]:

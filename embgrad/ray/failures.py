@@ -12,9 +12,12 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["plain_errors"]
 
-#: An error of embgrad's in the text of a traceback: its class's module and name, and its message, which ends with the text or
-#: before a blank line.
-IN_TEXT = re.compile(r"^(embgrad[\w.]*)\.(\w+): (.*?)(?=\n\s*\n|\nFailed to apply|\Z)", re.DOTALL | re.MULTILINE)
+#: What Ray adds to the message of an error in a task begins so.
+ADDED = r"\nFailed to [^\n]+ after \d+/\d+ attempts"
+
+#: An error of embgrad's in the text of a traceback: its class's module and name, and its message, which ends with the text, or
+#: before a blank line or what Ray adds.
+IN_TEXT = re.compile(rf"^(embgrad[\w.]*)\.(\w+): (.*?)(?=\n\s*\n|{ADDED}|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @contextlib.contextmanager
@@ -45,6 +48,7 @@ def _own(error: BaseException) -> EmbgradError | None:
     while seen is not None:
         cause = getattr(seen, "cause", None)
         if isinstance(cause, EmbgradError):
+            cause.args = tuple(re.split(ADDED, one)[0] if isinstance(one, str) else one for one in cause.args)
             return cause
         found = IN_TEXT.findall(str(seen))
         if found:

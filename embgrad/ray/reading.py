@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import ray.data
 
 from embgrad.errors import BatchError, FileFormatError, did_you_mean, listed
+from embgrad.ray.lines import JsonLines, TextLines
 
 __all__ = ["dataset_of"]
 
+
+Reader = Callable[[list[str]], Any]
+
+
+def _texts(paths: list[str]) -> Any:
+    return ray.data.read_datasource(TextLines(paths))
+
+
+def _json_lines(paths: list[str]) -> Any:
+    return ray.data.read_datasource(JsonLines(paths))
+
+
 #: What reads a file, by the end of its name.
-READERS: Final = {
-    ".parquet": "read_parquet",
-    ".jsonl": "read_json",
-    ".ndjson": "read_json",
-    ".json": "read_json",
-    ".txt": "read_text",
+READERS: Final[Mapping[str, Reader]] = {
+    ".parquet": ray.data.read_parquet,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_lines,
+    ".txt": _texts,
 }
 
 
@@ -45,7 +58,7 @@ def dataset_of(given: Any) -> Any:
     if len(readers) > 1:
         raise FileFormatError(f"the files {listed(map(str, paths))} are of different kinds: expected one kind")
     try:
-        return getattr(ray.data, readers.pop())([_address(str(one)) for one in paths])
+        return readers.pop()([_address(str(one)) for one in paths])
     except (OSError, ValueError) as error:  # Parquet files are looked into at once
         raise FileFormatError(
             f"{listed(map(str, paths))} cannot be read: {str(error).rstrip('.')}; expected files of Parquet, JSON lines or texts"
@@ -57,7 +70,7 @@ def _address(path: str) -> str:
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _reader(path: str) -> str:
+def _reader(path: str) -> Reader:
     local = Path(path)
     if "://" not in path:
         if not local.exists():

@@ -1,15 +1,19 @@
-"""What names no dataset is refused before Ray begins, and waits for nothing."""
+"""Files as datasets: rows are as they lie there, and what cannot be read is named."""
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
 import pytest
 
 import embgrad
+from embgrad.ray import plain_errors
+from embgrad.ray.lines import json_table
 from embgrad.ray.reading import dataset_of
 from tests.core.test_hostile_files import at_once, unix
+from tests.ray import models
 
 
 @unix
@@ -23,3 +27,57 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / "link.jsonl").symlink_to("nowhere")
     with pytest.raises(embgrad.FileFormatError, match="does not exist: expected a file of Parquet"):
         dataset_of(tmp_path / "link.jsonl")
+
+
+def test_a_text_is_what_stands_on_a_line(tmp_path: Path) -> None:
+    lines = ["one\u2028still one", "two\x85still two", "three\x0cstill three", "w1 é"]
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n \n\n".join(lines).encode())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\r".join(lines).encode()))
+    for name in ("a.txt", "b.txt.gz"):
+        assert dataset_of(tmp_path / name).take_all() == [{"text": line} for line in lines]
+    (tmp_path / "blank.txt").write_bytes(b"\n \n")
+    with pytest.raises(embgrad.BatchError, match="the dataset holds no row"):
+        embgrad.ray.table(tmp_path / "blank.txt", models.reference, embgrad.Sum())
+
+
+def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
+    lines = '{"ids": [1, 2], "text": "a\u2028b"}\r\n\n{"ids": [3]}\n'
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines.encode())
+    (tmp_path / "a.json").write_text('[{"ids": [1, 2], "text": "a\u2028b"},\n {"ids": [3], "text": null}]')
+    (tmp_path / "long.ndjson").write_text(
+        '{"ids": [' + ", ".join(["7"] * 600_000) + "]}\n"
+    )  # longer than Arrow's pieces
+    for name in ("a.jsonl", "a.json"):
+        assert dataset_of(tmp_path / name).take_all() == [
+            {"ids": [1, 2], "text": "a\u2028b"},
+            {"ids": [3], "text": None},
+        ]
+    ((row,),) = (dataset_of(tmp_path / "long.ndjson").take_all(),)
+    assert row["ids"] == [7] * 600_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"ids": [1]}\n{"ids": [1\n', r"^a, line 2 is no JSON \(.*\): '{\"ids\": \[1'; expected an object a line"),
+        (b'{"ids": [1]}\n\n[1, 2]\n', r"^a, line 3 is \[1, 2\]: expected an object, such as"),
+        (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
+        (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
+        (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
+    ],
+)
+def test_lines_that_are_no_rows_are_named(content: bytes, message: str) -> None:
+    with pytest.raises(embgrad.FileFormatError, match=message):
+        json_table(content, "a")
+
+
+def test_what_is_wrong_in_a_file_comes_out_of_ray(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
+    (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
+    for name, message in (("a.jsonl", "line 2 is no JSON"), ("a.txt", "line 2: byte 0xe9 at place 4 is no UTF-8")):
+        with pytest.raises(embgrad.FileFormatError, match=message) as caught, plain_errors():
+            dataset_of(tmp_path / name).take_all()
+        assert "Failed to" not in str(caught.value)  # what Ray says of it
+    with pytest.raises(embgrad.FileFormatError, match=r"a\.jsonl, line 2 is no JSON") as caught:
+        embgrad.ray.table(tmp_path / "a.jsonl", models.reference, embgrad.Sum(), ids="ids")
+    assert "Failed to" not in str(caught.value)

@@ -1,0 +1,91 @@
+"""Files of lines as rows of a Ray dataset: texts and JSON lines. What cannot be read is named by its file and line."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow
+from pyarrow.json import ReadOptions, read_json
+from ray.data.datasource import FileBasedDatasource
+
+from embgrad.errors import FileFormatError, brief
+from embgrad.textlines import text_lines
+
+__all__ = ["JsonLines", "TextLines", "json_table"]
+
+#: The largest piece of a file that Arrow reads as one, in bytes.
+LARGEST: Final = 2**31 - 1
+
+
+class TextLines(FileBasedDatasource):  # type: ignore[misc]  # Ray is not typed for mypy
+    """The lines of files as rows of a column "text", but for blank ones."""
+
+    def _read_stream(self, f: Any, path: str) -> Iterator[pyarrow.Table]:
+        """Called by Ray in a task, for each file."""
+        texts, _ = text_lines(f.readall(), path)
+        yield pyarrow.table({"text": pyarrow.array([text for _, text in texts], pyarrow.string())})
+
+
+class JsonLines(FileBasedDatasource):  # type: ignore[misc]
+    """The objects of files that hold one a line, or one list of them, as rows."""
+
+    def _read_stream(self, f: Any, path: str) -> Iterator[pyarrow.Table]:
+        """Called by Ray in a task, for each file."""
+        content = f.readall()
+        if content.strip():
+            yield json_table(content, path)
+
+
+def json_table(content: bytes, path: str) -> pyarrow.Table:
+    """The rows of one file, a column for each name.
+
+    Args:
+        content: the file's bytes.
+        path: what the file is called in messages.
+
+    Raises:
+        FileFormatError: a line is not an object, or a column holds values that do not go together.
+    """
+    # One piece, however long: Arrow refuses an object that lies in two.
+    options = ReadOptions(use_threads=False, block_size=min(len(content), LARGEST))
+    try:
+        return read_json(io.BytesIO(content), read_options=options)
+    except pyarrow.ArrowInvalid as error:
+        rows = _listed(content)
+        if rows is None:
+            _expect_objects(content, path)
+            raise _unlike(path, error) from None
+    try:
+        return pyarrow.Table.from_pylist(rows)
+    except pyarrow.ArrowException as error:
+        raise _unlike(path, error) from None
+
+
+def _listed(content: bytes) -> list[Any] | None:
+    """The objects of a file that is one list of them; None of another."""
+    try:
+        rows = json.loads(content)
+    except ValueError:
+        return None
+    return rows if isinstance(rows, list) and all(isinstance(row, dict) for row in rows) else None
+
+
+def _expect_objects(content: bytes, path: str) -> None:
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except ValueError as error:
+            raise FileFormatError(
+                f"{path}, line {number} is no JSON ({error}): {brief(line.decode(errors='replace'))}; expected an object a line"
+            ) from None
+        if not isinstance(row, dict):
+            raise FileFormatError(
+                f'{path}, line {number} is {brief(row)}: expected an object, such as {{"text": "a sentence"}}'
+            )
+
+
+def _unlike(path: str, error: Exception) -> FileFormatError:
+    return FileFormatError(f"{path} cannot be read ({error}): expected values of one type in each column, on all lines")

@@ -1,0 +1,46 @@
+"""The lines of a file of texts, one text a line."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from embgrad.errors import FileFormatError
+
+__all__ = ["text_lines"]
+
+#: How a file begins that is of another encoding.
+OTHER_MARKS: Final = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+#: How UTF-8 may begin.
+MARK: Final = b"\xef\xbb\xbf"
+
+
+def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
+    r"""The texts with the numbers of their lines, and how many lines are blank.
+
+    Lines end as Python's open() and text editors see it, with \n, \r\n or \r. What Unicode calls line ends beside these, such
+    as U+2028, may stand within a text.
+
+    Args:
+        data: the file's bytes.
+        name: what the file is called in messages.
+
+    Raises:
+        FileFormatError: it is not UTF-8.
+    """
+    other = OTHER_MARKS.get(data[:2])
+    if other:
+        raise FileFormatError(f"{name} is {other}: expected UTF-8; convert it, with iconv -f {other} -t UTF-8 say")
+    lines = data.removeprefix(MARK).splitlines()
+    texts = [(number, _decoded(line, name, number)) for number, line in enumerate(lines, 1) if line.strip()]
+    return texts, len(lines) - len(texts)
+
+
+def _decoded(line: bytes, name: str, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(
+            f"{name}, line {number}: byte {line[error.start]:#04x} at place {error.start + 1} is no UTF-8 ({error.reason}); "
+            "save the file as UTF-8"
+        ) from None
