@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.benchmarks.cases import LIMIT_SIZE, LONGER, MODES, PLAIN, QUICK_SIZES, SIZES, Case, drawn_bert
+from tests.benchmarks.cases import (
+    LIMIT_SIZE,
+    LONGER,
+    MODES,
+    PLAIN,
+    PROCESSES,
+    QUICK_SIZES,
+    SIZES,
+    Case,
+    drawn_bert,
+)
 from tests.benchmarks.environment import ROOT, cores
 
 __all__ = ["Job", "jobs", "run"]
@@ -103,8 +113,7 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=small)
     if "modes" in options.parts:
         for mode in modes:
-            cases = _cases(mode, model, options)
-            yield _worker(f"times: {mode}", "sizes", mode, "times", cases=cases, seconds=seconds)
+            yield from _times(mode, _cases(mode, model, options), seconds)
     if "peaks" in options.parts:
         for mode in modes:
             yield _worker(f"peaks: {mode}", "peaks", mode, "peaks", cases=[_case(model, size)])
@@ -123,7 +132,19 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             given = ["--framework", framework, *(["--sentences", "1000"] if options.quick else [])]
             yield Job(f"a long stream: {framework}", "long", _module("memory", *given))
     if rivals is not None:
-        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER)
+        small = drawn_bert(folder / "of_rivals", layers=2, dim=128, vocab=30522)
+        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER * PROCESSES, small)
+
+
+def _times(mode: str, cases: Sequence[dict[str, Any]], seconds: float) -> Iterator[Job]:
+    """Those of the size that the limits are about in several processes of their own."""
+    exact = [case for case in cases if (case["examples"], case["positions"]) == LIMIT_SIZE]
+    others = [case for case in cases if case not in exact]
+    if others:
+        yield _worker(f"times: {mode}", "sizes", mode, "times", cases=others, seconds=seconds)
+    for number in range(PROCESSES if exact else 0):
+        what = f"times: {mode}, at {LIMIT_SIZE[0]} × {LIMIT_SIZE[1]}, process {number + 1} of {PROCESSES}"
+        yield _worker(what, "sizes", mode, "times", cases=exact, seconds=seconds * LONGER)
 
 
 def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -150,13 +171,15 @@ def _growth(plain: Sequence[str], folder: Path, seconds: float, *, quick: bool) 
         yield _worker(f"growth of memory: {mode}", "vocabulary_peaks", mode, "peaks", cases=of_tables)
 
 
-def _rivals(python: str, size: tuple[int, int], seconds: float) -> Iterator[Job]:
-    script = str(Path(__file__).parent / "rivals.py")
-    given = ["--size", f"{size[0]}x{size[1]}", "--seconds", str(seconds)]
-    yield Job("rivals: times", "rivals", [python, script, "times", "FOUND", *given], {"USE_TF": "0"})
-    yield Job(
-        "rivals: peaks", "rivals_peaks", [python, script, "peaks", "FOUND", *given], {"USE_TF": "0", **GIVING_BACK}
-    )
+def _rivals(python: str, size: tuple[int, int], seconds: float, small: str) -> Iterator[Job]:
+    script, at_size = str(Path(__file__).parent / "rivals.py"), ("--size", f"{size[0]}x{size[1]}")
+    for what, section, given, environment in (
+        ("times", "rivals", at_size, {}),
+        ("small", "rivals_small", ("--size", "1x8", "--model", small), {}),
+        ("peaks", "rivals_peaks", at_size, GIVING_BACK),
+    ):
+        command = [python, script, what, "FOUND", "--seconds", str(seconds), *given]
+        yield Job(f"rivals: {what}", section, command, {"USE_TF": "0", **environment})
 
 
 def _module(name: str, *given: str) -> list[str]:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["ANEW", "FOR_GOOD", "HAND", "KEEPING", "by_hand", "fastest", "milliseconds", "size_of", "times"]
+__all__ = [
+    "ANEW",
+    "FOR_GOOD",
+    "HAND",
+    "KEEPING",
+    "by_hand",
+    "fastest",
+    "middle",
+    "milliseconds",
+    "size_of",
+    "spread",
+    "times",
+]
 
 #: How the names of the ways by hand begin.
 HAND: Final = "by hand: "
@@ -16,7 +28,6 @@ FOR_GOOD: Final = "for good"
 
 #: What the name of a way by hand says that holds its memory from call to call, so that its peak is not seen.
 KEEPING: Final = "static_alloc"
-
 
 #: What the name of a way by hand says that compiles anew for each shape, for seconds.
 ANEW: Final = "jit_compile"
@@ -41,6 +52,36 @@ def times(row: Mapping[str, Any]) -> tuple[float | None, float, float, float]:
     own = row["times"]
     others = own.get("forward", math.nan), own.get("backward", math.nan)
     return own.get("gradients"), own[fastest(row)], *others
+
+
+def middle(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of the rows that several processes found for the same, the one whose ratio to code by hand is in the middle.
+
+    It gets the ratios of all, in order, as `ratios`. Rows without one are kept, as are those of one process.
+    """
+    found: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["mode"], size_of(row), "gradients" in row["times"]), []).append(row)
+    chosen = []
+    for (_, _, measured), same in found.items():
+        if not measured:
+            chosen.append(dict(same[0]))
+            continue
+        ordered = sorted(same, key=_ratio)
+        chosen.append({**ordered[(len(ordered) - 1) // 2], "ratios": [_ratio(row) for row in ordered]})
+    return chosen
+
+
+def spread(row: Mapping[str, Any]) -> str:
+    """The least and the largest of its processes' ratios to code by hand."""
+    ratios = row.get("ratios", ())
+    return f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if len(ratios) > 1 else "–"
+
+
+def _ratio(row: Mapping[str, Any]) -> float:
+    ours, hand, _, _ = times(row)
+    assert ours is not None
+    return ours / hand
 
 
 def size_of(row: Mapping[str, Any]) -> tuple[int, int]:

@@ -54,13 +54,18 @@ class Rival:
 
 
 class Question:
-    """A classifier of MiniLM's size with a random head, and a batch."""
+    """A classifier with a random head, and a batch.
 
-    def __init__(self, examples: int, positions: int) -> None:
+    Args:
+        folder: of the BERT's checkpoint.
+        examples: of the batch; so are `positions`.
+    """
+
+    def __init__(self, folder: str, examples: int, positions: int) -> None:
         torch.manual_seed(0)
-        self.folder = minilm_folder()
-        self.model = BertForSequenceClassification.from_pretrained(self.folder, num_labels=2).eval()
-        self.tokenizer = AutoTokenizer.from_pretrained(self.folder, model_max_length=positions)
+        self.folder = folder
+        self.model = BertForSequenceClassification.from_pretrained(folder, num_labels=2).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(minilm_folder(), model_max_length=positions)
         self.texts = ["good film " * (positions // 2 - 1)] * examples
         encoded = self.tokenizer(self.texts, return_tensors="np")
         self.batch = embgrad.TokenBatch(
@@ -195,7 +200,7 @@ def inseq(question: Question) -> Iterator[Rival]:
     torch.manual_seed(0)
     sizes = {"n_layer": 6, "n_embd": 384, "n_head": 12, "vocab_size": len(question.tokenizer)}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=101, eos_token_id=102)).eval()
-    tokenizer = AutoTokenizer.from_pretrained(question.folder, pad_token="[PAD]")
+    tokenizer = AutoTokenizer.from_pretrained(minilm_folder(), pad_token="[PAD]")
     tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
     wrapped = tool.load_model(model, "saliency", tokenizer=tokenizer, device="cpu")
     texts = [text.strip() for text in question.texts]
@@ -227,22 +232,29 @@ TOOLS: dict[str, Callable[[Question], Iterator[Rival]]] = {
     "inseq": inseq,
 }
 
+#: Those that answer what some lines by hand answer, too.
+WITH_CODE_BY_HAND: Final = ("captum", "nnsight")
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and write what was found."""
     parser = argparse.ArgumentParser(prog="python tests/benchmarks/rivals.py", description=__doc__)
-    parser.add_argument("what", choices=("times", "peaks"))
+    parser.add_argument(
+        "what", choices=("times", "small", "peaks"), help="small: times of what code by hand does as well"
+    )
     parser.add_argument("found", type=Path)
     parser.add_argument("--size", default="16x128")
+    parser.add_argument("--model", default=str(minilm_folder()), help="a BERT checkpoint folder")
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--tools", help="by default all; of those with code by hand captum and nnsight")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     examples, positions = map(int, options.size.split("x"))
     found = []
-    for tool in options.tools.split(","):
-        for figures in _measured(tool, Question(examples, positions), options):
+    tools = WITH_CODE_BY_HAND if options.what == "small" else tuple(TOOLS)
+    for tool in options.tools.split(",") if options.tools else tools:
+        for figures in _measured(tool, Question(options.model, examples, positions), options):
             found.append(figures)
             print(f"  {tool}: {figures['call']}", file=sys.stderr, flush=True)
     options.found.write_text(json.dumps(found), encoding="utf-8")
@@ -265,6 +277,8 @@ def _measured(tool: str, question: Question, options: Any) -> Iterator[dict[str,
             return
         if rival is None:
             return
+        if options.what == "small" and rival.by_hand is None:
+            continue
         about = {**named, "call": rival.call, "note": rival.note}
         try:
             yield {**about, **_figures(rival, options)}

@@ -7,7 +7,18 @@ from typing import Any, Final
 
 from tests.benchmarks.cases import LIMIT_SIZE, ONCE
 from tests.benchmarks.limits import limits
-from tests.benchmarks.ratios import FOR_GOOD, HAND, KEEPING, by_hand, fastest, milliseconds, size_of, times
+from tests.benchmarks.ratios import (
+    FOR_GOOD,
+    HAND,
+    KEEPING,
+    by_hand,
+    fastest,
+    middle,
+    milliseconds,
+    size_of,
+    spread,
+    times,
+)
 
 __all__ = ["page"]
 
@@ -19,9 +30,9 @@ OPENING: Final = """# Performance
 Written by `make bench`, whose parts may have been run one after the other on the same machine or \
 another of its kind; each ratio is of one \
 process. Times are ratios between functions that take \
-turns in one process, the least of three rounds each or more, at 16 × 128 of some ten, and repeat to some hundredths; \
-the milliseconds say only how large the things are that are \
-divided.
+turns in one process, the least of three rounds each or more. At 16 × 128 three processes are asked, and the one is given \
+whose ratio to code by hand is in the middle: one and the same graph takes up to a tenth more or less from process to process. \
+The milliseconds say only how large the things are that are divided.
 
 - **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
 of ways below). All agree with `gradients` to rounding, or there is no row.
@@ -85,6 +96,7 @@ minutes for each, in code by hand as in ours.
 def page(found: Found, machine: str, *, quick: bool) -> str:
     """The whole page, Markdown."""
     size = LIMIT_SIZE if not quick else (4, 64)
+    found = {**found, **{name: middle(found.get(name, ())) for name in ("sizes", "position")}}
     parts = [OPENING, f"Measured on: {machine}.\n"]
     if quick:
         parts.append("**A quick run: small sizes and few rounds, to see that it runs. Its figures are no result.**\n")
@@ -98,6 +110,11 @@ def page(found: Found, machine: str, *, quick: bool) -> str:
             "Our own overhead",
             "1 × 8 tokens, 2 layers × 128: where overhead shows most. In turns with code by hand alone.",
             _overhead(found),
+        ),
+        _section(
+            "Other tools' overhead",
+            "On a like model with a classifier's head, PyTorch, milliseconds; in turns with `gradients` and code by hand.",
+            _overhead_of_rivals(found),
         ),
         _section(
             "Where our own share goes", "The same call, in milliseconds; steps may lie in one another.", _shares(found)
@@ -135,6 +152,7 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
         "/ forward",
         "by hand / forward",
         "**/ by hand**",
+        "of all processes",
         "/ full backward",
         "peak, MiB: ours",
         "by hand",
@@ -152,6 +170,7 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
                 _ratio(ours, forward),
                 _ratio(hand, forward),
                 f"**{_ratio(ours, hand)}**",
+                spread(row),
                 _ratio(ours, backward),
                 *_memory(peaks.get(row["mode"], {})),
             )
@@ -196,11 +215,11 @@ def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
 
 
 def _positions(found: Found) -> Iterator[Sequence[str]]:
-    yield ("mode", "what is read", "size", "/ by hand", "/ forward")
+    yield ("mode", "what is read", "size", "/ by hand", "of all processes", "/ forward")
     for section, what in (("position", "one position of the last layer"), ("language", "a logit at the last position")):
         for row in found.get(section, ()):
             ours, hand, forward, _ = times(row)
-            yield (_mode(row), what, _by(size_of(row)), _ratio(ours, hand), _ratio(ours, forward))
+            yield (_mode(row), what, _by(size_of(row)), _ratio(ours, hand), spread(row), _ratio(ours, forward))
 
 
 def _overhead(found: Found) -> Iterator[Sequence[str]]:
@@ -210,6 +229,18 @@ def _overhead(found: Found) -> Iterator[Sequence[str]]:
         leaving = min((seconds for way, seconds in by_hand(row).items() if FOR_GOOD not in way), default=None)
         over = ["–" if ours is None or one is None else f"{(ours - one) * 1e3:+.2f}" for one in (hand, leaving)]
         yield (_mode(row), milliseconds(hand), *over)
+
+
+def _overhead_of_rivals(found: Found) -> Iterator[Sequence[str]]:
+    yield ("tool", "call", "how", "by hand, ms", "theirs over by hand, ms", "ours over by hand, ms")
+    for row in found.get("rivals_small", ()):
+        name = f"{row['tool']} {row['version']}"
+        if "failed" in row:
+            yield (name, row["call"], row["note"], f"could not be run: {row['failed']}", "–", "–")
+            continue
+        own = row["times"]
+        over = [f"{(own[one] - own['by hand']) * 1e3:+.2f}" for one in ("theirs", "ours")]
+        yield (name, row["call"], row["note"], milliseconds(own["by hand"]), *over)
 
 
 def _shares(found: Found) -> Iterator[Sequence[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embgrad.errors import EmbgradError
-from tests.benchmarks.cases import LIMIT_SIZE, LONGER, MODES, Case
+from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
 from tests.benchmarks.shares import shares
 
@@ -38,8 +38,7 @@ def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
         taken = {name: one for name, one in functions.items() if not alone or name not in ("forward", "backward")}
-        long = (about["examples"], about["positions"]) == LIMIT_SIZE
-        found.append({**about, **figures, **in_turns(taken, seconds * LONGER if long else seconds)})
+        found.append({**about, **figures, **in_turns(taken, seconds)})
     return found
 
 

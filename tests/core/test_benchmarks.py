@@ -102,13 +102,32 @@ def test_code_by_hand_that_is_compiled_for_each_shape_counts_and_is_told_of() ->
     assert found[1].what == "PyTorch: `gradients` / by hand without XLA, which compiles anew for each shape"
 
 
+def test_of_several_processes_the_one_in_the_middle_counts() -> None:
+    rows = [{**ROW, "times": {**TIMES, "forward": ours, "gradients": ours}} for ours in (2.4, 1.8, 2.0)]
+    alone = {**ROW, "positions": 8, "times": {**TIMES, "gradients": 2.2}}
+    refused = {**ROW, "mode": "Gluon, imperative", "times": TIMES, "refused": "no"}
+    written = table.page({"sizes": [*rows, alone, refused, refused]}, "a machine", quick=False)
+    assert "| PyTorch | 2000 | 1.00 | 1.00 | **1.00** | 0.90 to 1.20 | 0.67 |" in written
+    assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | 1.000 | – | yes |" in written
+    assert "| PyTorch | 1.10 (2.20) | 1.00 (1.00) |" in written
+    assert written.count("| Gluon, imperative: `gradients` / by hand | ≤ 1.02 | not measured |") == 1
+
+
 def test_what_was_refused_or_failed_stands_on_the_page() -> None:
     refused = {**ROW, "times": TIMES, "refused": "UnsupportedError: no | compiler"}
     rival = {"tool": "captum", "version": "1", "call": "", "note": "", "failed": "ImportError: none"}
-    written = table.page({"sizes": [refused], "rivals": [rival], "missing": []}, "a machine", quick=False)
+    rivals = {name: [rival] for name in ("rivals", "rivals_small")}
+    written = table.page({"sizes": [refused], **rivals, "missing": []}, "a machine", quick=False)
     assert "| `gradients`, PyTorch, 16 × 128 | UnsupportedError: no \\| compiler |" in written
-    assert "could not be run: ImportError: none" in written
+    assert written.count("could not be run: ImportError: none") == 3  # a limit, and both tables
     assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | not measured | – | no |" in written
+
+
+def test_other_tools_small_calls_stand_beside_ours() -> None:
+    times = {"theirs": 1.75e-3, "ours": 2.5e-3, "by hand": 1.5e-3}
+    row = {"tool": "captum", "version": "1", "call": "a call", "note": "as it is", "times": times}
+    written = table.page({"rivals_small": [row]}, "a machine", quick=False)
+    assert "| captum 1 | a call | as it is | 1.5 | +0.25 | +1.00 |" in written
 
 
 class Result:
