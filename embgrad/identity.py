@@ -15,7 +15,7 @@ import numpy as np
 
 from embgrad.backend import NativeObjective, Request
 
-__all__ = ["PLAIN", "Same", "asked_of", "code_of", "identity_of"]
+__all__ = ["PLAIN", "Same", "asked_of", "code_of", "globals_of", "identity_of"]
 
 #: What is the same where it is equal.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -52,17 +52,17 @@ def _identity(function: Any, above: tuple[int, ...]) -> Hashable:
         return Same(function)
     own = function.__globals__
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    read = [own[name] for name in _globals_of(function.__code__) if name in own]
+    read = [own[name] for name in globals_of(function.__code__) if name in own]
     held = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items(), *read]
     inside = (*above, id(function))
     return (function.__code__, id(own), *(_held(one, own, inside) for one in held))
 
 
 @functools.lru_cache(maxsize=256)
-def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+def globals_of(code: types.CodeType) -> tuple[str, ...]:
     """The names of the globals that a piece of Python reads, and those inside it."""
     names = [one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inside = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in _globals_of(one)]
+    inside = [name for one in code.co_consts if isinstance(one, types.CodeType) for name in globals_of(one)]
     return tuple(dict.fromkeys((*names, *inside)))
 
 

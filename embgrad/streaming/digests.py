@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import json
+import sys
+import sysconfig
 from collections.abc import Mapping
-from types import CodeType, FunctionType
-from typing import Any, Protocol
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
+from embgrad.identity import globals_of
 
-__all__ = ["digest_of", "function_digest", "tokenizer_digest", "update"]
+__all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
+
+
+#: The modules of Python's own whose objects are mere holders of values.
+HOLDERS: Final = ("argparse", "datetime", "decimal", "fractions", "types")
 
 
 class _Hash(Protocol):
@@ -63,20 +71,35 @@ def update(made: _Hash, value: Any) -> None:
 
 
 def function_digest(function: Any) -> str:
-    """A function's name with a digest of its code and of the plain values and functions that it has closed over.
+    """A function's name with a digest of its code, and of the plain values and functions that it reads from around it.
 
-    A method goes by its object's plain attributes, too, and an object with a `__call__` by its class and these.
+    These lie in its cells, its defaults, its object where it is a method, and its module's globals. An object with a `__call__`
+    goes by its attributes and its class's code. What a library holds goes by its name.
     """
+    return _function(function, ())
+
+
+def object_digest(value: Any) -> str:
+    """An object's class with a digest of its attributes and of that class's functions."""
+    return f"{type(value).__qualname__} {digest_of([vars(value), _object(value, ())])}"
+
+
+def _function(function: Any, above: tuple[int, ...]) -> str:
+    """The same inside functions that are being looked at, which may read themselves."""
     if isinstance(function, functools.partial):
-        return f"partial {function_digest(function.func)} {digest_of([list(function.args), dict(function.keywords)])}"
+        return f"partial {_function(function.func, above)} {digest_of([list(function.args), dict(function.keywords)])}"
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
-        held = _attributes(function)
+        held = _object(function, above)
         return f"{name} {digest_of(held)}" if held else name
-    closed = [_cell(cell) for cell in getattr(function, "__closure__", None) or ()]
+    inside = (*above, id(code))
+    closed = [_around(_content(cell), inside, None) for cell in getattr(function, "__closure__", None) or ()]
     told: list[Any] = [_code(code), closed, list(getattr(function, "__defaults__", None) or ())]
-    for more in (getattr(function, "__kwdefaults__", None), _attributes(getattr(function, "__self__", None))):
+    own = getattr(function, "__globals__", {})
+    read = {name: _around(own[name], inside, own) for name in _read(code) if name in own}
+    owner = getattr(function, "__self__", None)
+    for more in (getattr(function, "__kwdefaults__", None), read, None if owner is None else _object(owner, inside)):
         if more:
             told.append(dict(more))
     return f"{name} {digest_of(told)}"
@@ -149,14 +172,60 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, bytes, np.ndarray, np.generic))
 
 
-def _cell(cell: Any) -> Any:
+def _content(cell: Any) -> Any:
     try:
-        value = cell.cell_contents
+        return cell.cell_contents
     except ValueError:  # it is empty as yet
         return None
-    if isinstance(value, FunctionType) and not value.__closure__:  # one with cells of its own may be closed over itself
-        return function_digest(value)
-    return value if _is_plain(value) else type(value).__qualname__
+
+
+def _around(value: Any, above: tuple[int, ...], own: Mapping[str, Any] | None) -> Any:
+    """What stands for a value that a function reads: itself where it is plain, of functions and objects what they hold.
+
+    Args:
+        value: that it reads.
+        above: the functions, by their code, that are being looked at.
+        own: the globals that it lies in; of those a function of another module goes by its name.
+    """
+    kind = type(value)
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, FunctionType):
+        theirs = own is not None and value.__globals__ is not own
+        return value.__qualname__ if theirs or id(value.__code__) in above else _function(value, above)
+    if _is_plain(value) or hasattr(value, "shape") or kind.__module__ in HOLDERS:
+        return value
+    if callable(value):
+        return value.__qualname__ if isinstance(value, type) else kind.__qualname__
+    return kind.__qualname__ if _is_installed(kind.__module__) else [kind.__qualname__, _attributes(value)]
+
+
+def _read(code: CodeType) -> list[str]:
+    """The globals that a function reads, but for those that it writes to: a count of its calls is another each time."""
+    written = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    return [name for name in globals_of(code) if name not in written]
+
+
+def _object(value: Any, above: tuple[int, ...]) -> dict[str, Any]:
+    """The plain values among an object's attributes, and its class's functions, but for those that a library brought."""
+    if isinstance(value, type):
+        return {}
+    told = _attributes(value)
+    for kind in type(value).__mro__:
+        for name, one in vars(kind).items() if not _is_installed(kind.__module__) else ():
+            method = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
+            if isinstance(method, FunctionType) and id(method.__code__) not in above:
+                told[f"{kind.__qualname__}.{name}()"] = _function(method, above)
+    return told
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module belongs to Python or to an installed package, and is another with another version of that."""
+    root = module.partition(".")[0]
+    if root == "embgrad" or (root in sys.stdlib_module_names and root != "__main__"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return any(file.startswith(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
 
 
 def _code(code: CodeType) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from embgrad.calling import as_parts
 from embgrad.native import as_objective, described
 from embgrad.objective import Objective
-from embgrad.streaming.digests import digest_of, function_digest, tokenizer_digest, update
+from embgrad.streaming.digests import digest_of, function_digest, object_digest, tokenizer_digest, update
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.source import Source
 from embgrad.task import Task
@@ -24,7 +24,7 @@ LONGEST = 200
 def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
     """By the options' names what JSON can hold, the same for the same run in any process.
 
-    Functions go by their names, their code and the plain values that they have closed over.
+    Functions and the user's own classes go by their names, their code and the plain values that they read.
 
     Args:
         task: what is asked of each batch.
@@ -79,6 +79,6 @@ def _of_objective(objectives: Objectives) -> str:
         whole = repr(given.describe())
         told = whole if len(whole) <= LONGEST else f"{given!r}"[:LONGEST]
         known = type(given).__module__.startswith("embgrad.")
-        return f"{told} {digest_of(given.describe() if known else [type(given).__qualname__, vars(given)])}"
+        return f"{told} {digest_of(given.describe()) if known else object_digest(given)}"
     native: Any = as_objective(given)
     return f"{described(native)['class']} {function_digest(native.function)}"
