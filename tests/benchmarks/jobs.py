@@ -133,12 +133,12 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             yield Job(f"a long stream: {framework}", "long", _module("memory", *given))
     if rivals is not None:
         small = drawn_bert(folder / "of_rivals", layers=2, dim=128, vocab=30522)
-        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER * PROCESSES, small)
+        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER, small)
 
 
 def _times(mode: str, cases: Sequence[dict[str, Any]], seconds: float) -> Iterator[Job]:
-    """Those of the size that the limits are about in several processes of their own."""
-    exact = [case for case in cases if (case["examples"], case["positions"]) == LIMIT_SIZE]
+    """Those that the limits are about in several processes of their own."""
+    exact = [case for case in cases if _size(case) == LIMIT_SIZE and case["objective"] == "pooled"]
     others = [case for case in cases if case not in exact]
     if others:
         yield _worker(f"times: {mode}", "sizes", mode, "times", cases=others, seconds=seconds)
@@ -157,6 +157,10 @@ def _cases(mode: str, model: str, options: argparse.Namespace) -> list[dict[str,
     if not at_length:
         cases.append({**_case(model, sizes[-2 if len(sizes) > 2 else -1], "position"), "section": "position"})
     return cases
+
+
+def _size(case: dict[str, Any]) -> tuple[int, int]:
+    return case["examples"], case["positions"]
 
 
 def _growth(plain: Sequence[str], folder: Path, seconds: float, *, quick: bool) -> Iterator[Job]:
