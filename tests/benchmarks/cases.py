@@ -38,7 +38,7 @@ LIMIT_SIZE: Final = (16, 128)
 #: How many processes measure that size, and how many times longer than other sizes each does: limits are about hundredths, and
 #: one graph takes up to a tenth more or less from process to process.
 PROCESSES: Final = 3
-LONGER: Final = 3
+LONGER: Final = 5
 
 #: The ways to each example's own table.
 ONCE: Final = "one backward pass, and per_example()"

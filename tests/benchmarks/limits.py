@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tests.benchmarks.cases import MODES, ONCE, SPLIT_BY_HAND
-from tests.benchmarks.ratios import ANEW, by_hand, size_of, times
+from tests.benchmarks.ratios import ANEW, by_hand, over_backward, size_of, times
 
 __all__ = ["Limit", "limits"]
 
@@ -53,7 +53,7 @@ def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
             if min(lasting) > hand:
                 what = f"{row['mode']}: `gradients` / by hand without XLA, which compiles anew for each shape"
                 yield _most(what, ours / min(lasting), OF_BY_HAND)
-            faster = _least(f"{row['mode']}: full backward / `gradients`", backward / ours, OVER_BACKWARD)
+            faster = _least(f"{row['mode']}: full backward / `gradients`", over_backward(row), OVER_BACKWARD)
             yield replace(faster, by_hand=f"{backward / hand:.3f}")
     for row in found.get("overhead", ()):
         ours, hand, _, _ = times(row)

@@ -15,6 +15,7 @@ __all__ = [
     "fastest",
     "middle",
     "milliseconds",
+    "over_backward",
     "size_of",
     "spread",
     "times",
@@ -57,7 +58,8 @@ def times(row: Mapping[str, Any]) -> tuple[float | None, float, float, float]:
 def middle(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of the rows that several processes found for the same, the one whose ratio to code by hand is in the middle.
 
-    It gets the ratios of all, in order, as `ratios`. Rows without one are kept, as are those of one process.
+    It gets the ratios of all, in order, as `ratios`, and as `over_backward` the middle of their full backward passes' times
+    over `gradients`'. Of rows without `gradients` the first is kept.
     """
     found: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -68,8 +70,19 @@ def middle(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             chosen.append(dict(same[0]))
             continue
         ordered = sorted(same, key=_ratio)
-        chosen.append({**ordered[(len(ordered) - 1) // 2], "ratios": [_ratio(row) for row in ordered]})
+        place = (len(ordered) - 1) // 2
+        faster = sorted(over_backward(row) for row in same)[place]
+        chosen.append({**ordered[place], "ratios": [_ratio(row) for row in ordered], "over_backward": faster})
     return chosen
+
+
+def over_backward(row: Mapping[str, Any]) -> float:
+    """How many times as long as `gradients` the full backward pass takes."""
+    if "over_backward" in row:
+        return float(row["over_backward"])
+    ours, _, _, backward = times(row)
+    assert ours is not None
+    return backward / ours
 
 
 def spread(row: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from tests.benchmarks.ratios import (
     fastest,
     middle,
     milliseconds,
+    over_backward,
     size_of,
     spread,
     times,
@@ -30,9 +31,9 @@ OPENING: Final = """# Performance
 Written by `make bench`, whose parts may have been run one after the other on the same machine or \
 another of its kind; each ratio is of one \
 process. Times are ratios between functions that take \
-turns in one process, the least of three rounds each or more. Of the pooled output's gradient at 16 × 128 three processes are \
-asked, and the one is given whose ratio to code by hand is in the middle: one and the same graph takes up to a tenth more or \
-less from process to process. \
+turns in one process, the least of three rounds each or more, at 16 × 128 of some ten. One and the same graph takes up to a \
+tenth more or less from process to process: where several were asked, the one is given whose ratio to code by hand is in the \
+middle, and beside it what all of them gave. \
 The milliseconds say only how large the things are that are divided.
 
 - **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
@@ -51,8 +52,8 @@ objective over all positions there is nothing of that to gain.
 - TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand. With `jit_compile=True` by hand \
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
 objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
-each call: it is not compiled by XLA, and stands above that. XLA before and after an objective in NumPy takes half as long \
-again as one `tf.function`, since all that the pullback needs of the forward pass then goes from one to the other.
+each call: it is not compiled by XLA, and stands above that. XLA before and after an objective in NumPy takes some 1.4 times \
+as long as one `tf.function`, since all that the pullback needs of the forward pass then goes from one to the other.
 - TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
 to the lookup but by the gradient of the whole table.
 - Gluon: the net's graph is cut at the lookup, as by hand. Imperative, MXNet's backward pass of a layer norm takes ten times \
@@ -165,7 +166,7 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
     peaks = {row["mode"]: row for row in found.get("peaks", ()) if size_of(row) == size}
     for row in found.get("sizes", ()):
         if size_of(row) == size:
-            ours, hand, forward, backward = times(row)
+            ours, hand, forward, _ = times(row)
             yield (
                 _mode(row),
                 milliseconds(forward),
@@ -173,7 +174,7 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
                 _ratio(hand, forward),
                 f"**{_ratio(ours, hand)}**",
                 spread(row),
-                _ratio(ours, backward),
+                "–" if ours is None else f"{1 / over_backward(row):.2f}",
                 *_memory(peaks.get(row["mode"], {})),
             )
 

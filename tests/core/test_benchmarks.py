@@ -103,11 +103,15 @@ def test_code_by_hand_that_is_compiled_for_each_shape_counts_and_is_told_of() ->
 
 
 def test_of_several_processes_the_one_in_the_middle_counts() -> None:
-    rows = [{**ROW, "times": {**TIMES, "forward": ours, "gradients": ours}} for ours in (2.4, 1.8, 2.0)]
+    rows = [
+        {**ROW, "times": {**TIMES, "forward": ours, "gradients": ours, "backward": backward}}
+        for ours, backward in ((2.4, 3.6), (1.8, 3.6), (2.0, 2.0))
+    ]
     alone = {**ROW, "positions": 8, "times": {**TIMES, "gradients": 2.2}}
     refused = {**ROW, "mode": "Gluon, imperative", "times": TIMES, "refused": "no"}
     written = table.page({"sizes": [*rows, alone, refused, refused]}, "a machine", quick=False)
     assert "| PyTorch | 2000 | 1.00 | 1.00 | **1.00** | 0.90 to 1.20 | 0.67 |" in written
+    assert "| PyTorch: full backward / `gradients` | ≥ 1.3 | 1.500 | 1.000 | yes |" in written
     assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | 1.000 | – | yes |" in written
     assert "| PyTorch | 1.10 (2.20) | 1.00 (1.00) |" in written
     assert written.count("| Gluon, imperative: `gradients` / by hand | ≤ 1.02 | not measured |") == 1
