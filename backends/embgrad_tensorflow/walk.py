@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from embgrad.errors import UnsupportedError
 from embgrad.points import UNNAMED_TABLE
 
 __all__ = [
@@ -201,9 +202,20 @@ def is_saved(part: Any) -> bool:
 
 
 def handle_of(variable: Any) -> Any:
-    """The resource that operations know a variable by, or None where it has none (yet)."""
+    """The resource that operations know a variable by, or None where it has none (yet).
+
+    Raises:
+        UnsupportedError: it is several devices' variable, and in a strategy's scope none of these is meant.
+    """
     native = getattr(variable, "_value", variable)  # a Keras 3 variable wraps one of TensorFlow's
-    return getattr(native, "handle", None)
+    try:
+        return getattr(native, "handle", None)
+    except ValueError as error:
+        strategy = type(tf.distribute.get_strategy()).__name__
+        raise UnsupportedError(
+            f"the model's variables are those of a {strategy}, and embgrad was called in its scope(), where they stand for no "
+            "device's: expected a call outside of the scope, or in strategy.run"
+        ) from error
 
 
 def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:

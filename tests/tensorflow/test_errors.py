@@ -50,6 +50,23 @@ def test_inside_a_tf_function(keras: Any) -> None:
         tf.function(traced)()
 
 
+def test_in_a_strategys_scope(keras: Any) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        layers = [keras.layers.Embedding(20, 3), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)]
+        model = keras.Sequential(layers)
+        model(np.array([[1, 2]]))
+    ids = np.array([[1, 2, 3], [4, 5, 6]])
+    outside = embgrad.gradients(model, ids, embgrad.Sum()).values
+    with (
+        strategy.scope(),
+        pytest.raises(embgrad.UnsupportedError, match=r"those of a MirroredStrategy.*expected a call outside"),
+    ):
+        embgrad.gradients(model, ids, embgrad.Sum())
+    np.testing.assert_array_equal(strategy.run(lambda: embgrad.gradients(model, ids, embgrad.Sum()).values), outside)
+    np.testing.assert_array_equal(embgrad.gradients(model, ids, embgrad.Sum()).values, outside)
+
+
 def test_inside_a_py_function_is_eager() -> None:
     model = Net(lambda rows, ids: tf.reduce_sum(tf.gather(rows, ids), 1))
 
