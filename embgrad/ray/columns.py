@@ -103,7 +103,18 @@ def python_values(rows: pa.Table, name: str) -> list[Any]:
         raise BatchError(
             f"{NO_COLUMN} {name!r}: expected one of {listed(rows.column_names)}.{did_you_mean(name, rows.column_names)}"
         )
-    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in rows.column(name).to_pylist()]
+    column = rows.column(name)
+    values = _tensors(column) if isinstance(column.type, pa.FixedShapeTensorType) else column.to_pylist()
+    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in values]
+
+
+def _tensors(column: pa.ChunkedArray) -> list[np.ndarray | None]:
+    """A column of tensors, which Arrow itself would give as flat lists."""
+    return [
+        array.slice(number, 1).to_numpy_ndarray()[0] if valid else None
+        for array in column.chunks
+        for number, valid in enumerate(array.is_valid().to_pylist())
+    ]
 
 
 def named_row(rows: pa.Table, inputs: Inputs) -> str:

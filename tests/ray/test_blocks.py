@@ -16,6 +16,7 @@ import embgrad.ray
 from embgrad.cli.errors import UsageError
 from embgrad.errors import EmbgradError
 from embgrad.ray.answers import Wanted
+from embgrad.ray.columns import examples_of
 from embgrad.ray.failures import plain_errors
 from embgrad.ray.partial import Partial
 from embgrad.ray.reading import dataset_of
@@ -92,6 +93,24 @@ def test_texts_come_with_their_tokens(items: Items) -> None:
         assert row["ids"] == row["ids_"]
         assert row["tokens"] == ["[CLS]", *row["text"].split(), "[SEP]"]
         np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
+
+
+def test_tensors_are_rows_of_their_own_shape() -> None:
+    def ids(rows: np.ndarray) -> pa.Table:
+        return pa.table({"ids": pa.chunked_array([pa.FixedShapeTensorArray.from_numpy_ndarray(one) for one in rows])})
+
+    asked, _ = settings(models.reference, embgrad.Sum(), {"ids": "ids"})
+    of_ids = examples_of(ids(np.arange(1, 13).reshape(2, 2, 3)), asked.inputs, None).batch.ids
+    np.testing.assert_array_equal(of_ids, np.arange(1, 13).reshape(4, 3))
+    with pytest.raises(
+        embgrad.BatchError, match=r"example 0 holds \[\[1, 2\], \[3, 4\]\]: expected a list of at least"
+    ):
+        examples_of(ids(np.arange(1, 9).reshape(1, 2, 2, 2)), asked.inputs, None)
+    missing = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int64(), [2]), pa.array([[1, 2], None], pa.list_(pa.int64(), 2))
+    )
+    with pytest.raises(embgrad.BatchError, match="example 1 holds None"):
+        examples_of(pa.table({"ids": missing}), asked.inputs, None)
 
 
 def test_pairs_are_two_columns() -> None:
