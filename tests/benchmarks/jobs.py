@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -104,7 +105,7 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
         for mode in modes:
             yield _worker(f"first calls: {mode}", "cold", mode, "first_call", case=_case(model, (4, 64)))
     if "overhead" in options.parts:
-        small = _case(drawn_bert(folder / "small", layers=2, dim=128, vocab=30522), (1, 8))
+        small = _case(_small(folder), (1, 8))
         for mode in modes:
             if mode != COMPILED_AT_LENGTH:
                 given = {"cases": [small], "seconds": seconds, "alone": True}
@@ -132,8 +133,13 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
             given = ["--framework", framework, *(["--sentences", "1000"] if options.quick else [])]
             yield Job(f"a long stream: {framework}", "long", _module("memory", *given))
     if rivals is not None:
-        small = drawn_bert(folder / "of_rivals", layers=2, dim=128, vocab=30522)
-        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER, small)
+        yield from _rivals(rivals, size, seconds if options.quick else seconds * LONGER, _small(folder))
+
+
+@functools.cache
+def _small(folder: Path) -> str:
+    """The model on which overhead shows most, drawn once."""
+    return drawn_bert(folder / "small", layers=2, dim=128, vocab=30522)
 
 
 def _times(mode: str, cases: Sequence[dict[str, Any]], seconds: float) -> Iterator[Job]:
