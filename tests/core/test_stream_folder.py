@@ -11,11 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import date
-from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +20,10 @@ import pytest
 import embgrad
 from embgrad.streaming import folder as reading
 from embgrad.streaming import writing
-from embgrad.streaming.digests import function_digest
 from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import by_hand, expect_same_bits, forward, labels, model, rows, texts, tokenizer
+from tests.core.test_stream_digests import closing_over
 
 LABELLED = embgrad.Labelled(embgrad.CrossEntropy)
 COUNT = 23
@@ -269,7 +265,6 @@ def test_an_interruption_at_any_moment_counts_nothing_twice(
 KILLED = """
 import sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import embgrad
 from embgrad.streaming import folder as reading
 from embgrad.streaming import writing
@@ -407,152 +402,12 @@ def test_other_labels_are_another_objective(tmp_path: Path) -> None:
     assert len(list(with_labels(labels(COUNT)))) == 12
 
 
-def closing_over(number: int) -> Callable[..., Any]:
-    return lambda grad: grad * number
-
-
 def test_functions_are_told_by_what_they_have_closed_over(tmp_path: Path) -> None:
     with run(tmp_path, edit={"word": closing_over(2)}) as parts:
         next(parts)
     with pytest.raises(embgrad.FileFormatError, match="edit was"):
         run(tmp_path, edit={"word": closing_over(3)})
     run(tmp_path, edit={"word": closing_over(2)}).finish()
-
-
-def closing_over_any(value: Any) -> Callable[..., Any]:
-    return lambda labels: embgrad.CrossEntropy([int(label is value) for label in labels])
-
-
-def with_a_default(value: Any) -> Callable[..., Any]:
-    def make(labels: Any, *, default: Any = value) -> Any:
-        return embgrad.CrossEntropy([0 for _ in labels])
-
-    return make
-
-
-class Mapped:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self, labels: Any) -> Any:
-        return embgrad.CrossEntropy([0 for _ in labels])
-
-    def make(self, labels: Any) -> Any:
-        return self(labels)
-
-
-class Other:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def in_a_module(source: str, name: str) -> Any:
-    """What a module of this source has by that name."""
-    module: dict[str, Any] = {"__name__": "users_own", "np": np, "embgrad": embgrad}
-    exec(source, module)
-    return module[name]
-
-
-#: Pairs of a module that read alike but for one thing, on which what `make` gives depends.
-MODULES = {
-    "a global number": ("CLASS = {}\ndef make(labels): return embgrad.Logit(CLASS)", "1", "2"),
-    "a global dict": ("KINDS = {}\ndef make(labels): return [KINDS[one] for one in labels]", "{'a': 1}", "{'a': 2}"),
-    "a global array": ("A = np.array([{}])\ndef make(labels): return A", "1.0", "2.0"),
-    "a helper": ("def help(x): return x {} 1\ndef make(labels): return help(labels)", "+", "-"),
-    "a helper's global": ("N = {}\ndef help(x): return x + N\ndef make(labels): return help(labels)", "1", "2"),
-    "one that calls itself": ("def make(n): return n and make(n - {})", "1", "2"),
-    "two that call each other": ("def odd(n): return n {} make(n)\ndef make(n): return odd(n)", "or", "and"),
-    "a function inside": ("N = {}\ndef make(labels): return (lambda: N)()", "1", "2"),
-    "an object": ("class C: pass\nC0 = C()\nC0.n = {}\ndef make(labels): return C0.n", "1", "2"),
-    "a class's call": ("class C:\n def __call__(self, labels): return {}\nmake = C()", "labels[0]", "labels[1]"),
-    "a class's helper": ("class C:\n def h(self): return {}\n def m(self, l): return self.h()\nmake = C().m", "1.5", "2.5"),
-    "a property": ("class C:\n @property\n def h(self): return {}\n def __call__(self, l): return 0\nmake = C()", "1", "2"),
-    "a static method": ("class C:\n @staticmethod\n def h(): return {}\n def __call__(self, l): return 0\nmake = C()", "1", "2"),
-    "a base class": ("class B:\n def __call__(self, l): return {}\nclass C(B): pass\nmake = C()", "1", "2"),
-    "what a partial holds": (
-        "import functools\nN = {}\ndef help(n, labels): return N\nmake = functools.partial(help, 3)", "1", "2"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("source", "one", "other"), MODULES.values(), ids=MODULES)
-def test_functions_are_told_by_what_they_read_in_their_module(source: str, one: str, other: str) -> None:
-    first, second, third = (function_digest(in_a_module(source.format(part), "make")) for part in (one, other, one))
-    assert first != second
-    assert first == third
-
-
-def test_functions_are_the_same_whatever_they_write_and_whatever_else_lies_about() -> None:
-    source = "CALLS = {}\nUNREAD = {}\nimport os, sys\n"
-    source += "def make(labels):\n global CALLS\n CALLS += 1\n return os.environ, sys.path, embgrad.Sum()"
-    one, other = (function_digest(in_a_module(source.format(n, n), "make")) for n in (1, 2))
-    assert one == other
-
-
-def test_a_class_of_ones_own_is_told_by_its_code(tmp_path: Path) -> None:
-    source = "class Mine(embgrad.Sum):\n def _rows(self, rows):\n"
-    source += "  values, slopes = super()._rows(rows)\n  return {} * values, {} * slopes"
-
-    def with_factor(factor: float) -> embgrad.Stream:
-        objective = in_a_module(source.format(factor, factor), "Mine")()
-        return embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
-
-    with with_factor(1.0) as parts:
-        next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="objective was"):
-        with_factor(2.0)
-    with_factor(1.0).finish()
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (closing_over_any({"good": 1}), closing_over_any({"good": 2})),
-        (closing_over_any(np.arange(2)), closing_over_any(np.arange(1, 3))),
-        (closing_over_any(date(2020, 1, 1)), closing_over_any(date(2020, 1, 2))),
-        (closing_over_any(SimpleNamespace(a=1)), closing_over_any(SimpleNamespace(a=2))),
-        (closing_over_any(Other(1)), closing_over_any(Other(2))),
-        (closing_over_any(closing_over(1)), closing_over_any(closing_over(2))),
-        (closing_over_any(lambda label: 0), closing_over_any(lambda label: 1)),
-        (with_a_default(1), with_a_default(2)),
-        (Mapped({1: "a"}), Mapped({1: "b"})),
-        (Mapped(1).make, Mapped(2).make),
-    ],
-)
-def test_functions_are_told_by_all_that_they_hold(one: Any, other: Any) -> None:
-    assert function_digest(one) == function_digest(one)
-    assert function_digest(one) != function_digest(other)
-
-
-@dataclass(frozen=True, slots=True)
-class InSlots:
-    number: int
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({1, 2}, {3}),
-        (date(2020, 1, 1), date(2020, 1, 2)),
-        (Fraction(1, 2), Fraction(1, 3)),
-        (InSlots(1), InSlots(2)),
-        (Mapped({"a": [1]}), Mapped({"a": [2]})),
-    ],
-)
-def test_labels_of_any_kind_are_told_apart(tmp_path: Path, one: Any, other: Any) -> None:
-    def source(label: Any) -> Any:
-        return [(text, label) for text in texts(COUNT)]
-
-    def labelled(label: Any) -> embgrad.Stream:
-        made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
-        return embgrad.stream(model(), source(label), made, tokenizer=tokenizer, batch_size=2, to=tmp_path)
-
-    with labelled(one) as parts:
-        for _ in range(4):
-            next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="the source is not what the results in the folder are of"):
-        labelled(other).finish()
-    labelled(one).finish()
 
 
 @pytest.mark.parametrize("changed", [0, 3, 5])
