@@ -82,9 +82,10 @@ class Columns(Mapping[str, np.ndarray]):
         self._rows = rows
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name in self._rows.column_names and isinstance(self._rows.schema.field(name).type, pa.FixedShapeTensorType):
-            return np.asarray(self._rows.column(name).combine_chunks().to_numpy_ndarray())
-        return _array(python_values(self._rows, name))
+        column = _column(self._rows, name)
+        if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:  # which it would give as zeros
+            return np.asarray(column.combine_chunks().to_numpy_ndarray())
+        return _array(_values(column))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows.column_names)
@@ -99,17 +100,22 @@ def python_values(rows: pa.Table, name: str) -> list[Any]:
     Raises:
         BatchError: there is no such column.
     """
+    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in _values(_column(rows, name))]
+
+
+def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
     if name not in rows.column_names:
         raise BatchError(
             f"{NO_COLUMN} {name!r}: expected one of {listed(rows.column_names)}.{did_you_mean(name, rows.column_names)}"
         )
-    column = rows.column(name)
-    values = _tensors(column) if isinstance(column.type, pa.FixedShapeTensorType) else column.to_pylist()
-    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in values]
+    return rows.column(name)
 
 
-def _tensors(column: pa.ChunkedArray) -> list[np.ndarray | None]:
-    """A column of tensors, which Arrow itself would give as flat lists."""
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values as Python holds them, tensors as arrays; Arrow itself would give these as flat lists."""
+    if not isinstance(column.type, pa.FixedShapeTensorType):
+        values: list[Any] = column.to_pylist()
+        return values
     return [
         array.slice(number, 1).to_numpy_ndarray()[0] if valid else None
         for array in column.chunks

@@ -202,8 +202,14 @@ def _around(value: Any, above: tuple[int, ...], own: Mapping[str, Any] | None) -
 
 def _read(code: CodeType) -> list[str]:
     """The globals that a function reads, but for those that it writes to: a count of its calls is another each time."""
-    written = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    written = _written(code)
     return [name for name in globals_of(code) if name not in written]
+
+
+def _written(code: CodeType) -> set[Any]:
+    """The names of the globals that a piece of Python writes to, and those inside it."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    return own.union(*(_written(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _object(value: Any, above: tuple[int, ...]) -> dict[str, Any]:

@@ -88,9 +88,10 @@ def test_functions_are_told_by_what_they_read_in_their_module(source: str, one: 
 
 
 def test_functions_are_the_same_whatever_they_write_and_whatever_else_lies_about() -> None:
-    source = "CALLS = {}\nUNREAD = {}\nimport os, sys\n"
-    source += "def make(labels):\n global CALLS\n CALLS += 1\n return os.environ, sys.path, embgrad.Sum()"
-    one, other = (function_digest(in_a_module(source.format(n, n), "make")) for n in (1, 2))
+    source = "CALLS = {}\nUNREAD = {}\nINNER = {}\nimport os, sys\n"
+    source += "def make(labels):\n global CALLS\n CALLS += 1\n def count():\n  global INNER\n  INNER += 1\n"
+    source += " count()\n return os.environ, sys.path, embgrad.Sum()"
+    one, other = (function_digest(in_a_module(source.format(n, n, n), "make")) for n in (1, 2))
     assert one == other
 
 

@@ -16,7 +16,7 @@ import embgrad.ray
 from embgrad.cli.errors import UsageError
 from embgrad.errors import EmbgradError
 from embgrad.ray.answers import Wanted
-from embgrad.ray.columns import examples_of
+from embgrad.ray.columns import Columns, examples_of
 from embgrad.ray.failures import plain_errors
 from embgrad.ray.partial import Partial
 from embgrad.ray.reading import dataset_of
@@ -190,6 +190,19 @@ def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
     assert made.select(rows.column_names).equals(rows)
     assert made.column_names[-3:] == ["g_ids", "g_objective", "g_saliency"]
     assert seen[0] == ((2, 2), sorted(rows.column_names))
+
+
+def test_a_tensor_that_is_not_there_is_none_and_no_zeros() -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), [2])
+    held = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2], None, [3, 4]], kind.storage_type))
+    found = Columns(pa.table({"near": held}))["near"]
+    assert found.dtype == object
+    assert found[1] is None
+    assert found[2].dtype == np.float32
+    np.testing.assert_array_equal(found[2], [3, 4])
+    whole = Columns(pa.table({"near": pa.chunked_array([held[:1], held[2:]])}))["near"]
+    assert whole.dtype == np.float32
+    np.testing.assert_array_equal(whole, [[1, 2], [3, 4]])
 
 
 def test_the_row_is_named_that_fails_alone(items: Items) -> None:
