@@ -24,7 +24,7 @@ LONGEST = 200
 def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
     """By the options' names what JSON can hold, the same for the same run in any process.
 
-    Functions and the user's own classes go by their names, their code and the plain values that they read.
+    Functions and the user's own classes go by their names, their code and what they read.
 
     Args:
         task: what is asked of each batch.

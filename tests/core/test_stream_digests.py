@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -54,7 +57,7 @@ class Other:
 def in_a_module(source: str, name: str) -> Any:
     """What a module of this source has by that name."""
     module: dict[str, Any] = {"__name__": "users_own", "np": np, "embgrad": embgrad}
-    exec(source, module)
+    exec(compile(source, "users_own", "exec", dont_inherit=True), module)
     return module[name]
 
 
@@ -77,7 +80,61 @@ MODULES = {
     "what a partial holds": (
         "import functools\nN = {}\ndef help(n, labels): return N\nmake = functools.partial(help, 3)", "1", "2"
     ),
+    "a helper in a cache": (
+        "import functools\n@functools.lru_cache\ndef help(x): return x + {}\ndef make(labels): return help(labels)", "1", "2"
+    ),
+    "a helper with a number": (
+        "import functools\ndef h(n, x): return n\nhelp = functools.partial(h, {})\ndef make(labels): return help(labels)",
+        "1", "2"
+    ),
+    "a method": (
+        "class C:\n def __init__(self, n): self.n = n\n def m(self, x): return x + self.n\nhelp = C({}).m\n"
+        "def make(labels): return help(labels)", "1", "2"
+    ),
+    "an object that is called": (
+        "class C:\n def __init__(self, n): self.n = n\n def __call__(self, x): return self.n\nhelp = C({})\n"
+        "def make(labels): return help(labels)", "1", "2"
+    ),
+    "a class that it makes": ("class C:\n def m(self): return {}\ndef make(labels): return C().m()", "1", "2"),
+    "a class's constant": ("class C:\n N = {}\ndef make(labels): return C.N", "1", "2"),
+    "an enumeration": ("import enum\nclass E(enum.Enum):\n A = {}\ndef make(labels): return E.A", "1", "2"),
+    "an object's method": ("class C:\n def m(self): return {}\nC0 = C()\ndef make(labels): return C0.m()", "1", "2"),
+    "an object in an object": ("class C: pass\na = C()\na.b = C()\na.b.n = {}\ndef make(labels): return a.b.n", "1", "2"),
+    "an object that holds itself": ("class C: pass\na = C()\na.b, a.n = a, {}\ndef make(labels): return a", "1", "2"),
+    "functions in a list": ("def a(x): return {}\nall = [a]\ndef make(labels): return all[0](labels)", "1", "2"),
+    "functions in a dict": ("all = {{'a': lambda x: {}}}\ndef make(labels): return all['a'](labels)", "1", "2"),
+    "functions in a set": ("def a(x): return {}\nall = {{a}}\ndef make(labels): return [f(labels) for f in all]", "1", "2"),
+    "a library's function": ("f = np.{}\ndef make(labels): return f(labels)", "sin", "cos"),
+    "an objective": ("all = {{'a': embgrad.Logit({})}}\ndef make(labels): return all['a']", "1", "2"),
+    "a data class": (
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass C:\n n: int\nc = C({})\n"
+        "def make(labels): return c.n", "1", "2"
+    ),
+    "a pattern": ("import re\npattern = re.compile('{}')\ndef make(labels): return pattern", "a", "b"),
+    "a range": ("all = range({})\ndef make(labels): return all", "1", "2"),
+    "a dtype": ("kind = np.dtype('{}')\ndef make(labels): return kind", "f4", "f8"),
+    "a function of another module": (
+        "import types\nother = types.ModuleType('others_own')\nexec('def f(x): return x + {}', vars(other))\n"
+        "def make(labels): return other.f(labels)", "1", "2"
+    ),
+    "a module in a module": (
+        "import types\nouter, inner = types.ModuleType('o'), types.ModuleType('o.i')\nouter.inner, inner.n = inner, {}\n"
+        "def make(labels): return outer.inner.n", "1", "2"
+    ),
+    "a module in a cell": (
+        "import types\ndef made():\n inner = types.ModuleType('i')\n inner.n = {}\n return lambda labels: inner.n\n"
+        "make = made()", "1", "2"
+    ),
 }  # fmt: skip
+
+#: What has another order, or another identity, in each process.
+OF_PROCESSES = (
+    "S = {'a', 'b', 'c'}",
+    "def f(x): return 1\ndef g(x): return 2\nclass K: pass\nS = {f, g, K}",
+    "class C: pass\nS = C()\nS.a = object()\nS.b = {S: 1}",
+    "import random, threading\nS = [threading.Lock(), random.Random(), np.random.default_rng()]",
+    "from abc import ABC\nfrom typing import Generic, TypeVar\nclass C(ABC, Generic[TypeVar('T')]): pass\nS = C()",
+)
 
 
 @pytest.mark.parametrize(("source", "one", "other"), MODULES.values(), ids=MODULES)
@@ -85,6 +142,23 @@ def test_functions_are_told_by_what_they_read_in_their_module(source: str, one: 
     first, second, third = (function_digest(in_a_module(source.format(part), "make")) for part in (one, other, one))
     assert first != second
     assert first == third
+
+
+def test_functions_are_the_same_in_each_process() -> None:
+    sources = [f"{one}\ndef make(labels): return S, labels in {{'p', 'q', 'r'}}" for one in OF_PROCESSES]
+    script = "import sys\nfrom tests.core.test_stream_digests import function_digest, in_a_module\n"
+    script += "for one in sys.argv[1:]: print(function_digest(in_a_module(one, 'make')))"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", script, *sources],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.splitlines()
+        for seed in ("1", "2")
+    ]
+    assert told == [[function_digest(in_a_module(one, "make")) for one in sources]] * 2
 
 
 def test_functions_are_the_same_whatever_they_write_and_whatever_else_lies_about() -> None:

@@ -1,0 +1,227 @@
+"""What functions and objects do, as plain values that can be compared: their code, and all that it reads around them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import dis
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.arrays import to_numpy
+from embgrad.identity import globals_of
+
+__all__ = ["is_plain", "read"]
+
+#: The modules of Python's own whose objects hold what the user has put there.
+HOLDERS: Final = ("argparse", "types")
+
+#: The text of an object of a library's that has no attributes tells what it is (a date, a dtype, a pattern), up to this length.
+LONGEST: Final = 200
+
+#: The packages of which the user's own classes may be made and stay theirs, whatever they hold.
+_OPEN: Final = {"embgrad", *sys.stdlib_module_names} - {"__main__"}
+
+
+def read(value: Any, order: Callable[[Any], str]) -> Any:
+    """Plain values, arrays, and lists and dicts of them, that are the same where the value does the same.
+
+    A function goes by its code and by what it reads: cells, defaults, its object where it is a method, and the globals that it
+    does not write to; an object by its attributes and its class; a class by what it and its bases hold. What Python or an
+    installed package brought goes by its name; an object of a class that is made of one has its plain attributes.
+
+    Args:
+        value: anything.
+        order: tells plain values apart by a text, in which the elements of a set are ordered.
+    """
+    return _Reading(order, {}).of(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is text, numbers, arrays, or a list, set or dict of nothing else."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, (*value, *value.values())))
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.ndarray, np.generic))
+
+
+class _Reading:
+    """One walk through a value. What it comes by again goes by the number that it had.
+
+    Args:
+        order: see `read`.
+        seen: by identity what was come by before, and its number; it is kept, so that no other has its identity.
+    """
+
+    def __init__(self, order: Callable[[Any], str], seen: dict[int, tuple[Any, int]]) -> None:
+        self._order = order
+        self._seen = seen
+
+    def of(self, value: Any) -> Any:
+        """What stands for a value."""
+        if is_plain(value):
+            return value
+        if isinstance(value, ModuleType):
+            return value.__name__
+        if id(value) in self._seen:
+            return ["again", self._seen[id(value)][1]]
+        self._seen[id(value)] = (value, len(self._seen))
+        if isinstance(value, (list, tuple, collections.deque)):
+            return [self.of(one) for one in value]
+        if isinstance(value, (set, frozenset)):
+            return sorted(self._order(_Reading(self._order, dict(self._seen)).of(one)) for one in value)
+        if isinstance(value, Mapping):
+            names = sorted(value, key=repr) if all(map(is_plain, value)) else list(value)
+            return [[self.of(name), self.of(value[name])] for name in names]
+        if isinstance(value, type):
+            return _named(value) if _is_installed(value.__module__) else [_named(value), *self._class(value)]
+        if (array := _as_array(value)) is not None:
+            return array
+        return self._function(value) if callable(value) else self._object(value)
+
+    def _function(self, value: Any) -> Any:
+        if isinstance(value, functools.partial):
+            return ["partial", *map(self.of, (value.func, value.args, value.keywords))]
+        if isinstance(value, MethodType):
+            return ["method", self.of(value.__func__), self.of(value.__self__)]
+        if isinstance(value, FunctionType):
+            return _named(value) if _is_installed(value.__module__) else [_named(value), *self._code(value)]
+        if isinstance(getattr(value, "__wrapped__", None), FunctionType):  # as functools.lru_cache makes them
+            return [type(value).__qualname__, self.of(value.__wrapped__)]
+        return _named(value) if hasattr(value, "__name__") else self._object(value)  # such as a ufunc
+
+    def _code(self, function: FunctionType) -> list[Any]:
+        code, own = function.__code__, function.__globals__
+        names = _names(code)
+        cells = [self._held(_content(cell), names) for cell in function.__closure__ or ()]
+        around = [[name, self._held(own[name], names)] for name in _read(code) if name in own]
+        return [_of_code(code), cells, around, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+
+    def _held(self, value: Any, names: set[str]) -> Any:
+        """What a function reads; of a module of the user's what it may mean by the names in it."""
+        if not isinstance(value, ModuleType) or _is_installed(value.__name__) or id(value) in self._seen:
+            return self.of(value)
+        self._seen[id(value)] = (value, len(self._seen))
+        held = [[name, self._held(vars(value)[name], names)] for name in sorted(names & vars(value).keys())]
+        return [value.__name__, held]
+
+    def _object(self, value: Any) -> Any:
+        kind, own = type(value), _attributes(value)
+        if not _is_installed(kind.__module__):
+            whole = all(_root(one) in _OPEN or not _is_installed(one.__module__) for one in kind.__mro__)
+            return [self.of(kind), self.of(own if whole else {name: one for name, one in own.items() if is_plain(one)})]
+        if kind.__module__ in HOLDERS or dataclasses.is_dataclass(kind) or _root(kind) == "embgrad":
+            return [_named(kind), self.of(own)]
+        text = LONGEST * "." if kind.__dictoffset__ else repr(value)
+        return [_named(kind), text] if len(text) < LONGEST and " at 0x" not in text else _named(kind)
+
+    def _class(self, kind: type) -> list[Any]:
+        """What a class of the user's holds, and its bases."""
+        held = {name: _parts(one) for name, one in vars(kind).items()}
+        told = {
+            name: parts for name, parts in held.items() if isinstance(parts[0], FunctionType) or not _is_pythons(name)
+        }
+        return [self.of(told), [self.of(base) for base in kind.__bases__]]
+
+
+def _parts(member: Any) -> list[Any]:
+    """What a member of a class is made of."""
+    if isinstance(member, property):
+        return [member.fget, member.fset]
+    if isinstance(member, functools.cached_property):
+        return [member.func]
+    return [member.__func__ if isinstance(member, (staticmethod, classmethod)) else member]
+
+
+def _is_pythons(name: str) -> bool:
+    """Whether Python itself keeps something in a class under this name."""
+    return name[:2] == name[-2:] == "__" or name == "_abc_impl"
+
+
+def _as_array(value: Any) -> Any:
+    """The values of an array of any framework; None of anything else."""
+    if not hasattr(value, "shape"):
+        return None
+    try:
+        array = to_numpy(value)
+    except ValueError:
+        return None
+    return None if array.dtype == object else array
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """An object's own attributes, in slots or not."""
+    held: dict[str, Any] = {}
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names = [slots] if isinstance(slots, str) else list(slots)
+        held.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
+    held.update(getattr(value, "__dict__", {}))
+    return held
+
+
+def _named(value: Any) -> str:
+    """How a function or a class is called, with its module."""
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty as yet
+        return None
+
+
+def _read(code: CodeType) -> list[str]:
+    """The globals that a function reads, but for those that it writes to: a count of its calls is another each time."""
+    written = _written(code)
+    return [name for name in globals_of(code) if name not in written]
+
+
+def _written(code: CodeType) -> set[Any]:
+    """The names of the globals that a piece of Python writes to, and those inside it."""
+    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+    return own.union(*map(_written, _inside(code)))
+
+
+def _names(code: CodeType) -> set[str]:
+    """All names in a piece of Python, attributes' too."""
+    return {*code.co_names}.union(*map(_names, _inside(code)))
+
+
+def _inside(code: CodeType) -> list[CodeType]:
+    return [one for one in code.co_consts if isinstance(one, CodeType)]
+
+
+def _of_code(code: CodeType) -> list[Any]:
+    constants = [_of_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts if _is_stable(one)]
+    sets = [one for one in code.co_consts if not _is_stable(one)]
+    return [code.co_code, list(code.co_names), constants, sets]
+
+
+def _is_stable(constant: Any) -> bool:
+    """Whether its text is the same in every process; a set's is not."""
+    return not isinstance(constant, frozenset)
+
+
+def _root(kind: type) -> str:
+    """The package that a class is of."""
+    return kind.__module__.partition(".")[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_installed(module: str | None) -> bool:
+    """Whether a module belongs to Python or to an installed package, and is another with another version of that."""
+    if module is None:  # made by a decorator, such as that of data classes
+        return False
+    if module.partition(".")[0] in _OPEN:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return any(file.startswith(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
