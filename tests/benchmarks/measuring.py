@@ -34,6 +34,7 @@ class Mode:
         gradients: `embgrad.gradients`.
         after: run after each function in the memory's measurement, to give back what a framework holds.
         saved: the bytes that a function keeps for the backward pass, where the framework can tell.
+        checking: code by hand that makes the checks of `gradients`, where it has been written; its overhead alone is measured.
     """
 
     forward: Callable[[], Any]
@@ -42,6 +43,7 @@ class Mode:
     gradients: Callable[[], Any]
     after: Callable[[], None] = field(default=lambda: None)
     saved: Callable[[Callable[[], Any]], int] | None = None
+    checking: Callable[[], np.ndarray] | None = None
 
     def functions(self) -> dict[str, Callable[[], Any]]:
         """All by name."""
@@ -56,6 +58,8 @@ def checked(mode: Mode) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
         RuntimeError: `gradients` is not what code by hand gives.
     """
     expected = {way: function() for way, function in mode.by_hand.items()}
+    if mode.checking is not None:
+        expected["the checks by hand"] = mode.checking()
     first = next(iter(expected.values()))
     for way, one in expected.items():
         if distance(one, first) > MOST_DISTANCE:

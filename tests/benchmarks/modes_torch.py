@@ -12,6 +12,7 @@ import torch
 
 import embgrad
 from tests.benchmarks.cases import POSITION, Case
+from tests.benchmarks.checking import Checking
 from tests.benchmarks.measuring import Mode
 
 __all__ = ["MODES", "saved_for_backward", "with_rows_apart"]
@@ -50,6 +51,7 @@ def plain(case: Case) -> Mode:
         backward=lambda: _backward(model, lambda: total(model(**inputs))),
         gradients=lambda: embgrad.gradients(model, batch, case.asked()),
         saved=lambda function: saved_for_backward(function, model, frozen),
+        checking=Checking(model, batch.to_huggingface()) if case.objective == "pooled" else None,
     )
 
 

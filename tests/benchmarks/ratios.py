@@ -8,6 +8,7 @@ from typing import Any, Final
 
 __all__ = [
     "ANEW",
+    "CHECKING",
     "FOR_GOOD",
     "HAND",
     "KEEPING",
@@ -23,6 +24,9 @@ __all__ = [
 
 #: How the names of the ways by hand begin.
 HAND: Final = "by hand: "
+
+#: The name of the code by hand that makes the checks of `gradients`.
+CHECKING: Final = "checking"
 
 #: What the name of a way by hand says that changes the user's model.
 FOR_GOOD: Final = "for good"

@@ -15,6 +15,7 @@ from typing import Any
 from embgrad.errors import EmbgradError
 from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
+from tests.benchmarks.ratios import CHECKING
 from tests.benchmarks.shares import shares
 
 
@@ -37,8 +38,10 @@ def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool
     for case in cases:
         about, built = _built(make, mode, case)
         figures, functions = checked(built)
-        taken = {name: one for name, one in functions.items() if not alone or name not in ("forward", "backward")}
-        found.append({**about, **figures, **in_turns(taken, seconds)})
+        if alone:
+            functions = {name: one for name, one in functions.items() if name not in ("forward", "backward")}
+            functions |= {} if built.checking is None else {CHECKING: built.checking}
+        found.append({**about, **figures, **in_turns(functions, seconds)})
     return found
 
 
