@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow
-from pyarrow.json import ReadOptions, read_json
+from pyarrow.json import ParseOptions, ReadOptions, read_json
 from ray.data.datasource import FileBasedDatasource
 
 from embgrad.errors import FileFormatError, brief
@@ -52,7 +52,7 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
     # One piece, however long: Arrow refuses an object that lies in two.
     options = ReadOptions(use_threads=False, block_size=min(len(content), LARGEST))
     try:
-        return read_json(io.BytesIO(content), read_options=options)
+        return _read(content, options)
     except pyarrow.ArrowInvalid as error:
         rows = _listed(content)
         if rows is None:
@@ -62,6 +62,26 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
         return pyarrow.Table.from_pylist(rows)
     except pyarrow.ArrowException as error:
         raise _unlike(path, error) from None
+
+
+def _read(content: bytes, options: ReadOptions) -> pyarrow.Table:
+    """The rows, with texts as texts: Arrow takes them for points in time where all of a column look like some."""
+    table = read_json(io.BytesIO(content), read_options=options)
+    schema = pyarrow.schema([one.with_type(_of_json(one.type)) for one in table.schema])
+    if schema.equals(table.schema):
+        return table
+    return read_json(io.BytesIO(content), read_options=options, parse_options=ParseOptions(explicit_schema=schema))
+
+
+def _of_json(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type that JSON itself has."""
+    if pyarrow.types.is_temporal(kind):
+        return pyarrow.string()
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_of_json(kind.value_type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([one.with_type(_of_json(one.type)) for one in kind])
+    return kind
 
 
 def _listed(content: bytes) -> list[Any] | None:

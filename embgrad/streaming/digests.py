@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,16 +61,16 @@ def update(made: _Hash, value: Any) -> None:
         _update_with_object(made, value)
 
 
-def function_digest(function: Any) -> str:
+def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
     """A function's name, or its class's, with a digest of what it does, see `embgrad.streaming.reading`."""
     kind = function if hasattr(function, "__qualname__") else type(function)
-    name, made = f"{getattr(kind, '__module__', '')}.{kind.__qualname__}", read(function, digest_of)
+    name, made = f"{getattr(kind, '__module__', '')}.{kind.__qualname__}", read(function, digest_of, known)
     return name if made == name else f"{name} {digest_of(made)}"  # a library's goes by its name alone
 
 
-def object_digest(value: Any) -> str:
+def object_digest(value: Any, known: Sequence[Any] = ()) -> str:
     """An object's class with a digest of its attributes and of that class."""
-    return f"{type(value).__qualname__} {digest_of(read(value, digest_of))}"
+    return f"{type(value).__qualname__} {digest_of(read(value, digest_of, known))}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embgrad.calling import as_parts
@@ -11,6 +11,7 @@ from embgrad.native import as_objective, described
 from embgrad.objective import Objective
 from embgrad.streaming.digests import digest_of, function_digest, object_digest, tokenizer_digest, update
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
+from embgrad.streaming.reading import read
 from embgrad.streaming.source import Source
 from embgrad.task import Task
 from embgrad.weights import weights_of
@@ -32,16 +33,20 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
         objectives: of the batches.
         options: others, plain values.
     """
-    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in as_parts(task.model)]
-    changes = {option: digest_of(dict(given)) if given else None for option, given in task.changes.items()}
+    own = as_parts(task.model)  # which its weights tell
+    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in own]
+    changes = {
+        option: digest_of(read(dict(given), digest_of, own)) if given else None
+        for option, given in task.changes.items()
+    }
     return {
         "model": " + ".join(parts),
         "weights": weights_digest(task),
-        "objective": _of_objective(objectives),
+        "objective": _of_objective(objectives, own),
         "source": "batches" if source.tokenizer is None else "texts",
         "tokenizer": tokenizer_digest(source.tokenizer),
         "max_length": source.max_length,
-        "call": None if task.call is None else function_digest(task.call),
+        "call": None if task.call is None else function_digest(task.call, own),
         "training": bool(task.training),
         "pads": task.pads,
         "split": bool(task.split),
@@ -70,15 +75,15 @@ def weights_digest(task: Task, known: str | None = None) -> str | None:
     return count + made.hexdigest()[:16]
 
 
-def _of_objective(objectives: Objectives) -> str:
+def _of_objective(objectives: Objectives, known: Sequence[Any]) -> str:
     given = objectives.given
     if isinstance(given, (Labelled, PerBatch)):
         batch = ", with the batch" if isinstance(given, Labelled) and given.with_batch else ""
-        return f"{type(given).__name__} {function_digest(given.make)}{batch}"
+        return f"{type(given).__name__} {function_digest(given.make, known)}{batch}"
     if isinstance(given, Objective):
         whole = repr(given.describe())
         told = whole if len(whole) <= LONGEST else f"{given!r}"[:LONGEST]
-        known = type(given).__module__.startswith("embgrad.")
-        return f"{told} {digest_of(given.describe()) if known else object_digest(given)}"
+        ours = type(given).__module__.startswith("embgrad.")
+        return f"{told} {digest_of(given.describe()) if ours else object_digest(given, known)}"
     native: Any = as_objective(given)
-    return f"{described(native)['class']} {function_digest(native.function)}"
+    return f"{described(native)['class']} {function_digest(native.function, known)}"

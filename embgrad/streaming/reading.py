@@ -8,14 +8,17 @@ import dis
 import functools
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.arrays import to_numpy
+from embgrad.errors import BackendError, UnsupportedError
 from embgrad.identity import globals_of
+from embgrad.weights import weights_of
 
 __all__ = ["is_plain", "read"]
 
@@ -25,22 +28,28 @@ HOLDERS: Final = ("argparse", "types")
 #: The text of an object of a library's that has no attributes tells what it is (a date, a dtype, a pattern), up to this length.
 LONGEST: Final = 200
 
+#: Where packages are installed, and how folders are called in which they are for one user, or by the system.
+_INSTALLED: Final = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_INSTALLING: Final = frozenset({"site-packages", "dist-packages"})
+
 #: The packages of which the user's own classes may be made and stay theirs, whatever they hold.
 _OPEN: Final = {"embgrad", *sys.stdlib_module_names} - {"__main__"}
 
 
-def read(value: Any, order: Callable[[Any], str]) -> Any:
+def read(value: Any, digest: Callable[[Any], str], known: Sequence[Any] = ()) -> Any:
     """Plain values, arrays, and lists and dicts of them, that are the same where the value does the same.
 
     A function goes by its code and by what it reads: cells, defaults, its object where it is a method, and the globals that it
-    does not write to; an object by its attributes and its class; a class by what it and its bases hold. What Python or an
-    installed package brought goes by its name; an object of a class that is made of one has its plain attributes.
+    does not write to; an object by its attributes and its class; a class by what it and its bases hold; a model in any framework
+    by its weights. What else Python or an installed package brought goes by its name; an object of a class that is made of one
+    has its plain attributes.
 
     Args:
         value: anything.
-        order: tells plain values apart by a text, in which the elements of a set are ordered.
+        digest: tells plain values apart by a text: the elements of a set are in its order, and of weights nothing else is kept.
+        known: what is not looked into, and goes by its place here.
     """
-    return _Reading(order, {}).of(value)
+    return _Reading(digest, {id(one): (one, place) for place, one in enumerate(known)}).of(value)
 
 
 def is_plain(value: Any) -> bool:
@@ -56,12 +65,12 @@ class _Reading:
     """One walk through a value. What it comes by again goes by the number that it had.
 
     Args:
-        order: see `read`.
+        digest: see `read`.
         seen: by identity what was come by before, and its number; it is kept, so that no other has its identity.
     """
 
-    def __init__(self, order: Callable[[Any], str], seen: dict[int, tuple[Any, int]]) -> None:
-        self._order = order
+    def __init__(self, digest: Callable[[Any], str], seen: dict[int, tuple[Any, int]]) -> None:
+        self._digest = digest
         self._seen = seen
 
     def of(self, value: Any) -> Any:
@@ -76,14 +85,14 @@ class _Reading:
         if isinstance(value, (list, tuple, collections.deque)):
             return [self.of(one) for one in value]
         if isinstance(value, (set, frozenset)):
-            return sorted(self._order(_Reading(self._order, dict(self._seen)).of(one)) for one in value)
+            return sorted(self._digest(_Reading(self._digest, dict(self._seen)).of(one)) for one in value)
         if isinstance(value, Mapping):
             names = sorted(value, key=repr) if all(map(is_plain, value)) else list(value)
             return [[self.of(name), self.of(value[name])] for name in names]
         if isinstance(value, type):
             return _named(value) if _is_installed(value.__module__) else [_named(value), *self._class(value)]
         if (array := _as_array(value)) is not None:
-            return array
+            return array if array.dtype != object else self.of(array.tolist())
         return self._function(value) if callable(value) else self._object(value)
 
     def _function(self, value: Any) -> Any:
@@ -114,13 +123,24 @@ class _Reading:
 
     def _object(self, value: Any) -> Any:
         kind, own = type(value), _attributes(value)
+        made_of_ours = all(_root(one) in _OPEN or not _is_installed(one.__module__) for one in kind.__mro__)
+        weights = [] if made_of_ours else self._weights(value)
         if not _is_installed(kind.__module__):
-            whole = all(_root(one) in _OPEN or not _is_installed(one.__module__) for one in kind.__mro__)
-            return [self.of(kind), self.of(own if whole else {name: one for name, one in own.items() if is_plain(one)})]
+            told = own if made_of_ours else {name: one for name, one in own.items() if is_plain(one)}
+            return [self.of(kind), self.of(told), weights]
+        if weights:
+            return [_named(kind), weights]
         if kind.__module__ in HOLDERS or dataclasses.is_dataclass(kind) or _root(kind) == "embgrad":
             return [_named(kind), self.of(own)]
         text = LONGEST * "." if kind.__dictoffset__ else repr(value)
         return [_named(kind), text] if len(text) < LONGEST and " at 0x" not in text else _named(kind)
+
+    def _weights(self, value: Any) -> list[str]:
+        """A digest of each of a model's weights; none of what is no model."""
+        try:
+            return [self._digest([one.name, one.dtype, one.get()]) for one in weights_of(value)]
+        except (BackendError, UnsupportedError):
+            return []
 
     def _class(self, kind: type) -> list[Any]:
         """What a class of the user's holds, and its bases."""
@@ -145,15 +165,15 @@ def _is_pythons(name: str) -> bool:
     return name[:2] == name[-2:] == "__" or name == "_abc_impl"
 
 
-def _as_array(value: Any) -> Any:
-    """The values of an array of any framework; None of anything else."""
+def _as_array(value: Any) -> np.ndarray | None:
+    """The values of an array of any framework, or of a table of anything; None of what is neither."""
     if not hasattr(value, "shape"):
         return None
     try:
         array = to_numpy(value)
     except ValueError:
         return None
-    return None if array.dtype == object else array
+    return None if array.dtype == object and not array.ndim else array
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -216,12 +236,14 @@ def _root(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-@functools.lru_cache(maxsize=1024)
 def _is_installed(module: str | None) -> bool:
     """Whether a module belongs to Python or to an installed package, and is another with another version of that."""
     if module is None:  # made by a decorator, such as that of data classes
         return False
-    if module.partition(".")[0] in _OPEN:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return any(file.startswith(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
+    root = module.partition(".")[0]
+    return root in _OPEN or any(_lies_installed(sys.modules.get(name)) for name in (root, module))
+
+
+def _lies_installed(module: Any) -> bool:
+    file = getattr(module, "__file__", None) or ""  # what is written in C may have none, and its package has
+    return file.startswith(_INSTALLED) or not _INSTALLING.isdisjoint(Path(file).parts)

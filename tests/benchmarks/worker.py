@@ -52,8 +52,9 @@ def together(mode: str, cases: list[dict[str, Any]], seconds: float) -> list[dic
     looked = [checked(one) for _, one in built]
     functions = {(n, name): one for n, (_, named) in enumerate(looked) for name, one in named.items()}
     measured = in_turns(functions, seconds)
+    rounds, least = measured["rounds"], measured["times"]
     return [
-        {**about, **figures, **measured, "times": {name: measured["times"][n, name] for name in named}}
+        {**about, **figures, "rounds": rounds, "times": {name: least[n, name] for name in named}}
         for n, ((about, _), (figures, named)) in enumerate(zip(built, looked, strict=True))
     ]
 

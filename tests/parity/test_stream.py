@@ -16,6 +16,7 @@ import tokenizers
 
 import embgrad
 from embgrad.demo import minilm_folder
+from embgrad.streaming.digests import function_digest
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon")
 OBJECTIVE = embgrad.Sum(output="pooled")
@@ -93,6 +94,7 @@ RUN = """
 import sys, time
 import tokenizers, embgrad
 from embgrad.demo import minilm_folder
+from embgrad.streaming.digests import function_digest
 from embgrad.streaming import writing
 from tests.parity.test_stream import OBJECTIVE, texts
 writing.MOST_RESULTS = 2
@@ -133,3 +135,41 @@ def _finished(folder: Path) -> int:
 
 def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".lock"}
+
+
+def head(framework: str, number: float) -> Any:
+    """A layer of the user's, such as a probe, with this weight."""
+    if framework == "torch":
+        import torch
+
+        class Head(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = torch.nn.Linear(2, 1)
+                self.inner.weight.data.fill_(number)
+                self.inner.bias.data.fill_(0)
+
+        return Head()
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        made = tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.Constant(number))
+        made.build((None, 2))
+        return made
+    import mxnet as mx
+
+    dense = mx.gluon.nn.Dense(1, in_units=2)
+    dense.initialize(mx.init.Constant(number))
+    return dense
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_objective_is_told_by_the_weights_of_a_layer_that_it_calls(framework: str) -> None:
+    def reading(layer: Any) -> Any:
+        return lambda outputs: layer(outputs)[:, 0]
+
+    one, same, other = (head(framework, number) for number in (1.0, 1.0, 2.0))
+    assert function_digest(reading(one)) == function_digest(reading(same))
+    assert function_digest(reading(one)) != function_digest(reading(other))
+    # The stream's own model goes by its weights, which are compared by themselves.
+    assert function_digest(reading(one), [one]) == function_digest(reading(other), [other])

@@ -71,6 +71,15 @@ def test_lines_that_are_no_rows_are_named(content: bytes, message: str) -> None:
         json_table(content, "a")
 
 
+def test_texts_that_look_like_dates_are_texts() -> None:
+    lines = b"""{"text": "2020-01-01", "more": {"at": ["2020-01-01T10:00:00Z"], "n": 1}, "label": 0}
+        {"text": "1999-12-31", "more": {"at": ["2020-01-01 10:00"], "n": 2}, "label": null}"""
+    assert json_table(lines, "a").to_pylist() == [
+        {"text": "2020-01-01", "more": {"at": ["2020-01-01T10:00:00Z"], "n": 1}, "label": 0},
+        {"text": "1999-12-31", "more": {"at": ["2020-01-01 10:00"], "n": 2}, "label": None},
+    ]
+
+
 def test_what_is_wrong_in_a_file_comes_out_of_ray(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
