@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tests.benchmarks.cases import MODES, ONCE, SPLIT_BY_HAND
-from tests.benchmarks.ratios import ANEW, by_hand, over_backward, size_of, times
+from tests.benchmarks.ratios import ANEW, by_hand, fastest, over, over_hand, size_of, times
 
 __all__ = ["Limit", "limits"]
 
@@ -44,23 +44,23 @@ def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
     """Each limit that something was measured for."""
     for row in found.get("sizes", ()):
         if size_of(row) == size and MODES[row["mode"]] != "reference":
-            ours, hand, _, backward = times(row)
-            if ours is None:
+            if "gradients" not in row["times"]:
                 yield Limit(f"{row['mode']}: `gradients` / by hand", f"≤ {OF_BY_HAND}", "not measured", "no")
                 continue
-            yield _most(f"{row['mode']}: `gradients` / by hand", ours / hand, OF_BY_HAND)
-            lasting = [seconds for way, seconds in by_hand(row).items() if ANEW not in way]
-            if min(lasting) > hand:
+            hand, backward = over_hand(row), 1 / over(row, "backward")
+            yield _most(f"{row['mode']}: `gradients` / by hand", hand, OF_BY_HAND)
+            lasting = max(over(row, way) for way in by_hand(row) if ANEW not in way)
+            if lasting < hand:
                 what = f"{row['mode']}: `gradients` / by hand without XLA, which compiles anew for each shape"
-                yield _most(what, ours / min(lasting), OF_BY_HAND)
-            faster = _least(f"{row['mode']}: full backward / `gradients`", over_backward(row), OVER_BACKWARD)
-            yield replace(faster, by_hand=f"{backward / hand:.3f}")
+                yield _most(what, lasting, OF_BY_HAND)
+            faster = _least(f"{row['mode']}: full backward / `gradients`", backward, OVER_BACKWARD)
+            yield replace(faster, by_hand=f"{over(row, 'backward', what=fastest(row)) ** -1:.3f}")
     for row in found.get("overhead", ()):
         ours, hand, _, _ = times(row)
         if row["mode"] in OVERHEAD and ours is not None:
-            over, most = (ours - hand) * 1e3, OVERHEAD[row["mode"]]
+            more, most = (ours - hand) * 1e3, OVERHEAD[row["mode"]]
             what = f"{row['mode']}, 1 × 8 tokens, 2 layers: milliseconds over by hand"
-            yield Limit(what, f"≤ {most}", f"{over:+.2f}", _verdict(over <= most))
+            yield Limit(what, f"≤ {most}", f"{more:+.2f}", _verdict(more <= most))
     for row in found.get("tables", ()):
         by = row["times"][SPLIT_BY_HAND] / row["times"][ONCE]
         what = f"{row['examples']} × {row['positions']}: split backward by hand / one backward pass and per_example()"
@@ -78,7 +78,7 @@ def _of_rivals(found: Found) -> Iterator[Limit]:
         if "failed" in row:
             yield Limit(what, f"≥ {OVER_RIVALS}", f"could not be run: {row['failed']}", "no")
         else:
-            yield _least(what, row["times"]["theirs"] / row["times"]["ours"], OVER_RIVALS)
+            yield _least(what, over(row, "ours", what="theirs"), OVER_RIVALS)
     for row in found.get("rivals_peaks", ()):
         if row["tool"] == "captum" and row.get("peaks"):
             what = f"captum {row['call']} ({row['note']}): our peak memory / theirs"

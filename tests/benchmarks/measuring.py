@@ -14,7 +14,17 @@ import numpy as np
 
 from embgrad.errors import EmbgradError
 
-__all__ = ["FEWEST", "MOST_DISTANCE", "Mode", "checked", "distance", "in_turns", "measured_peaks", "peak_of"]
+__all__ = [
+    "FEWEST",
+    "MOST_DISTANCE",
+    "MOST_KEPT",
+    "Mode",
+    "checked",
+    "distance",
+    "in_turns",
+    "measured_peaks",
+    "peak_of",
+]
 
 #: At least so many rounds count, however long they take.
 FEWEST: Final = 3

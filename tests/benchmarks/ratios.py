@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ __all__ = [
     "KEEPING",
     "by_hand",
     "fastest",
-    "middle",
+    "joined",
     "milliseconds",
-    "over_backward",
+    "of_the_least",
+    "over",
+    "over_hand",
     "size_of",
     "spread",
     "times",
@@ -45,12 +48,13 @@ def by_hand(row: Mapping[str, Any]) -> dict[str, float]:
 
 def fastest(row: Mapping[str, Any]) -> str:
     """The name of the way by hand that took the least time."""
-    ways = by_hand(row)
-    return min(ways, key=lambda name: ways[name])
+    ways = list(by_hand(row))
+    pivot = "gradients" if "gradients" in row["times"] else ways[0]
+    return max(ways, key=lambda way: over(row, way, what=pivot))
 
 
 def times(row: Mapping[str, Any]) -> tuple[float | None, float, float, float]:
-    """The seconds of `gradients`, None where it was refused, of the fastest code by hand, forward and full backward.
+    """The least seconds of `gradients`, None where it was refused, of the fastest code by hand, forward and full backward.
 
     The last two are NaN where they were not measured.
     """
@@ -59,46 +63,52 @@ def times(row: Mapping[str, Any]) -> tuple[float | None, float, float, float]:
     return own.get("gradients"), own[fastest(row)], *others
 
 
-def middle(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of the rows that several processes found for the same, the one whose ratio to code by hand is in the middle.
+def over(row: Mapping[str, Any], name: str, what: str = "gradients") -> float:
+    """How many times as long as another function `gradients` takes, or `what`.
 
-    It gets the ratios of all, in order, as `ratios`, and as `over_backward` the middle of their full backward passes' times
-    over `gradients`'. Of rows without `gradients` the first is kept.
+    Of each round there is a ratio, and the one in the middle of all is given: where other processes slow now one function and
+    now another, that hardly moves, and the least times do. Where single rounds are not known, it is the ratio of these.
+    """
+    if "each" not in row:
+        return float(row["times"][what] / row["times"][name])
+    return statistics.median(one / other for one, other in zip(row["each"][what], row["each"][name], strict=True))
+
+
+def over_hand(row: Mapping[str, Any]) -> float:
+    """How many times as long as the fastest code by hand `gradients` takes."""
+    return over(row, fastest(row))
+
+
+def of_the_least(row: Mapping[str, Any]) -> float:
+    """The same by the least times."""
+    least = row["times"]
+    return float(least["gradients"] / min(by_hand(row).values()))
+
+
+def joined(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What several processes found for the same, as if one had: the rounds of all, and the least times.
+
+    Each gets its processes' ratios to code by hand, in order, as `ratios`.
     """
     found: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault((row["mode"], size_of(row), "gradients" in row["times"]), []).append(row)
-    chosen = []
-    for (_, _, measured), same in found.items():
-        if not measured:
-            chosen.append(dict(same[0]))
-            continue
-        ordered = sorted(same, key=_ratio)
-        place = (len(ordered) - 1) // 2
-        faster = sorted(over_backward(row) for row in same)[place]
-        chosen.append({**ordered[place], "ratios": [_ratio(row) for row in ordered], "over_backward": faster})
-    return chosen
+    return [_joint(same) for same in found.values()]
 
 
-def over_backward(row: Mapping[str, Any]) -> float:
-    """How many times as long as `gradients` the full backward pass takes."""
-    if "over_backward" in row:
-        return float(row["over_backward"])
-    ours, _, _, backward = times(row)
-    assert ours is not None
-    return backward / ours
+def _joint(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    names = list(rows[0]["times"])
+    least = {name: min(row["times"][name] for row in rows) for name in names}
+    whole = all("each" in row for row in rows)
+    each = {"each": {name: [one for row in rows for one in row["each"][name]] for name in names}} if whole else {}
+    ratios = sorted(over_hand(row) for row in rows) if "gradients" in names else []
+    return {**rows[0], "times": least, **each, "ratios": ratios}
 
 
 def spread(row: Mapping[str, Any]) -> str:
     """The least and the largest of its processes' ratios to code by hand."""
     ratios = row.get("ratios", ())
     return f"{ratios[0]:.2f} to {ratios[-1]:.2f}" if len(ratios) > 1 else "–"
-
-
-def _ratio(row: Mapping[str, Any]) -> float:
-    ours, hand, _, _ = times(row)
-    assert ours is not None
-    return ours / hand
 
 
 def size_of(row: Mapping[str, Any]) -> tuple[int, int]:

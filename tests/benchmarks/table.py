@@ -14,9 +14,11 @@ from tests.benchmarks.ratios import (
     KEEPING,
     by_hand,
     fastest,
-    middle,
+    joined,
     milliseconds,
-    over_backward,
+    of_the_least,
+    over,
+    over_hand,
     size_of,
     spread,
     times,
@@ -31,10 +33,10 @@ OPENING: Final = """# Performance
 
 Written by `make bench`, whose parts may have been run one after the other on the same machine or \
 another of its kind; each ratio is of one \
-process. Times are ratios between functions that take \
-turns in one process, the least of three rounds each or more, at 16 × 128 of some ten. One and the same graph takes up to a \
-tenth more or less from process to process: where several were asked, the one is given whose ratio to code by hand is in the \
-middle, and beside it what all of them gave. \
+process. Times are ratios between functions that take turns in one process, over three rounds or more, at 16 × 128 of three \
+processes with some ten each. Of each round there is a ratio, and the one in the middle is given: on a machine that others use, \
+too, the least times move by a tenth from run to run, as one function has met with a quiet moment and another has not. They \
+stand beside it, and so does what each process gave. Of short calls, of which there are thousands, it is the least times. \
 The milliseconds say only how large the things are that are divided.
 
 - **by hand**: the fastest of the ways in which an expert would write the same gradient in the same mode (the table \
@@ -101,7 +103,7 @@ minutes for each, in code by hand as in ours.
 def page(found: Found, machine: str, *, quick: bool) -> str:
     """The whole page, Markdown."""
     size = LIMIT_SIZE if not quick else (4, 64)
-    found = {**found, "sizes": middle(found.get("sizes", ()))}
+    found = {**found, "sizes": joined(found.get("sizes", ()))}
     parts = [OPENING, f"Measured on: {machine}.\n"]
     if quick:
         parts.append("**A quick run: small sizes and few rounds, to see that it runs. Its figures are no result.**\n")
@@ -157,7 +159,8 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
         "/ forward",
         "by hand / forward",
         "**/ by hand**",
-        "of all processes",
+        "of each process",
+        "by the least times",
         "/ full backward",
         "peak, MiB: ours",
         "by hand",
@@ -168,15 +171,16 @@ def _modes(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
     peaks = {row["mode"]: row for row in found.get("peaks", ()) if size_of(row) == size}
     for row in found.get("sizes", ()):
         if size_of(row) == size:
-            ours, hand, forward, _ = times(row)
+            asked = "gradients" in row["times"]
             yield (
                 _mode(row),
-                milliseconds(forward),
-                _ratio(ours, forward),
-                _ratio(hand, forward),
-                f"**{_ratio(ours, hand)}**",
+                milliseconds(row["times"]["forward"]),
+                _two(over(row, "forward")) if asked else "–",
+                _two(over(row, "forward", what=fastest(row))),
+                f"**{_two(over_hand(row))}**" if asked else "**–**",
                 spread(row),
-                "–" if ours is None else f"{1 / over_backward(row):.2f}",
+                _two(of_the_least(row)) if asked else "–",
+                _two(over(row, "backward")) if asked else "–",
                 *_memory(peaks.get(row["mode"], {})),
             )
 
@@ -197,12 +201,19 @@ def _sizes(found: Found) -> Iterator[Sequence[str]]:
     sizes = list(dict.fromkeys(sorted(size_of(row) for row in rows)))
     yield ("mode", *map(_by, sizes))
     for mode in dict.fromkeys(row["mode"] for row in rows):
-        own = {size_of(row): times(row) for row in rows if row["mode"] == mode}
+        own = {size_of(row): row for row in rows if row["mode"] == mode}
         yield (mode, *(_both(own.get(size)) for size in sizes))
 
 
-def _both(found: tuple[Any, ...] | None) -> str:
-    return "–" if found is None or found[0] is None else f"{_ratio(found[0], found[1])} ({_ratio(found[0], found[2])})"
+def _both(row: Row | None) -> str:
+    """Ours over code by hand, and over the forward pass."""
+    if row is None or "gradients" not in row["times"]:
+        return "–"
+    return f"{_two(over_hand(row))} ({_two(over(row, 'forward'))})"
+
+
+def _two(ratio: float) -> str:
+    return f"{ratio:.2f}"
 
 
 def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
@@ -210,12 +221,12 @@ def _ways(found: Found, size: tuple[int, int]) -> Iterator[Sequence[str]]:
     for row in found.get("sizes", ()):
         if size_of(row) == size:
             best = fastest(row)
-            for name, seconds in by_hand(row).items():
+            for name in by_hand(row):
                 way = name.removeprefix(HAND)
                 yield (
                     row["mode"],
                     f"**{way}**" if name == best else way,
-                    _ratio(seconds, row["times"]["forward"]),
+                    _two(over(row, "forward", what=name)),
                 )
 
 
@@ -223,8 +234,8 @@ def _positions(found: Found) -> Iterator[Sequence[str]]:
     yield ("mode", "what is read", "size", "/ by hand", "/ forward")
     for section, what in (("position", "one position of the last layer"), ("language", "a logit at the last position")):
         for row in found.get(section, ()):
-            ours, hand, forward, _ = times(row)
-            yield (_mode(row), what, _by(size_of(row)), _ratio(ours, hand), _ratio(ours, forward))
+            both = (over_hand(row), over(row, "forward")) if "gradients" in row["times"] else ()
+            yield (_mode(row), what, _by(size_of(row)), *(map(_two, both) if both else "––"))
 
 
 def _overhead(found: Found) -> Iterator[Sequence[str]]:
@@ -350,13 +361,14 @@ def _rivals(found: Found) -> Iterator[Sequence[str]]:
         if "failed" in row:
             yield (name, row["call"], row["note"], f"could not be run: {row['failed']}", *["–"] * 5)
             continue
-        own, memory = row["times"], peaks.get((row["tool"], row["call"], row["note"]), {})
+        memory = peaks.get((row["tool"], row["call"], row["note"]), {})
+        hand = "by hand" in row["times"]
         yield (
             name,
             row["call"],
             row["note"],
-            _ratio(own["ours"], own["theirs"]),
-            *(_ratio(own[name], own.get("by hand")) for name in ("ours", "theirs")),
+            _two(over(row, "theirs", what="ours")),
+            *(_two(over(row, "by hand", what=name)) if hand else "–" for name in ("ours", "theirs")),
             *(f"{memory[name]:.0f}" if name in memory else "–" for name in ("ours", "theirs")),
             f"{row['distance']:.0e}" if "distance" in row else "other figures",
         )

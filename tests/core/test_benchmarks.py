@@ -70,6 +70,8 @@ def test_turns_give_the_least_time_of_each_after_a_round_that_does_not_count() -
     assert found["rounds"] == 4
     assert calls.count("a") == calls.count("b") == 5
     assert all(0 <= seconds < 1 for seconds in found["times"].values())
+    assert found["times"] == {name: min(own) for name, own in found["each"].items()}
+    assert "each" not in measuring.in_turns({"a": lambda: None}, seconds=0, fewest=measuring.MOST_KEPT + 1)
 
 
 def test_a_peak_is_what_a_call_holds_at_once() -> None:
@@ -102,19 +104,33 @@ def test_code_by_hand_that_is_compiled_for_each_shape_counts_and_is_told_of() ->
     assert found[1].what == "PyTorch: `gradients` / by hand without XLA, which compiles anew for each shape"
 
 
-def test_of_several_processes_the_one_in_the_middle_counts() -> None:
+def rounds(**times: list[float]) -> dict[str, Any]:
+    """A row of one process that had these times in its rounds."""
+    each = {**{name: [one] * 3 for name, one in TIMES.items()}, **times}
+    return {**ROW, "times": {name: min(own) for name, own in each.items()}, "each": each}
+
+
+def test_of_all_rounds_of_several_processes_the_ratio_in_the_middle_counts() -> None:
     rows = [
-        {**ROW, "times": {**TIMES, "forward": ours, "gradients": ours, "backward": backward}}
-        for ours, backward in ((2.4, 3.6), (1.8, 3.6), (2.0, 2.0))
+        rounds(gradients=[2.4, 2.0, 2.1], backward=[3.6, 3.0, 3.0]),  # of these the middle is 1.05, and the least 1.0
+        rounds(gradients=[1.8, 1.0, 1.8], backward=[2.7, 2.0, 2.7], **{"by hand: b": [1.8, 2.0, 2.0]}),
+        rounds(gradients=[2.0, 2.0, 9.0], backward=[3.0, 3.0, 9.0]),
     ]
     alone = {**ROW, "positions": 8, "times": {**TIMES, "gradients": 2.2}}
     refused = {**ROW, "mode": "Gluon, imperative", "times": TIMES, "refused": "no"}
     written = table.page({"sizes": [*rows, alone, refused, refused]}, "a machine", quick=False)
-    assert "| PyTorch | 2000 | 1.00 | 1.00 | **1.00** | 0.90 to 1.20 | 0.67 |" in written
-    assert "| PyTorch: full backward / `gradients` | ≥ 1.3 | 1.500 | 1.000 | yes |" in written
+    assert "| PyTorch | 1000 | 2.00 | 2.00 | **1.00** | 0.90 to 1.05 | 0.56 | 0.67 |" in written
+    assert "| PyTorch: full backward / `gradients` | ≥ 1.3 | 1.500 | 1.500 | yes |" in written
     assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | 1.000 | – | yes |" in written
-    assert "| PyTorch | 1.10 (2.20) | 1.00 (1.00) |" in written
+    assert "| PyTorch | 1.10 (2.20) | 1.00 (2.00) |" in written
+    assert "| Gluon, imperative | 1000 | – | 2.00 | **–** | – | – | – |" in written
     assert written.count("| Gluon, imperative: `gradients` / by hand | ≤ 1.02 | not measured |") == 1
+
+
+def test_processes_whose_rounds_are_not_known_are_joined_by_their_least_times() -> None:
+    rows = [{**ROW, "times": {**TIMES, "gradients": ours}} for ours in (2.4, 2.0, 2.2)]
+    written = table.page({"sizes": rows}, "a machine", quick=False)
+    assert "| PyTorch | 1000 | 2.00 | 2.00 | **1.00** | 1.00 to 1.20 | 1.00 | 0.67 |" in written
 
 
 def test_what_was_refused_or_failed_stands_on_the_page() -> None:
