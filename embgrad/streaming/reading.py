@@ -7,7 +7,6 @@ import dataclasses
 import dis
 import functools
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -28,9 +27,8 @@ HOLDERS: Final = ("argparse", "types")
 #: The text of an object of a library's that has no attributes tells what it is (a date, a dtype, a pattern), up to this length.
 LONGEST: Final = 200
 
-#: Where packages are installed, and how folders are called in which they are for one user, or by the system.
-_INSTALLED: Final = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-_INSTALLING: Final = frozenset({"site-packages", "dist-packages"})
+#: How the folders are called in which packages are installed, for all or for one user.
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 #: The packages of which the user's own classes may be made and stay theirs, whatever they hold.
 _OPEN: Final = {"embgrad", *sys.stdlib_module_names} - {"__main__"}
@@ -246,4 +244,4 @@ def _is_installed(module: str | None) -> bool:
 
 def _lies_installed(module: Any) -> bool:
     file = getattr(module, "__file__", None) or ""  # what is written in C may have none, and its package has
-    return file.startswith(_INSTALLED) or not _INSTALLING.isdisjoint(Path(file).parts)
+    return not _INSTALLED.isdisjoint(Path(file).parts)
