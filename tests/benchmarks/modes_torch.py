@@ -27,7 +27,7 @@ def _model(checkpoint: str) -> Any:
 
 @functools.cache
 def _frozen(checkpoint: str) -> Any:
-    """The same with frozen weights, in the same memory: where weights lie makes some percent of a pass."""
+    """The same with frozen weights, in the same memory: where these lie is to be no part of what is compared."""
     model = _model(checkpoint)
     frozen = {id(one): torch.nn.Parameter(one.data, requires_grad=False) for one in model.parameters()}
     return copy.deepcopy(model, frozen)
