@@ -19,7 +19,7 @@ from embgrad.errors import BackendError, UnsupportedError
 from embgrad.identity import globals_of
 from embgrad.weights import weights_of
 
-__all__ = ["is_plain", "read"]
+__all__ = ["read"]
 
 #: The modules of Python's own whose objects hold what the user has put there.
 HOLDERS: Final = ("argparse", "types")
@@ -50,12 +50,12 @@ def read(value: Any, digest: Callable[[Any], str], known: Sequence[Any] = ()) ->
     return _Reading(digest, {id(one): (one, place) for place, one in enumerate(known)}).of(value)
 
 
-def is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Whether it is text, numbers, arrays, or a list, set or dict of nothing else."""
     if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(is_plain, value))
+        return all(map(_is_plain, value))
     if isinstance(value, dict):
-        return all(map(is_plain, (*value, *value.values())))
+        return all(map(_is_plain, (*value, *value.values())))
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.ndarray, np.generic))
 
 
@@ -73,7 +73,7 @@ class _Reading:
 
     def of(self, value: Any) -> Any:
         """What stands for a value."""
-        if is_plain(value):
+        if _is_plain(value):
             return value
         if isinstance(value, ModuleType):
             return value.__name__
@@ -85,7 +85,7 @@ class _Reading:
         if isinstance(value, (set, frozenset)):
             return sorted(self._digest(_Reading(self._digest, dict(self._seen)).of(one)) for one in value)
         if isinstance(value, Mapping):
-            names = sorted(value, key=repr) if all(map(is_plain, value)) else list(value)
+            names = sorted(value, key=repr) if all(map(_is_plain, value)) else list(value)
             return [[self.of(name), self.of(value[name])] for name in names]
         if isinstance(value, type):
             return _named(value) if _is_installed(value.__module__) else [_named(value), *self._class(value)]
@@ -124,7 +124,7 @@ class _Reading:
         made_of_ours = all(_root(one) in _OPEN or not _is_installed(one.__module__) for one in kind.__mro__)
         weights = [] if made_of_ours else self._weights(value)
         if not _is_installed(kind.__module__):
-            told = own if made_of_ours else {name: one for name, one in own.items() if is_plain(one)}
+            told = own if made_of_ours else {name: one for name, one in own.items() if _is_plain(one)}
             return [self.of(kind), self.of(told), weights]
         if weights:
             return [_named(kind), weights]

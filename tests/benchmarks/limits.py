@@ -47,14 +47,14 @@ def limits(found: Found, size: tuple[int, int]) -> Iterator[Limit]:
             if "gradients" not in row["times"]:
                 yield Limit(f"{row['mode']}: `gradients` / by hand", f"≤ {OF_BY_HAND}", "not measured", "no")
                 continue
-            hand, backward = over_hand(row), 1 / over(row, "backward")
+            hand, backward = over_hand(row), over(row, "gradients", what="backward")
             yield _most(f"{row['mode']}: `gradients` / by hand", hand, OF_BY_HAND)
             lasting = max(over(row, way) for way in by_hand(row) if ANEW not in way)
             if lasting < hand:
                 what = f"{row['mode']}: `gradients` / by hand without XLA, which compiles anew for each shape"
                 yield _most(what, lasting, OF_BY_HAND)
             faster = _least(f"{row['mode']}: full backward / `gradients`", backward, OVER_BACKWARD)
-            yield replace(faster, by_hand=f"{over(row, 'backward', what=fastest(row)) ** -1:.3f}")
+            yield replace(faster, by_hand=f"{over(row, fastest(row), what='backward'):.3f}")
     for row in found.get("overhead", ()):
         ours, hand, _, _ = times(row)
         if row["mode"] in OVERHEAD and ours is not None:

@@ -399,4 +399,4 @@ def _by(size: tuple[int, int]) -> str:
 
 
 def _ratio(one: float | None, other: float | None) -> str:
-    return "–" if one is None or other is None else f"{one / other:.2f}"
+    return "–" if one is None or other is None else _two(one / other)

@@ -94,7 +94,6 @@ RUN = """
 import sys, time
 import tokenizers, embgrad
 from embgrad.demo import minilm_folder
-from embgrad.streaming.digests import function_digest
 from embgrad.streaming import writing
 from tests.parity.test_stream import OBJECTIVE, texts
 writing.MOST_RESULTS = 2
