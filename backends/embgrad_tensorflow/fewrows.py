@@ -40,7 +40,10 @@ REDUCING: Final = frozenset({"Mean", "Sum"})
 #: Those that compute nothing, and may leave the rows as they are.
 PASSING: Final = frozenset({"Reshape", "Transpose"})
 
-ROWWISE: Final = UNARY | BINARY | REDUCING | PASSING | {"MatMul"}
+#: Those with a matrix; with one for each example rows are not each by itself.
+PRODUCTS: Final = frozenset({"BatchMatMulV2", "MatMul"})
+
+ROWWISE: Final = UNARY | BINARY | REDUCING | PASSING | PRODUCTS
 
 #: Gives the gradients with respect to an operation's operands from that of its result, the operands and the results.
 Compute = Callable[[Any, Sequence[Any], Sequence[Any] | None], Sequence[Any]]
@@ -68,7 +71,7 @@ class FewRows:
         names: the operations whose gradients may be computed for some rows alone.
     """
 
-    names = ROWWISE
+    names = ROWWISE | {"GatherNd"}
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Rows]] = {}
@@ -85,13 +88,15 @@ class FewRows:
         """The gradients with respect to an operation's operands; None where this saves nothing, or is not known to be the same.
 
         Args:
-            name: the operation's, one of `ROWWISE`.
+            name: the operation's, one of `names`.
             attributes: tells its attributes.
             gradient: that of its only result.
             operands: its operands and its results, None for what its gradient does not depend on.
             skipped: the operands whose gradients nobody asked for.
             compute: computes them as ever.
         """
+        if name == "GatherNd":
+            return self._gathered(gradient, operands, compute)
         rows = self._rows(gradient)
         shape = gradient._shape_tuple()
         if rows is None or not shape or shape[-1] is None:
@@ -131,6 +136,19 @@ class FewRows:
         dim = rows.values.shape[-1]
         return compute(rows.values, few, None if outputs is None else [taken(one, rows.places, dim) for one in outputs])
 
+    def _gathered(
+        self, gradient: Any, operands: tuple[Sequence[Any], Sequence[Any] | None], compute: Compute
+    ) -> Sequence[Any]:
+        """Of rows that were taken out of a tensor, as an objective takes those that it reads: the others are zero."""
+        found = compute(gradient, *operands)
+        whole, numbers = found[0], operands[0][1]
+        shape: Shape = whole._shape_tuple() if isinstance(whole, tf.Tensor) else ()
+        if len(shape) == 3 and numbers._shape_tuple()[1:] == (2,) and self._may_have_few(whole):
+            places = numbers[:, :1] * tf.constant(shape[1], numbers.dtype) + numbers[:, 1:]
+            if FEW * len(gradient) <= shape[0] * shape[1]:
+                self._know(whole, Rows(tf.cast(places, tf.int32), gradient))
+        return found
+
     def _passed(
         self,
         name: str,
@@ -157,6 +175,12 @@ class FewRows:
         self._know(tensor, Rows(rows.places, values))
         return tensor
 
+    @staticmethod
+    def _may_have_few(gradient: Any) -> bool:
+        """Whether it pays to know."""
+        shape = gradient._shape_tuple()
+        return math.prod(shape[:-1]) >= FEW and math.prod(shape) >= LEAST and "CPU" in gradient.backing_device
+
     def _know(self, tensor: Any, rows: Rows) -> None:
         key = id(tensor)
         self._known[key] = (weakref.ref(tensor, lambda _: self._known.pop(key, None)), rows)
@@ -167,10 +191,10 @@ class FewRows:
             reference, rows = self._known[id(gradient)]
             if reference() is gradient:
                 return rows
+        if not self._may_have_few(gradient):
+            return None
         shape = gradient._shape_tuple()
         count = math.prod(shape[:-1])
-        if count < FEW or count * shape[-1] < LEAST or "CPU" not in gradient.backing_device:
-            return None
         entries = np.asarray(gradient).reshape(count, shape[-1])  # shares the memory
         if not _may_be_few(entries):
             return None
@@ -208,11 +232,12 @@ def _widths(
     first = shapes[0]
     if name in UNARY:
         return [shape[-1]] if first is None or _are_alike(first, shape) else None
-    if not first and name in REDUCING | {"MatMul"}:
+    if not first and name in REDUCING | PRODUCTS:
         return None
-    if name == "MatMul":
-        fits = len(shape) == 2 and not said.get("transpose_a") and 1 in skipped and shapes[1] is not None
-        width = shapes[1][1 if said.get("transpose_b") else 0] if fits and shapes[1] else None
+    if name in PRODUCTS:
+        turned = said.get("transpose_a") or said.get("adj_x"), said.get("transpose_b") or said.get("adj_y")
+        fits = not turned[0] and 1 in skipped and shapes[1] is not None and len(shapes[1]) == 2
+        width = shapes[1][1 if turned[1] else 0] if fits else None
         return None if width is None else [width, None]
     if name in REDUCING:
         axes: Any = None if inputs[1] is None else tf.get_static_value(inputs[1])

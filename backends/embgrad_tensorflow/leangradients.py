@@ -199,8 +199,11 @@ def _matrices(gradient: Any, inputs: Any, attrs: Any, skipped: frozenset[int]) -
 
 
 def _batches(gradient: Any, inputs: Any, attrs: Any, skipped: frozenset[int]) -> Gradients | None:
+    """A product of batches of matrices, of which one may be a single matrix for all."""
     x, y = inputs
-    if x._shape_tuple()[:-2] != y._shape_tuple()[:-2] or not x.dtype == y.dtype == gradient.dtype:
+    given = gradient._shape_tuple()[:-2]
+    wanted = [one for number, one in enumerate(inputs) if number not in skipped]
+    if any(one._shape_tuple()[:-2] != given for one in wanted) or not x.dtype == y.dtype == gradient.dtype:
         return None
     said = _said(attrs)
     adjoint_x, adjoint_y = bool(said.get("adj_x")), bool(said.get("adj_y"))

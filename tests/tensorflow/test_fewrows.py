@@ -1,5 +1,6 @@
 """Gradients whose rows are mostly zeros are TensorFlow's own, with less multiplied, and whatever is not rowwise is left to it."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,13 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
         lambda x, y: tf.reshape(tf.matmul(tf.reshape(x, (-1, 128)), y, transpose_b=True), (8, 64, -1)),
         (SHAPE, (192, 128)),
     ),
+    "product with one matrix for all examples": (tf.matmul, (SHAPE, (128, 192))),
+    "product with one transposed matrix for all": (lambda x, y: tf.matmul(x, y, transpose_b=True), (SHAPE, (192, 128))),
+    "products with a matrix each": (tf.matmul, (SHAPE, (8, 128, 192))),
+    "products of the transposed with one for all": (
+        lambda x, y: tf.matmul(x, y, transpose_a=True),
+        ((8, 128, 64), (128, 192)),
+    ),
     "transposed product": (
         lambda x, y: tf.reshape(tf.matmul(x, y, transpose_a=True), (8, 64, 192)),
         ((128, ROWS), (128, 192)),
@@ -117,7 +125,8 @@ def test_whichever_position_it_is(position: int) -> None:
 
 def sizes_of_products(run: Callable[[], Any]) -> list[int]:
     """How many rows the products with a matrix have that a pullback makes."""
-    return [operands[0].shape[0] for name, operands in heard(run) if name == "MatMul"]
+    products = ("MatMul", "BatchMatMulV2")
+    return [math.prod(operands[0].shape[:-1]) for name, operands in heard(run) if name in products]
 
 
 @pytest.mark.parametrize(
@@ -131,11 +140,12 @@ def sizes_of_products(run: Callable[[], Any]) -> list[int]:
         ([np.nan, *[0] * 63], 8),
     ],
 )
-def test_only_rows_that_are_not_zero_are_multiplied(weights: list[float], rows: int) -> None:
+@pytest.mark.parametrize("product", [multiplied, tf.matmul])
+def test_only_rows_that_are_not_zero_are_multiplied(product: Function, weights: list[float], rows: int) -> None:
     x, kernel = drawn(SHAPE, 0), drawn((128, 192), 1)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        result = multiplied(x, kernel)
+        result = product(x, kernel)
     given = np.broadcast_to(np.array(weights, np.float32)[:, None], (8, 64, 192)) * drawn((8, 64, 192), 2).numpy()
     found: list[Any] = []
     with lean_gradients():
@@ -143,6 +153,27 @@ def test_only_rows_that_are_not_zero_are_multiplied(weights: list[float], rows: 
     assert seen == [rows]
     expected = given.astype(np.float64) @ kernel.numpy().astype(np.float64).T
     np.testing.assert_allclose(found[0].numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [5, 16, 200])
+def test_rows_that_were_gathered_are_those_that_are_not_zero(count: int) -> None:
+    """As an objective takes those that it reads; some twice. Where they are many, all are multiplied."""
+    random = np.random.default_rng(1)
+    numbers = tf.constant(np.stack([random.integers(0, 8, count), random.integers(0, 64, count)], 1))
+    operands = [drawn(SHAPE, 0), drawn((128, 192), 1)]
+    found: list[Any] = []
+
+    def run() -> None:
+        with tf.GradientTape() as tape:
+            tape.watch(operands[0])
+            result = tf.tanh(tf.gather_nd(tf.matmul(*operands), numbers))
+        found.append(tape.gradient(result, operands[0]).numpy())
+
+    run()
+    with lean_gradients():
+        seen = sizes_of_products(run)
+    assert seen == [ROWS, count if 4 * count <= ROWS else ROWS]
+    expect_close(found[1:], found[:1])
 
 
 def test_zeros_of_both_signs_are_zeros_and_what_is_infinite_elsewhere_is_nobodys() -> None:

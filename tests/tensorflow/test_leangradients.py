@@ -97,6 +97,10 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
     "matrices, the first transposed": (lambda x, y: tf.matmul(x, y, transpose_a=True), ((4, 3), (4, 5))),
     "batches": (tf.matmul, ((2, 3, 4), (2, 4, 5))),
     "batches of one": (tf.matmul, ((2, 3, 4), (1, 4, 5))),
+    "batches, one matrix for all": (tf.matmul, ((2, 3, 4), (4, 5))),
+    "batches, one matrix for all, transposed": (lambda x, y: tf.matmul(x, y, transpose_b=True), ((2, 3, 4), (5, 4))),
+    "batches, one matrix for all first": (tf.matmul, ((3, 4), (2, 4, 5))),
+    "batches of batches, each shared": (tf.matmul, ((2, 1, 3, 4), (7, 4, 5))),
     "einsum": (lambda x, y: tf.einsum("bsd,dnh->bsnh", x, y), ((2, 3, 4), (4, 5, 6))),
     "einsum, swapped": (lambda x, y: tf.einsum("dnh,bsd->bsnh", x, y), ((4, 5, 6), (2, 3, 4))),
     "einsum with more axes": (lambda x, y: tf.einsum("...d,de->...e", x, y), ((2, 3, 4), (4, 5))),
@@ -133,6 +137,15 @@ def expect_equal(function: Callable[..., Any], operands: list[Any], watched: tup
         assert other is not None
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("watched", [0, 1])
+def test_of_a_matrix_for_all_no_gradient_is_computed_that_nobody_asked_for(watched: int) -> None:
+    """As of a language model's table, which takes more than all else."""
+    operands = [drawn((2, 3, 4), 0), drawn((5, 4), 1)]
+    with lean_gradients():
+        seen = operations(lambda: pulled(lambda x, y: tf.matmul(x, y, transpose_b=True), operands, (watched,)))
+    assert seen["BatchMatMulV2"] == (2 if watched == 0 else 3)  # the function's own is one
 
 
 def test_complex_numbers_are_left_to_tensorflow() -> None:
