@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
@@ -16,6 +17,7 @@ from embgrad.calling import as_parts
 from embgrad.identity import PLAIN, asked_of, code_of
 from embgrad.points import WORD
 from embgrad.replaying import Recorder, ReplayError, agreeing
+from embgrad.responding import Respond
 from embgrad.traces import Traces
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
@@ -34,8 +36,15 @@ LENGTHS: Final = 8
 
 _forms: Traces[_Form] = Traces()
 
+#: Why a trace does not serve.
+FAILURES: Final = (UntraceableError, UnfitError, ReplayError, FailedError, OtherUseError)
+
 #: Runs a request without a trace.
 Plain = Callable[[Request], Run]
+
+
+class _FullError(Exception):
+    """As many traces are kept as there are to be; says so."""
 
 
 class _Form:
@@ -44,14 +53,16 @@ class _Form:
     Attributes:
         why: why there can be none.
         exact: whether a trace takes only the lengths that it was made for.
-        traces: by the lengths, where they are exact, and the tensors that a native objective uses.
+        traces: by the lengths, where they are exact, and what the objective uses.
         checked: those and the lengths for which a trace gave what the model gives.
-        used: by the code of native objectives what they used last.
+        used: by the kinds of objectives what they used last, see `Trace.used`.
+        by_rows: whether traces for objectives that read few rows alone are made; not where one did not serve.
     """
 
     def __init__(self, exact: bool) -> None:
         self.why: str | None = None
         self.exact = exact
+        self.by_rows = True
         self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
         self.checked: set[Hashable] = set()
         self.used: dict[Hashable, tuple[int, ...]] = {}
@@ -112,61 +123,87 @@ class _Keeper:
         self._plain = plain
         leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
         self._lengths = tuple(tuple(map(int, one.shape)) for one in leaves)
-        native = request.respond.function if isinstance(request.respond, NativeObjective) else None
-        self._code = code_of(native)
+        self._kind = _kind_of(request)
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
         if self._form.why is not None:
             return self._without(self._form.why)
-        used = self._form.used.get(self._code, ())
-        trace = self._form.traces.get(self._place(used))
-        if trace is None or self._mark(used) not in self._form.checked:
-            return self._first(trace)
-        self._form.traces.move_to_end(self._place(used))
-        try:
-            return run_trace(trace, self._planned, self._batch, self._request)
-        except OtherUseError as error:
-            self._form.used[self._code] = error.used
-            return self._first(self._form.traces.get(self._place(error.used)))
-        except (UnfitError, FailedError) as error:
-            return self._without(_failed(error))
+        for _ in range(2):  # what an objective uses shows when it is run
+            used = self._form.used.get(self._kind)
+            trace = None if used is None else self._form.traces.get(self._place(used))
+            if used is None or trace is None or self._mark(used) not in self._form.checked:
+                break
+            self._form.traces.move_to_end(self._place(used))
+            try:
+                return run_trace(trace, self._planned, self._batch, self._request)
+            except OtherUseError as error:
+                self._form.used[self._kind] = error.used
+            except (UnfitError, FailedError) as error:
+                return self._without(_failed(error))
+        return self._first()
 
-    def _first(self, trace: Trace | None) -> Run:
+    def _first(self) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
         generators = _Generators(self._model, self._request.training)
-        recorder = Recorder(self._request, _watching)
-        found = self._plain(recorder.recording())
+        recorder, few = Recorder(self._request, _watching), _FewRows(self._request)
+        found = self._plain(replace(recorder.recording(), reads=few.reads))
         generators.remember()
+        if few.outputs and self._form.by_rows:
+            exact = self._form.exact
+            try:
+                return self._checked(few.outputs, recorder, found, generators)
+            except _FullError as error:
+                return self._as_asked(found, str(error))
+            except FAILURES:  # it may be the rows
+                generators.put_back()
+                self._form.by_rows, self._form.exact = False, exact
+        trace = self._form.traces.get(self._place(recorder.used))
         try:
-            if trace is None and self._form.exact and len(self._form.traces) >= LENGTHS:
-                return self._as_asked(found, f"each length takes a trace of its own, and {LENGTHS} are kept")
-            made, given = self._made(trace, recorder, found, generators)
-            apart = recorder.apart(found, given, agreeing(made.computing))
-            if apart is not None:
-                raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
-        except (UntraceableError, UnfitError, ReplayError, FailedError, OtherUseError) as error:
+            return self._checked(recorder.used, recorder, found, generators)
+        except _FullError as error:
+            return self._as_asked(found, str(error))
+        except FAILURES as error:
             generators.put_back()
             if trace is not None and isinstance(error, (UnfitError, FailedError)):  # it serves for other lengths
                 return self._as_asked(found, _failed(error))
             self._form.why = str(error)
             return self._as_asked(found, self._form.why)
+
+    def _checked(self, used: tuple[int, ...], recorder: Recorder, found: Run, generators: _Generators) -> Run:
+        """What a trace gives that serves, and is kept.
+
+        Args:
+            used: what the objective uses, as far as is known.
+            recorder: what replays the objective.
+            found: what the model gave.
+            generators: the random generators.
+
+        Raises:
+            _FullError: there would be too many.
+        """
+        if self._form.exact and self._place(used) not in self._form.traces and len(self._form.traces) >= LENGTHS:
+            raise _FullError(f"each length takes a trace of its own, and {LENGTHS} are kept")
+        made, given = self._made(used, recorder, found, generators)
+        apart = recorder.apart(found, given, agreeing(made.computing))
+        if apart is not None:
+            raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
         self._form.traces[self._place(made.used)] = made
         self._form.checked.add(self._mark(made.used))
-        self._form.used[self._code] = made.used
+        self._form.used[self._kind] = made.used
         return given
 
-    def _made(self, trace: Trace | None, recorder: Recorder, found: Run, generators: _Generators) -> tuple[Trace, Run]:
+    def _made(
+        self, used: tuple[int, ...], recorder: Recorder, found: Run, generators: _Generators
+    ) -> tuple[Trace, Run]:
         """A trace that serves, and what it gives."""
-        used = recorder.used if trace is None else trace.used
         for _ in range(2):  # what a native objective uses shows when it is run
-            trace = trace or self._traced(found, used)
+            trace = self._form.traces.get(self._place(used)) or self._traced(found, used)
             generators.rewind()
             try:
                 return trace, run_trace(trace, self._planned, self._batch, recorder.replaying())
             except OtherUseError as error:
                 used = error.used
-                trace = self._form.traces.get(self._place(used))
         raise UnfitError("the objective depends on other outputs each time")
 
     def _traced(self, found: Run, used: tuple[int, ...]) -> Trace:
@@ -197,6 +234,36 @@ class _Keeper:
 
 def _failed(error: Exception) -> str:
     return f"the trace failed on this batch ({error})"
+
+
+def _kind_of(request: Request) -> Hashable:
+    """Stands for what tells beforehand, as well as can be, what an objective will use."""
+    respond = request.respond
+    if isinstance(respond, NativeObjective):
+        return code_of(respond.function)
+    return isinstance(respond, Respond) and respond.at_one_position
+
+
+class _FewRows:
+    """Takes down of which outputs an objective reads a row an example, or fewer.
+
+    Args:
+        request: what is asked.
+
+    Attributes:
+        outputs: their numbers among those that the objective reads.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.outputs: tuple[int, ...] = ()
+        self._request = request
+
+    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `embgrad.backend.Reads`."""
+        places = self._request.reads(name, shape)
+        if places is not None and len(places[0]) <= shape[0] and not self._request.several:
+            self.outputs = (*self.outputs, self._request.outputs.index(name))
+        return places
 
 
 class _Generators:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from tensorflow.python.eager import backprop
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gen_array_ops, gen_linalg_ops, gen_math_ops, gen_nn_ops, math_ops
 
-from embgrad_tensorflow.fewrows import FewRows
+from embgrad_tensorflow.fewrows import FewRows, Rows
 from embgrad_tensorflow.tracedrows import TracedRows
 
 __all__ = ["lean_gradients"]
@@ -36,11 +36,15 @@ _local = threading.local()
 
 
 @contextlib.contextmanager
-def lean_gradients() -> Iterator[None]:
-    """Gradients that this thread asks a tape for are computed so; other threads' are as ever."""
+def lean_gradients(known: Iterable[tuple[Any, Rows]] = ()) -> Iterator[None]:
+    """Gradients that this thread asks a tape for are computed so; other threads' are as ever.
+
+    Args:
+        known: in a graph that is being traced gradients of which it is known which rows are not zero.
+    """
     _count(1)
     was = getattr(_local, "rows", None)
-    _local.rows = FewRows() if tf.executing_eagerly() else TracedRows()
+    _local.rows = FewRows() if tf.executing_eagerly() else TracedRows(known)
     try:
         yield
     finally:

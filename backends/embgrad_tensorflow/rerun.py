@@ -27,10 +27,10 @@ __all__ = ["OtherUseError", "run_trace"]
 
 
 class OtherUseError(Exception):
-    """A native objective depends on other tensors than the trace pulls back from.
+    """An objective uses something else than the trace was made for.
 
     Attributes:
-        used: on which.
+        used: what, see `Trace.used`.
     """
 
     def __init__(self, used: tuple[int, ...]) -> None:
@@ -130,8 +130,10 @@ class _Answering:
 
     def _places(self, values: Sequence[np.ndarray]) -> list[Any]:
         answer: list[Any] = []
-        for (name, by_rows), shape in zip(self._trace.outputs, self._tell(values), strict=True):
+        for number, ((name, by_rows), shape) in enumerate(zip(self._trace.outputs, self._tell(values), strict=True)):
             places = self._reads(name, tuple(map(int, shape)), by_rows=by_rows)
+            if places is None and number in self._trace.used:
+                raise OtherUseError(())
             rows = np.zeros((0, 2), np.int64) if places is None else np.stack(places, axis=1).astype(np.int64)
             answer += [np.bool_(places is not None), rows]
         return answer

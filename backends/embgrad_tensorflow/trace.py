@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from embgrad.locks import process_lock
 from embgrad.outputs import choose_output, name_outputs
 from embgrad.tolerance import coarsest
 from embgrad_tensorflow.exchange import ask
+from embgrad_tensorflow.fewrows import Rows
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.leangradients import lean_gradients
@@ -58,7 +60,8 @@ class Trace:
         outputs: the names of the outputs that the objective reads, with whether it may ask for some rows alone.
         dtypes: those outputs'.
         returned: what the model returned, with the graph's tensors, for a native objective.
-        used: which of the tensors in it the native objective depends on.
+        used: which of the tensors in it the native objective depends on; of another objective the numbers of the outputs of
+            which it reads some rows alone, so that the pullback begins with these. A trace without such numbers serves for both.
         written: the resources of the variables that a run writes to and that are to be put back.
         compute_dtype: that of the first point, or else the first output; the coarsest where it is turned into others.
         computing: the names of the dtypes in the graph.
@@ -94,7 +97,7 @@ def traced(
         planned: how it is called.
         request: what is asked.
         chosen: by the name of each point asked for its key.
-        used: which of the tensors that the model returns a native objective depends on.
+        used: see `Trace.used`.
         relaxed: whether it is to take tensors of any lengths.
 
     Raises:
@@ -142,6 +145,7 @@ class _Tracing:
         self._reached: list[bool] = []
         self._generators: set[int] = set()
         self._facts: dict[str, Any] = {}
+        self._rows: dict[int, Rows] = {}
 
     @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:
@@ -231,6 +235,8 @@ class _Tracing:
         ranks = [one.shape.rank for one in targets]
         by_rows = [rank is None or rank == 3 for rank in ranks]
         self._facts.update(outputs=tuple(zip(self._request.outputs, by_rows, strict=True)), targets=targets)
+        if not all(by_rows[place] for place in self._used):
+            raise UntraceableError("the objective reads some rows of an output that has none")
         if not any(by_rows):
             dtypes = [one.dtype for one in targets]
             answer = ask(number, "whole", [*script.tensors, *targets], [*dtypes, tf.int32])[:-1]
@@ -242,28 +248,41 @@ class _Tracing:
         shapes = [tf.shape(one, out_type=tf.int64) for one in targets]
         places = ask(number, "places", [*script.tensors, *shapes], [tf.bool, tf.int64] * len(targets))
         read, few_of, rows_of = [], places[::2], places[1::2]
-        for target, few, rows in zip(targets, few_of, rows_of, strict=True):
+        for place, (target, few, rows) in enumerate(zip(targets, few_of, rows_of, strict=True)):
             few.set_shape([])
             rows.set_shape([None, 2])
-            read.append(tf.cond(few, lambda t=target, r=rows: tf.gather_nd(t, r), lambda t=target: tf.identity(t)))
+            some = functools.partial(tf.gather_nd, target, rows)
+            read.append(some() if place in self._used else tf.cond(few, some, functools.partial(tf.identity, target)))
         answer = ask(number, "respond", read, [one.dtype for one in targets])
         whole = []
-        for target, shape, few, rows, one in zip(targets, shapes, few_of, rows_of, answer, strict=True):
-            sets = tf.shape(one, out_type=tf.int64)[:1]
+        for place, (shape, few, rows, one) in enumerate(zip(shapes, few_of, rows_of, answer, strict=True)):
+            if place in self._used:
+                whole.append(self._of_few(place, one, rows, targets[place], shape))
+            else:
+                whole.append(self._of_any(one, few, rows, shape))
+        return [self._shaped(one, target) for one, target in zip(whole, targets, strict=True)]
 
-            def scattered(one: Any = one, shape: Any = shape, rows: Any = rows, sets: Any = sets) -> Any:
-                def alone(cotangent: Any) -> Any:
-                    return tf.scatter_nd(rows, cotangent, shape)
+    def _of_any(self, one: Any, few: Any, rows: Any, shape: Any) -> Any:
+        """The cotangents of an output, of those of some rows or of all."""
+        sets = tf.shape(one, out_type=tf.int64)[:1]
 
-                if not self._request.several:
-                    return alone(one[0])[None]
-                return tf.map_fn(alone, one, fn_output_signature=one.dtype)
+        def scattered() -> Any:
+            def alone(cotangent: Any) -> Any:
+                return tf.scatter_nd(rows, cotangent, shape)
 
-            def reshaped(one: Any = one, shape: Any = shape, sets: Any = sets) -> Any:
-                return tf.reshape(one, tf.concat([sets, shape], 0))
+            if not self._request.several:
+                return alone(one[0])[None]
+            return tf.map_fn(alone, one, fn_output_signature=one.dtype)
 
-            whole.append(self._shaped(tf.cond(few, scattered, reshaped), target))
-        return whole
+        return tf.cond(few, scattered, lambda: tf.reshape(one, tf.concat([sets, shape], 0)))
+
+    def _of_few(self, place: int, one: Any, rows: Any, target: Any, shape: Any) -> Any:
+        """The only set of cotangents of an output, of those of some rows; which these are is known in the pullback."""
+        values = one[0]
+        values.set_shape([None, target.shape[-1] if target.shape.rank is not None else None])
+        numbers = tf.cast(rows[:, :1] * shape[1] + rows[:, 1:], tf.int32)
+        self._rows[place] = Rows(numbers, values)
+        return tf.scatter_nd(rows, values, shape)[None]
 
     def _shaped(self, cotangents: Any, target: Any) -> Any:
         """Sets of cotangents, with the shape that is known of them."""
@@ -275,7 +294,7 @@ class _Tracing:
         """The gradients at the points that the objective depends on; with an axis of sets first where there are several."""
 
         def pull_back(given: Sequence[Any]) -> list[Any]:
-            with lean_gradients():
+            with lean_gradients([(given[place], rows) for place, rows in self._rows.items()]):
                 pulled = (
                     tape.gradient(list(targets), list(marks), output_gradients=list(given)) if marks and targets else []
                 )

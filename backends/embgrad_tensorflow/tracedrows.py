@@ -1,6 +1,8 @@
-"""Gradients of which few rows are not zero, in a graph that is being traced: those of a slice that takes one position.
+"""Gradients of which few rows are not zero, in a graph that is being traced: where one position alone is read.
 
-There are no values yet to find zeros in, and only what follows from such a slice is known. Sizes that are not known yet are
+They are those of a slice that takes one position, and of an output of which the objective asks for some rows alone.
+
+There are no values yet to find zeros in, and only what follows from these is known. Sizes that are not known yet are
 taken to be those of an operation's result: should an operand turn out to have one row there for all, then rows are looked up
 that it does not have, or put where it has none, which fails on a CPU, and the trace does not serve. So nothing of this is done
 where there is a GPU.
@@ -8,7 +10,7 @@ where there is a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import tensorflow as tf
@@ -32,14 +34,21 @@ WAYS: Final[Mapping[str, tuple[Way, Way | None]]] = {
 
 
 class TracedRows(FewRows):
-    """What is known of the gradients of one pullback that is traced."""
+    """What is known of the gradients of one pullback that is traced.
+
+    Args:
+        known: gradients of which it is known from the beginning which rows are not zero.
+    """
 
     names = ROWWISE | {"AddV2", "StridedSlice"}
 
-    def __init__(self) -> None:
+    def __init__(self, known: Iterable[tuple[Any, Rows]] = ()) -> None:
         super().__init__()
         self._tensors: dict[int, tuple[Any, Rows]] = {}
         self._on_a_cpu = not tf.config.list_logical_devices("GPU")
+        if self._on_a_cpu:
+            for tensor, rows in known:
+                self._know(tensor, rows)
 
     def gradients(
         self,

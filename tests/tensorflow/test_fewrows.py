@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from embgrad_tensorflow import kept, trace
 from embgrad_tensorflow.fewrows import ROWWISE
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.tracedrows import TracedRows
@@ -274,8 +275,9 @@ def test_each_is_an_operation_of_tensorflows(name: str) -> None:
 class Blocks(tf.Module):
     """Rows, two blocks of what an encoder's layers are made of, and what stands at one position of them."""
 
-    def __init__(self, take: Function) -> None:
+    def __init__(self, take: Function = lambda x: x) -> None:
         super().__init__()
+        self.ran = 0
         random = np.random.default_rng(3)
         self.rows = tf.Variable(random.normal(size=(50, 16)))
         self.scale = tf.Variable(random.uniform(0.5, 1.5, 16))
@@ -283,6 +285,7 @@ class Blocks(tf.Module):
         self._take = take
 
     def __call__(self, ids: Any) -> Any:
+        self.ran += 1
         x = tf.gather(self.rows, ids)
         for _ in range(2):
             weights = tf.nn.softmax(tf.matmul(x, x, transpose_b=True) / 4.0)
@@ -361,3 +364,87 @@ def test_traces_of_operands_that_are_one_row_for_all_at_some_lengths(way: Any) -
             found = embgrad.gradients(model, ids, embgrad.Sum(), compile=True, **options)
         np.testing.assert_allclose(found.values, plain.values, rtol=1e-9, atol=1e-12)
         assert (found.provenance["uncompiled"] is None) == (shape[1] <= 5)
+
+
+def slices_of(model: Blocks, ids: np.ndarray, weigh: Callable[[Any], Any]) -> np.ndarray:
+    """The gradient of weighed outputs at the rows, by a tape alone."""
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(weigh(model(tf.constant(ids))))
+    slices = tape.gradient(total, model.rows)
+    return slices.values.numpy().reshape(*ids.shape, -1)
+
+
+def test_traces_for_objectives_that_read_one_position(known: list[str]) -> None:
+    """One of few rows, and one of all, whichever comes; where an example has one position, few are all."""
+    model = Blocks()
+    random = np.random.default_rng(6)
+    for shape in ((3, 5), (3, 5), (1, 4), (2, 1), (4, 3), (2, 9)):
+        ids = random.integers(0, 50, shape)
+        places = random.integers(0, shape[1], shape[0])
+        weights = np.zeros((*shape, 1))
+        weights[np.arange(shape[0]), places] = 1
+        for _ in range(2):
+            for position, weighed in ((places, weights), (None, 1.0), (-1, np.eye(shape[1])[-1:].T)):
+                objective = embgrad.Sum(position=position)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", embgrad.EmbgradWarning)
+                    found = embgrad.gradients(model, ids, objective, compile=True).values
+                expected = slices_of(model, ids, lambda out, weighed=weighed: out * weighed)
+                np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
+    assert known
+    ran, computed = model.ran, len(known)
+    for position in (0, None, 1, None):
+        embgrad.gradients(model, ids, embgrad.Sum(position=position), compile=True)
+    assert (model.ran, len(known)) == (ran, computed)
+
+
+def test_what_a_trace_for_one_position_multiplies() -> None:
+    """The products behind the last attention have as many rows as there are examples."""
+    model = Blocks()
+    ids = np.random.default_rng(7).integers(0, 50, (3, 8))
+    made: list[Any] = []
+    genuine = kept.run_trace
+
+    def run(trace: Any, *args: Any) -> Any:
+        made.append(trace)
+        return genuine(trace, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept, "run_trace", run)
+        for position in (None, 2):
+            embgrad.gradients(model, ids, embgrad.Sum(position=position), compile=True)
+    whole, few = ([one.type for one in trace.function.graph.get_operations()].count("GatherNd") for trace in made)
+    assert few > whole + 8
+
+
+def test_where_a_trace_for_few_rows_does_not_serve_one_for_all_does() -> None:
+    """An operand has one row for all at some lengths, which a trace for few rows cannot know."""
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.random.default_rng(8).normal(size=(50, 8)))
+
+        def __call__(self, ids: Any) -> Any:
+            x = tf.tanh(tf.gather(self.table, ids))
+            few = x[:, : tf.where(tf.shape(x)[1] > 5, 1, tf.shape(x)[1])]
+            return tf.tanh(x * tf.concat([few, few[:, :0]], 1))
+
+    model = Model()
+    for shape in ((3, 4), (3, 4), (3, 7), (2, 6), (3, 4)):
+        ids = np.random.default_rng(9).integers(0, 50, shape)
+        plain, compiled = (embgrad.gradients(model, ids, embgrad.Sum(position=2), compile=one) for one in (False, True))
+        np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
+        assert compiled.provenance["compiled"]
+
+
+def test_another_fault_of_a_trace_for_few_rows_is_no_fault_of_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Any, place: int, one: Any, rows: Any, target: Any, shape: Any) -> Any:
+        return 2 * few(self, place, one, rows, target, shape)
+
+    few = trace._Tracing._of_few
+    monkeypatch.setattr(trace._Tracing, "_of_few", wrong)
+    model, ids = Blocks(), np.random.default_rng(7).integers(0, 50, (3, 8))
+    plain, compiled = (embgrad.gradients(model, ids, embgrad.Sum(position=2), compile=one) for one in (False, True))
+    np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
+    assert compiled.provenance["compiled"]
