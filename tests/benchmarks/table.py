@@ -49,10 +49,11 @@ of ways below). All agree with `gradients` to rounding, or there is no row.
 NOTES: Final = """## Where it is below code by hand, and where above
 
 - TensorFlow, eager: the pullback leaves out what TensorFlow's gradient functions compute for operands that nobody asked \
-about (biases, constants, kernels). Of an objective that reads one position of each example, as the pooled output \
-does, the gradients behind the last attention have few rows that are not zero, and only these are multiplied; for an \
-objective over all positions there is nothing of that to gain.
-- TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand. With `jit_compile=True` by hand \
+about (biases, constants, kernels, the table that is a language model's head). Of an objective that reads one position of \
+each example, as the pooled output does, the gradients behind the last attention have few rows that are not zero, and only \
+these are multiplied; for an objective over all positions there is nothing of that to gain.
+- TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand; for objectives that read one \
+position of each example there is a trace of its own, as it must know that beforehand. With `jit_compile=True` by hand \
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
 objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
 each call: it is not compiled by XLA, and stands above that. XLA before and after an objective in NumPy takes some 1.4 times \
