@@ -21,9 +21,10 @@ from embgrad.responding import Respond
 from embgrad.traces import Traces
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
-from embgrad_tensorflow.rerun import OtherUseError, run_trace
+from embgrad_tensorflow.rerun import OtherUseError, has_a_row_each, run_trace
 from embgrad_tensorflow.returned import tensors_in
 from embgrad_tensorflow.state import GENERATORS, depth, wants_eager
+from embgrad_tensorflow.structure import structure
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.trace import Trace, is_placeholder, traced
 from embgrad_tensorflow.tracing import UnfitError
@@ -84,7 +85,8 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         return replace(plain(request), uncompiled=why)
     try:
         expect_traceable(model)
-        form = _forms.get(as_parts(model), _key(planned, request), lambda: _Form(planned.fixed))
+        key = (_key(planned, request), _variables(model) if planned.graph is None else ())
+        form = _forms.get(as_parts(model), key, lambda: _Form(planned.fixed))
     except (UntraceableError, TypeError) as error:
         return replace(plain(request), uncompiled=str(error))
     return _Keeper(form, model, batch, request, planned, plain).run()
@@ -245,7 +247,7 @@ def _kind_of(request: Request) -> Hashable:
 
 
 class _FewRows:
-    """Takes down of which outputs an objective reads a row an example, or fewer.
+    """Takes down of which outputs an objective reads one row of each example.
 
     Args:
         request: what is asked.
@@ -261,7 +263,7 @@ class _FewRows:
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """See `embgrad.backend.Reads`."""
         places = self._request.reads(name, shape)
-        if places is not None and len(places[0]) <= shape[0] and not self._request.several:
+        if has_a_row_each(places, shape) and not self._request.several:
             self.outputs = (*self.outputs, self._request.outputs.index(name))
         return places
 
@@ -326,6 +328,14 @@ def _key_of(name: str, found: Run) -> str:
     lookup = found.points[name].lookup
     assert lookup is not None, "'word' is a lookup"
     return lookup.key
+
+
+def _variables(model: Any) -> tuple[int, ...]:
+    """Stands for a model's variables: a trace goes on reading those that it was made with, and keeps them alive.
+
+    Those of a model that makes them in its first call are others before it.
+    """
+    return tuple([id(handle_of(node.value)) for node in structure(as_parts(model)).nodes if node.kind == "variable"])
 
 
 def _key(planned: Plan, request: Request) -> Hashable:

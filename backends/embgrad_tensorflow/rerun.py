@@ -20,10 +20,11 @@ from embgrad_tensorflow.exchange import run_answering
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors
 from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.returned import mapped
+from embgrad_tensorflow.state import in_mode
 from embgrad_tensorflow.trace import Trace, is_placeholder
 from embgrad_tensorflow.tracing import UnfitError
 
-__all__ = ["OtherUseError", "run_trace"]
+__all__ = ["OtherUseError", "has_a_row_each", "run_trace"]
 
 
 class OtherUseError(Exception):
@@ -64,6 +65,15 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
     )
     unused, masked_id = left_out(planned.unused, batch, answering.watch, points.values())
     return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
+
+
+def has_a_row_each(places: tuple[np.ndarray, np.ndarray] | None, shape: Any) -> bool:
+    """Whether these are rows of an output of this shape, one of each example.
+
+    Only then must a trace for few rows fail that takes one operand's rows for another's, which has fewer: of the last example
+    there is a row that it does not have. See `embgrad_tensorflow.tracedrows`.
+    """
+    return places is not None and np.array_equal(places[0], np.arange(shape[0]))
 
 
 def _changes(request: Request) -> bool:
@@ -132,7 +142,7 @@ class _Answering:
         answer: list[Any] = []
         for number, ((name, by_rows), shape) in enumerate(zip(self._trace.outputs, self._tell(values), strict=True)):
             places = self._reads(name, tuple(map(int, shape)), by_rows=by_rows)
-            if places is None and number in self._trace.used:
+            if number in self._trace.used and not has_a_row_each(places, shape):
                 raise OtherUseError(())
             rows = np.zeros((0, 2), np.int64) if places is None else np.stack(places, axis=1).astype(np.int64)
             answer += [np.bool_(places is not None), rows]
@@ -174,7 +184,8 @@ class _Answering:
         order = iter(tensors)
         with tf.GradientTape(persistent=request.several, watch_accessed_variables=False) as tape:
             tape.watch([tensors[place] for place in floating])
-            value = objective.function(mapped(self._trace.returned, lambda _: next(order)))
+            with in_mode(request.training):  # it may call layers of the model
+                value = objective.function(mapped(self._trace.returned, lambda _: next(order)))
             answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
         self.objective, self.sets = answer.objective, len(answer.sets)
         pulled = [

@@ -61,7 +61,7 @@ class Trace:
         dtypes: those outputs'.
         returned: what the model returned, with the graph's tensors, for a native objective.
         used: which of the tensors in it the native objective depends on; of another objective the numbers of the outputs of
-            which it reads some rows alone, so that the pullback begins with these. A trace without such numbers serves for both.
+            which it reads one row of each example, so that the pullback begins with these. A trace without any serves for both.
         written: the resources of the variables that a run writes to and that are to be put back.
         compute_dtype: that of the first point, or else the first output; the coarsest where it is turned into others.
         computing: the names of the dtypes in the graph.

@@ -4,8 +4,9 @@ They are those of a slice that takes one position, and of an output of which the
 
 There are no values yet to find zeros in, and only what follows from these is known. Sizes that are not known yet are
 taken to be those of an operation's result: should an operand turn out to have one row there for all, then rows are looked up
-that it does not have, or put where it has none, which fails on a CPU, and the trace does not serve. So nothing of this is done
-where there is a GPU.
+that it does not have, or put where it has none, which fails on a CPU, and the trace does not serve. That is sure where each
+example has a row: that of the last of several lies behind all that such an operand has. So nothing of this is done for other
+rows, nor where there is a GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TracedRows(FewRows):
     """What is known of the gradients of one pullback that is traced.
 
     Args:
-        known: gradients of which it is known from the beginning which rows are not zero.
+        known: gradients of which it is known from the beginning which rows are not zero, one of each example.
     """
 
     names = ROWWISE | {"AddV2", "StridedSlice"}

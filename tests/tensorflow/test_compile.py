@@ -228,6 +228,15 @@ def test_weights_may_change() -> None:
     same(*(embgrad.gradients(model, IDS, PROJECTION, compile=one) for one in (False, True)))
 
 
+def test_a_variable_may_be_replaced_by_another() -> None:
+    model = Net()
+    same(*both(model, IDS, PROJECTION))
+    model.weight = tf.Variable(3 * model.weight)
+    same(*both(model, IDS, PROJECTION))
+    model.rows = tf.Variable(np.random.default_rng(2).normal(size=(15, 4)))  # a larger table
+    same(*both(model, IDS + 2, PROJECTION))
+
+
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), tf.errors.UnknownError(None, None, "mine")])
 def test_what_functions_raise(error: BaseException) -> None:
     model = Net()

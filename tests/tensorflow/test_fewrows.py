@@ -438,6 +438,47 @@ def test_where_a_trace_for_few_rows_does_not_serve_one_for_all_does() -> None:
         assert compiled.provenance["compiled"]
 
 
+@pytest.mark.parametrize("way", ["gate", "difference", "quotient", "distance"])
+def test_rows_of_some_examples_alone_take_no_trace_for_few_rows(way: str) -> None:
+    """With fewer rows than examples a row of one example may be taken for that of another, in an operand of one row each."""
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            random = np.random.default_rng(8)
+            self.table = tf.Variable(random.normal(size=(50, 8)))
+            self.head = tf.Variable(random.normal(size=(8, 5)))
+
+        def __call__(self, ids: Any) -> Any:
+            x = tf.tanh(tf.gather(self.table, ids))
+            first = x[:, :1]
+            made = {
+                "gate": lambda: x * tf.sigmoid(first),
+                "difference": lambda: x - first * first,
+                "quotient": lambda: x / (2.0 + tf.stop_gradient(first)),
+                "distance": lambda: tf.math.squared_difference(x, tf.stop_gradient(first)),
+            }
+            return tf.matmul(tf.tanh(made[way]()), self.head)
+
+    model, ids = Model(), np.random.default_rng(9).integers(0, 50, (8, 6))
+    for places in (
+        [(0, 0)],
+        [(0, 1)],
+        [(0, 5)],
+        [(1, 1)],
+        [(0, 2), (0, 3)],
+        [(1, 0), (2, 0)],
+        [(n, n % 6) for n in range(8)],
+    ):
+        labels = np.full(ids.shape, -100)
+        labels[tuple(np.transpose(places))] = 1
+        plain, compiled = (
+            embgrad.gradients(model, ids, embgrad.CrossEntropy(labels), compile=one) for one in (False, True)
+        )
+        np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
+        assert compiled.provenance["compiled"]
+
+
 def test_another_fault_of_a_trace_for_few_rows_is_no_fault_of_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self: Any, place: int, one: Any, rows: Any, target: Any, shape: Any) -> Any:
         return 2 * few(self, place, one, rows, target, shape)
