@@ -106,9 +106,10 @@ def _expect_traceable(known: Structure, request: Request) -> None:
     for path, module in known.walked:
         if isinstance(module, torch.jit.ScriptModule):
             raise UntraceableError(f"{path or type(module).__name__} is a TorchScript module")
-        if not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks):
+        backward = *module._backward_hooks, *module._backward_pre_hooks
+        if not (module._forward_hooks or module._forward_pre_hooks or backward):
             continue
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks):
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *backward):
             if not type(hook).__module__.startswith("torch.nn.utils."):
                 raise UntraceableError(f"{path or type(module).__name__} has a hook, which a trace does not run")
 

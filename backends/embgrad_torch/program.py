@@ -205,6 +205,8 @@ def _clean(graph: Any) -> None:
     """Takes out what computes nothing, and puts PyTorch's own end of gradients in the place of ours."""
     for node in list(graph.nodes):
         if node.op == "call_function" and any(one in str(node.target) for one in _EXPECTING) and not node.users:
+            if _expects_values(node):
+                raise UntraceableError(f"the model's Python depends on the values of tensors ({node.target})")
             graph.erase_node(node)
         elif node.target is torch.ops.aten.clone.default and node.args[0].target in (LOOKUP, POINT):
             node.replace_all_uses_with(node.args[0])  # what goes on there is a clone already
@@ -213,6 +215,14 @@ def _clean(graph: Any) -> None:
             node.target = torch.ops.aten.detach.default
         elif node.op == "get_attr":
             raise UntraceableError("a part of its graph is run by an operator of higher order")
+
+
+def _expects_values(node: Any) -> bool:
+    """Whether an operator that computes nothing looks at numbers, and not at sizes and dtypes alone."""
+    if "_assert_async" in str(node.target):
+        return True
+    given = [one.meta.get("val") for one in node.args if hasattr(one, "meta")]
+    return "_assert_scalar" in str(node.target) and any(free_unbacked_symbols(one) for one in given if one is not None)
 
 
 def _levels(graph: Any, happening: Sequence[Any], outputs: Sequence[Any]) -> tuple[dict[Any, int], dict[Any, int]]:

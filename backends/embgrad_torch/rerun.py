@@ -18,14 +18,14 @@ from embgrad.locks import held
 from embgrad.points import UNNAMED_TABLE
 from embgrad.watching import PointWatch
 from embgrad_torch.answered import answered_by, dtype_of
-from embgrad_torch.inputs import Plan
+from embgrad_torch.inputs import Plan, device_of
 from embgrad_torch.lookup import LookupMode, Read
 from embgrad_torch.operands import DIFFERENTIATING
 from embgrad_torch.ours import running
 from embgrad_torch.program import FailedError, Program, Stage, why_failed
 from embgrad_torch.pullback import pull_back
 from embgrad_torch.standins import Happening
-from embgrad_torch.state import operands_kept
+from embgrad_torch.state import as_found, operands_kept
 from embgrad_torch.structure import Structure
 from embgrad_torch.tap import Differentiable, Taps
 from embgrad_torch.tracing import is_tensor
@@ -172,7 +172,31 @@ def run_trace(trace: Trace, known: Structure, planned: Plan, batch: TokenBatch, 
     """
     keeping = operands_kept if request.several else contextlib.nullcontext()
     with held(known.locks), running(), Differentiable(), keeping:
-        return _Running(trace, known, planned, batch, request).run()
+        return _Running(trace, known, planned, batch, _with_the_model_as_asked(request, known)).run()
+
+
+def _with_the_model_as_asked(request: Request, known: Structure) -> Request:
+    """The request with functions of the user's that find the model as in a pass of its own, and leave it so.
+
+    They may call parts of it, such as a head: in the mode that is asked for, without a trace in their buffers.
+    """
+    device = device_of(known.modules)
+
+    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(given: Any) -> Any:
+            with as_found(known, device, training=request.training):
+                return function(given)
+
+        return called
+
+    changes: dict[str, Any] = {
+        option: {key: inside(change) for key, change in getattr(request, option).items()}
+        for option in ("override", "add", "edit")
+    }
+    respond = request.respond
+    if isinstance(respond, NativeObjective):
+        respond = replace(respond, function=inside(respond.function))
+    return replace(request, respond=respond, **changes)
 
 
 class _Running:

@@ -109,6 +109,12 @@ def test_what_is_seen_before_a_trace_falls_back() -> None:
     hooked, scripted, scaled = Net(), Net(), Net()
     hooked.inner.register_forward_hook(lambda module, given, gave: gave * 2)
     falls_back(hooked, "inner has a hook")
+    heard = Net()
+    agree(heard, IDS)
+    hook = heard.inner.register_full_backward_pre_hook(lambda module, gradients: (gradients[0] * 3,))
+    falls_back(heard, "inner has a hook")
+    hook.remove()
+    agree(heard, IDS)
     scripted.inner = torch.jit.script(scripted.inner)
     falls_back(scripted, "inner is a TorchScript module")
     scaled.table = nn.Embedding(12, 6, max_norm=0.5).double()
@@ -122,6 +128,26 @@ def test_what_is_seen_before_a_trace_falls_back() -> None:
     falls_back(
         Net(), "the model is given a object", call=lambda model, inputs: model(inputs["input_ids"]), batch=_odd()
     )
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda ids: torch._assert_async((ids > 0).all(), "too small"),
+        lambda ids: torch._check((ids > 0).all().item(), lambda: "too small"),
+    ],
+)
+def test_what_a_model_checks_of_values_is_checked_in_each_call(check: Any) -> None:
+    class Checking(Net):
+        def forward(self, input_ids: Any) -> Any:
+            check(input_ids)
+            return super().forward(input_ids)
+
+    model, wrong = Checking(), np.array(IDS)
+    falls_back(model, "depends on the values of tensors")
+    wrong[0, 0] = 0
+    with pytest.raises(RuntimeError, match="too small"):
+        embgrad.gradients(model, wrong, PROJECTION, compile=True)
 
 
 def _odd() -> dict[str, Any]:

@@ -87,6 +87,34 @@ def test_the_model_is_as_found() -> None:
     agree(model, IDS)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("option", ["objective", "override", "add", "edit"])
+def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(option: str, training: bool) -> None:
+    """In evaluation mode, unless another is asked for; and what they write to its buffers is not there afterwards."""
+    model = Net()
+    model.head = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6)).double()
+
+    def part(value: Any) -> np.ndarray:
+        rows = torch.from_numpy(value).reshape(-1, value.shape[-1])
+        found: np.ndarray = model.head(rows).detach().reshape(value.shape).numpy()
+        return found
+
+    changes = {option: {"word": part}} if option in ("override", "add", "edit") else {}
+    objective = PROJECTION if changes else lambda out: model.head(out.repeat(1, 6)[:, :6])[:, 1]
+    asked: dict[str, Any] = {"training": training, **changes}
+    model.eval()
+    embgrad.gradients(model, IDS, objective, compile=True, **asked)
+    model.train()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    plain, compiled = (embgrad.gradients(model, IDS, objective, compile=one, **asked) for one in (False, True))
+    assert compiled.provenance["compiled"]
+    np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(compiled.objective, plain.objective, rtol=1e-10)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert model.training
+    assert model.head.training
+
+
 def test_the_model_is_not_kept_alive() -> None:
     model = Net()
     embgrad.gradients(model, IDS, PROJECTION, compile=True)
