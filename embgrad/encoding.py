@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +16,7 @@ from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.preprocessing import is_preprocessor, preprocessed
 from embgrad.validation import count_or_none
 
-__all__ = ["Encoded", "Padding", "as_example", "encode", "encoded", "padded", "padding_of"]
+__all__ = ["Encoded", "Padding", "as_example", "encode", "encoded", "expect_id", "padded", "padding_of"]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
@@ -85,7 +86,7 @@ def encode(
             f"padding_side is {padding_side!r}: expected 'right' or 'left'."
             f"{did_you_mean(str(padding_side), ('right', 'left'))}"
         )
-    _expect_id(pad_id)
+    expect_id(pad_id)
     padding = padding_of(tokenizer)
     found = encoded(examples, tokenizer, max_length)
     padding = Padding(
@@ -94,8 +95,12 @@ def encode(
     return padded(found, padding)
 
 
-def _expect_id(pad_id: Any) -> None:
-    """Refuse what pads with no id, whether there is anything to pad or not."""
+def expect_id(pad_id: Any) -> None:
+    """Refuse what pads with no id, whether there is anything to pad or not.
+
+    Raises:
+        BatchError: it is neither a whole number of at least 0 nor None.
+    """
     whole = isinstance(pad_id, (int, np.integer)) and not isinstance(pad_id, bool)
     if pad_id is not None and not (whole and 0 <= pad_id < 2**63):
         raise BatchError(f"pad_id is {brief(pad_id)}: expected the id that pads, a whole number of at least 0, or None")
@@ -207,8 +212,12 @@ def _padding_of_tokenizers(tokenizer: Any) -> Padding:
     return Padding()
 
 
+#: Held while a Hugging Face tokenizer is used, which is set up anew at each call, and may be that of several streams.
+_setting: Final = threading.RLock()
+
+
 def _with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    with _settings_kept(getattr(tokenizer, "backend_tokenizer", None)), _failures_told():
+    with _setting, _settings_kept(getattr(tokenizer, "backend_tokenizer", None)), _failures_told():
         return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from embgrad.errors import FileFormatError
 
-__all__ = ["text_lines"]
+__all__ = ["MARK", "text_lines"]
 
 #: How a file begins that is of another encoding.
 OTHER_MARKS: Final = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}

@@ -70,6 +70,11 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
         raise
     except Exception as error:  # the user's own code; Ray would say it in a hundred lines
         raise BatchError(f"the tokenizer raised {type(error).__name__}: {error}") from error
+    for example in np.flatnonzero(~batch.real.any(1)):
+        raise BatchError(
+            f"the text of example {example} is {brief(texts[example])}, of which the tokenizer makes no token: expected one at "
+            "least; leave such rows out"
+        )
     if inputs.convention is not None:
         batch = batch.replace(convention=inputs.convention)
     return Examples(batch, batch.real)

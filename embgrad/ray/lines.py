@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -12,12 +13,15 @@ from pyarrow.json import ParseOptions, ReadOptions, read_json
 from ray.data.datasource import FileBasedDatasource
 
 from embgrad.errors import FileFormatError, brief
-from embgrad.textlines import text_lines
+from embgrad.textlines import MARK, text_lines
 
 __all__ = ["JsonLines", "TextLines", "json_table"]
 
 #: The largest piece of a file that Arrow reads as one, in bytes.
 LARGEST: Final = 2**31 - 1
+
+#: Where there may be a whole number of more than 64 bits.
+LONG: Final = re.compile(rb"\d{19}")
 
 
 class TextLines(FileBasedDatasource):  # type: ignore[misc]  # Ray is not typed for mypy
@@ -49,6 +53,8 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
     Raises:
         FileFormatError: a line is not an object, or a column holds values that do not go together.
     """
+    content = _utf8(content, path)
+    _expect_exact(content, path)
     # One piece, however long: Arrow refuses an object that lies in two.
     options = ReadOptions(use_threads=False, block_size=min(len(content), LARGEST))
     try:
@@ -58,10 +64,43 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
         if rows is None:
             _expect_objects(content, path)
             raise _unlike(path, error) from None
+    names = list(dict.fromkeys(name for row in rows for name in row))  # Arrow would take those of the first
     try:
-        return pyarrow.Table.from_pylist(rows)
+        return pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     except pyarrow.ArrowException as error:
         raise _unlike(path, error) from None
+
+
+def _utf8(content: bytes, path: str) -> bytes:
+    """The same without a byte order mark. Arrow takes what is not UTF-8, and hands it on."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        text_lines(content, path)  # says where
+    return content.removeprefix(MARK)
+
+
+def _expect_exact(content: bytes, path: str) -> None:
+    """Refuse whole numbers that Arrow would round, since no column of such numbers holds them."""
+    if not LONG.search(content):
+        return
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    for where, text in (*lines, (path, content)):
+        try:
+            json.loads(text, parse_int=_exact)
+        except OverflowError as error:
+            raise FileFormatError(
+                f'{where} holds the whole number {error}, for which 64 bits are too few: expected it as text, "{error}"'
+            ) from None
+        except ValueError:  # what is no JSON by itself is told where it is read, or lies in a list
+            continue
+
+
+def _exact(digits: str) -> int:
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError(digits)
+    return number
 
 
 def _read(content: bytes, options: ReadOptions) -> pyarrow.Table:

@@ -266,7 +266,7 @@ def _tally_of_files(files: Any, place: str, asked: Asked) -> Tally:
     """Of the rows that lie in the folder."""
     system, path = files
     held = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return tally_of_dataset(ray.data.read_parquet(place), asked.inputs.columns) if held else Tally()
+    return tally_of_dataset(ray.data.read_parquet(place, partitioning=None), asked.inputs.columns) if held else Tally()
 
 
 def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) -> None:
@@ -280,6 +280,7 @@ def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) 
         "inputs": inputs,
         **asdict(wanted),
     }
+    text = json.dumps(manifest, indent=2)  # before there is a file
     system.create_dir(path)
     with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
-        stream.write(json.dumps(manifest, indent=2).encode())
+        stream.write(text.encode())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import numpy as np
 
 from embgrad.batch import CONVENTIONS
+from embgrad.encoding import expect_id
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -187,7 +188,11 @@ def _inputs(given: Mapping[str, Any]) -> Inputs:
         raise BatchError(f"{alone[0]} goes with ids, and rows are texts: name the column of the ids with ids=...")
     if "max_length" in chosen and "ids" in chosen:
         raise BatchError("max_length cuts texts, and the rows hold ids: cut them in the dataset")
-    count_or_none(chosen.get("max_length"), "max_length")
+    if "max_length" in chosen:
+        chosen["max_length"] = count_or_none(chosen["max_length"], "max_length")
+    if "pad_id" in chosen:
+        expect_id(chosen["pad_id"])
+        chosen["pad_id"] = int(chosen["pad_id"])
     if "text" in chosen:
         named = [chosen["text"]] if isinstance(chosen["text"], str) else chosen["text"]
         chosen["text"] = tuple(named) if isinstance(named, (list, tuple)) else ()

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from embgrad.encoding import padding_of
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -60,6 +61,7 @@ class Worker:
             return
         try:
             examples = examples_of(rows, self._asked.inputs, self._built[1])
+            self._by_length = self._by_length or _may_read_padding(self._asked, self._built[1])
             lengths = examples.own.sum(1)
             order = np.argsort(lengths, kind="stable")
             groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if self._by_length else [order]
@@ -67,8 +69,8 @@ class Worker:
             for group in groups:
                 for start in range(0, len(group), size):
                     yield from self._answers(rows, examples, group[start : start + size])
-        except EmbgradError as error:
-            raise self._naming_the_row(rows, error) from error
+        except Exception as error:  # the model's own too; Ray would say it in a hundred lines
+            raise self._naming_the_row(rows, _ours(error)) from error
 
     def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
         part = examples.take(chosen)
@@ -106,7 +108,8 @@ class Worker:
             row = rows.slice(number, 1)
             try:
                 self._gradients(row, examples_of(row, self._asked.inputs, self._built[1]))
-            except EmbgradError as alone:
+            except Exception as raised:
+                alone = _ours(raised)
                 return _again(alone, f"{named_row(row, self._asked.inputs)}: {alone.message}")
         together = (
             f"{rows.num_rows} rows together, of which {named_row(rows.slice(0, 1), self._asked.inputs)} is the first"
@@ -194,6 +197,22 @@ def _objective(given: Any, rows: pa.Table) -> Any:
     if isinstance(made, Objective) or (callable(made) and not isinstance(made, type)):
         return made
     raise ObjectiveError(f"the objective's function gave {brief(made)}: expected an objective; {takes}")
+
+
+def _may_read_padding(asked: Asked, tokenizer: Any) -> bool:
+    """Whether what fills a row up may count: which rows meet is Ray's affair, and no result is to hang on that.
+
+    Nobody can tell what a `call` does with the mask, and tokens behind padding stand at other positions than without.
+    """
+    return "call" in asked.passed or (asked.inputs.ids is None and padding_of(tokenizer).side == "left")
+
+
+def _ours(error: Exception) -> EmbgradError:
+    """An error of embgrad's own for one of the model's."""
+    if isinstance(error, EmbgradError):
+        return error
+    said = str(error).strip().partition("\n")[0]
+    return BatchError(f"the model raised {type(error).__name__}: {said}")
 
 
 def _again(error: EmbgradError, message: str) -> EmbgradError:

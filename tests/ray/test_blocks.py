@@ -130,6 +130,71 @@ def test_a_model_that_takes_no_mask_reads_no_padding(items: Items) -> None:
         np.testing.assert_allclose(other["saliency"], expected, rtol=1e-12)
 
 
+def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
+    """Rows of one length alone share a batch, as the padding is ours."""
+    rows = items(11)
+    for row in worked(rows, models.maskless, ids="ids_", call=lambda model, inputs: model(inputs["input_ids"])):
+        expected = alone(row, models.maskless)
+        np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+        np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
+
+
+def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
+    """Where a token stands counts, and that is not to depend on which rows are in the batch."""
+
+    def build() -> tuple[Any, Any]:
+        model, made = models.torch_bert()
+        made.enable_padding(direction="left")
+        return model, made
+
+    rows = items(11)
+    together, by_themselves = (worked(rows, build, batch_size=size) for size in (8, 1))
+    for row, other in zip(together, by_themselves, strict=True):
+        assert row["ids"] == other["ids"]
+        np.testing.assert_allclose(row["saliency"], other["saliency"], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
+    def build() -> tuple[Any, Any]:
+        from tokenizers import processors
+
+        made = models.tokenizer()
+        made.post_processor = processors.Sequence([])
+        return models.reference(), made
+
+    rows = items(5)
+    rows[3]["text"] = ""
+    with pytest.raises(
+        embgrad.BatchError,
+        match=r"^the row with key=3: the tokenizer made no token of any text",
+    ):
+        worked(rows, build, key="key", batch_size=size)
+
+
+def test_errors_of_the_model_name_the_row(items: Items) -> None:
+    rows = items(7)
+    rows[4]["text"] = " ".join(["w1"] * 62)  # of 32 positions
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=4: the model raised \w+: ") as caught:
+        worked(rows, models.torch_bert, key="key")
+    assert len(str(caught.value)) < 500
+
+    def call(model: Any, inputs: Any) -> Any:
+        raise RuntimeError("out of memory" if len(inputs["input_ids"]) > 1 else "not this\nmore")
+
+    with pytest.raises(embgrad.BatchError, match=r"^the row with key=0: the model raised RuntimeError: not this"):
+        worked(items(3), models.torch_bert, key="key", call=call)
+
+
+@pytest.mark.parametrize("size", [np.int64(8), np.int32(8)])
+def test_numbers_of_numpys_are_numbers(size: Any) -> None:
+    assert type(settings(models.reading, labelled, {"max_length": size})[0].inputs.max_length) is int
+    assert type(settings(models.reading, labelled, {"ids": "i", "pad_id": size})[0].inputs.pad_id) is int
+    for wrong in (3.7, "0", True, -1):
+        with pytest.raises(embgrad.BatchError, match=r"pad_id is .*: expected the id that pads"):
+            settings(models.reading, labelled, {"ids": "i", "pad_id": wrong})
+
+
 def test_masks_and_types_are_columns(items: Items) -> None:
     rows = [{**row, "m": [1] * (len(row["ids_"]) - 1) + [0]} for row in items(5)]
     for row in worked(rows, ids="ids_", mask="m"):

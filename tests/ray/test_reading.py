@@ -64,11 +64,35 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
         (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
         (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
+        (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at place 11 is no UTF-8"),
+        ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
+        (
+            b'{"k": 1}\n{"k": 18446744073709551615}',
+            "^a, line 2 holds the whole number 18446744073709551615, for which 64",
+        ),
+        (b'[{"k": 1},\n{"k": [9223372036854775808]}]', "^a, line 2 holds the whole number 9223372036854775808"),
+        (b'[{"k": 1}, {"k":\n-9223372036854775809\n}]', "^a, line 2 holds the whole number -9223372036854775809"),
+        (b'[{"k": 1}, {\n"k": -9223372036854775809\n}]', "^a holds the whole number -9223372036854775809"),
     ],
 )
 def test_lines_that_are_no_rows_are_named(content: bytes, message: str) -> None:
     with pytest.raises(embgrad.FileFormatError, match=message):
         json_table(content, "a")
+
+
+def test_numbers_are_what_stands_there() -> None:
+    lines = b"""{"key": 9223372036854775807, "text": "18446744073709551615", "far": 1e30}
+        {"key": -9223372036854775808, "text": "", "far": 18446744073709551615.0}"""
+    assert json_table(lines, "a").to_pylist() == [
+        {"key": 2**63 - 1, "text": "18446744073709551615", "far": 1e30},
+        {"key": -(2**63), "text": "", "far": 2.0**64},
+    ]
+
+
+def test_columns_that_come_later_are_columns() -> None:
+    rows = [{"a": 1}, {"a": 2, "note": "kept"}]
+    for content in ('[{"a": 1}, {"a": 2, "note": "kept"}]', '{"a": 1}\n{"a": 2, "note": "kept"}'):
+        assert json_table(content.encode(), "a").to_pylist() == [{**rows[0], "note": None}, rows[1]]
 
 
 def test_texts_that_look_like_dates_are_texts() -> None:
