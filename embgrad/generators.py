@@ -4,16 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Hashable, Iterator
 from typing import Final
 
 import numpy as np
 
-__all__ = ["DRAWS", "drawn", "generators_kept"]
+__all__ = ["DRAWS", "Beside", "drawn", "generators_kept", "user_code_beside"]
 
 #: Why a model has no trace that draws from these generators in training mode. In evaluation mode a draw is taken to be of no
 #: account, as that of a model which asks for the mode only then.
 DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
+
+
+#: How often code of the user's has begun to run, and has ended, in threads beside those that passes are made in.
+_beside: Final = [0, 0]
+_counting: Final = threading.Lock()
+
+
+@contextlib.contextmanager
+def user_code_beside() -> Iterator[None]:
+    """Code of the user's runs, maybe beside a pass, and what it draws is drawn: a generator for all threads is its to move."""
+    with _counting:
+        _beside[0] += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _beside[1] += 1
+
+
+class Beside:
+    """Tells whether code of the user's has run since this was made, or does so."""
+
+    def __init__(self) -> None:
+        self._first = tuple(_beside)
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has or does."""
+        return self._first[0] != self._first[1] or tuple(_beside) != self._first
 
 
 def drawn() -> Hashable:

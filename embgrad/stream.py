@@ -99,6 +99,7 @@ def stream(
         expect_path(to, "to")
     objectives = Objectives(objective)
     window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
+    max_length = count_or_none(max_length, "max_length")
     size = count_or_none(batch_size, "batch_size")
     changes = {"override": override, "add": add, "edit": edit}
     task = asked(
@@ -120,7 +121,7 @@ def stream(
     options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split, **changes}
     options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
     plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, ahead, keep)
-    return Stream(plan, None if to is None else Path(to), progress)
+    return Stream(plan, None if to is None else Path(to).absolute(), progress)
 
 
 #: Streams that write, to be closed while Python still works: when it ends, it is too late for `__del__` to write anything.
@@ -218,14 +219,20 @@ class Stream(Iterator[Any]):
         """Run to the end for what is written, without reading back what was finished before.
 
         Raises:
-            EmbgradError: nothing is written: `to` was not given.
+            EmbgradError: nothing is written: `to` was not given. Or the stream was closed, or failed, before its end.
         """
         if self._to is None:
             raise EmbgradError(
                 "the stream writes nothing, as it was not told where: expected to=folder; else iterate over it"
             )
         self._exhaust()
-        return open_stream(self._to)
+        folder = open_stream(self._to)
+        if not folder.complete:
+            raise EmbgradError(
+                f"the stream ended before its source did, closed or by an error, and {self._to} holds {len(folder)} results: "
+                "expected a stream that goes on; make the same call again, which begins where this one stopped"
+            )
+        return folder
 
     def table(self) -> Any:
         """Run to the end, and sum up all table gradients: a RowSparse; with several points a dict of them.

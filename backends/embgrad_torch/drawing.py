@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from embgrad.generators import Beside
+
 __all__ = ["of_the_user", "random_as_found"]
 
 _local = threading.local()
@@ -25,17 +27,21 @@ def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[An
 class _Kept:
     """Meanwhile random numbers are drawn that will be drawn again: `fork_rng` where there is no other device.
 
+    Unless another thread runs code of the user's meanwhile, such as a stream's source: what that draws would be drawn again, too.
+
     Attributes:
         state: of the generator, as it will be afterwards.
     """
 
     def __enter__(self) -> None:
+        self._beside = Beside()
         self.state = torch.default_generator.get_state()
         self._outer, _local.kept = getattr(_local, "kept", None), self
 
     def __exit__(self, *told: object) -> None:
         _local.kept = self._outer
-        torch.default_generator.set_state(self.state)
+        if not self._beside.ran:
+            torch.default_generator.set_state(self.state)
 
 
 @contextlib.contextmanager

@@ -159,7 +159,9 @@ def _restored(
 ) -> EmbeddingGradients:
     batch, first = portion.batch, rows[0][0]
     assert batch is not None, "what was run was encoded"
-    by_position = len(inner) == 1 and all(one.values.shape[:2] == one.ids.shape for one, _ in rows)
+    by_position = len(inner) == 1 and all(
+        one.values.ndim > 2 and one.values.shape[:2] == one.ids.shape for one, _ in rows
+    )
     if not by_position and (len(inner) > 1 or len({one.values.shape[1:] for one, _ in rows}) > 1):
         raise UnsupportedError(
             f"the point {name!r} has the shapes {first.values.shape} and others, which follow the batches' lengths in an axis "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
+from embgrad.encoding import padding_of
 from embgrad.streaming.reading import read
 
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
@@ -74,26 +76,31 @@ def object_digest(value: Any, known: Sequence[Any] = ()) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """What tells a tokenizer: its own description where it has one, else its vocabulary, else its class."""
+    """What tells a tokenizer: its own description where it has one, else its vocabulary, else what it does; and how it pads."""
     if tokenizer is None:
         return None
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    padding = dataclasses.astuple(padding_of(tokenizer))
     own = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if hasattr(own, "to_str"):
-        return f"{kind} {digest_of(_without_settings(own.to_str()))}"
     vocabulary = getattr(tokenizer, "get_vocab", None)
+    if hasattr(own, "to_str"):
+        return f"{kind} {digest_of([_description(own.to_str(), wrapped=own is not tokenizer), padding])}"
     if callable(vocabulary):
-        return f"{kind} {digest_of(dict(vocabulary()))}"
-    return function_digest(tokenizer) if hasattr(tokenizer, "__code__") else kind
+        settings = {
+            name: one for name, one in getattr(tokenizer, "init_kwargs", {}).items() if isinstance(one, (bool, int))
+        }
+        return f"{kind} {digest_of([dict(vocabulary()), settings, padding])}"
+    return function_digest(tokenizer) if callable(tokenizer) else object_digest(tokenizer)
 
 
-def _without_settings(description: str) -> Any:
-    """A tokenizer's description without truncation, which Hugging Face's tokenizers set at each call."""
+def _description(description: str, *, wrapped: bool) -> Any:
+    """A tokenizer's description without what Hugging Face's tokenizers set at each call, truncation, and around it padding."""
     try:
         read = json.loads(description)
     except ValueError:
         return description
-    return {key: value for key, value in read.items() if key != "truncation"} if isinstance(read, dict) else read
+    left_out = {"truncation", "padding"} if wrapped else {"truncation"}
+    return {key: value for key, value in read.items() if key not in left_out} if isinstance(read, dict) else read
 
 
 def _update_with_object(made: _Hash, value: Any) -> None:

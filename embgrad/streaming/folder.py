@@ -78,9 +78,10 @@ class StreamFolder:
         self._expect_results()
         place = range(len(self))[number]
         shard = next(one for one in self._manifest.shards if one.first <= place < one.first + one.results)
-        if self._last is None or self._last[0] != shard:
-            self._last = shard, read_shard(self.folder, self._manifest, shard)
-        return self._seen(self._last[1][place - shard.first])
+        last = self._last  # another thread may put another one in its place
+        if last is None or last[0] != shard:
+            last = self._last = shard, read_shard(self.folder, self._manifest, shard)
+        return self._seen(last[1][place - shard.first])
 
     def table(self) -> Any:
         """The sum of all examples' table gradients, a RowSparse; with several points a dict of them.

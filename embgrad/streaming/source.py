@@ -14,6 +14,7 @@ from embgrad.batch import TokenBatch
 from embgrad.encoding import Encoded, Padding, as_example, encoded, padded, padding_of
 from embgrad.errors import BatchError, brief
 from embgrad.forms import as_batch, batch_of
+from embgrad.generators import user_code_beside
 from embgrad.streaming.digests import update
 from embgrad.validation import is_text
 
@@ -84,8 +85,12 @@ class Source:
     @property
     def examples(self) -> int | None:
         """How many examples there are, where that can be told without reading them."""
-        countable = self.tokenizer is not None and hasattr(self.items, "__len__")
-        return len(self.items) if countable else None  # type: ignore[arg-type]
+        if self.tokenizer is None or not hasattr(self.items, "__len__"):
+            return None
+        try:
+            return len(self.items)  # type: ignore[arg-type]
+        except TypeError:  # as of what only sometimes has a length
+            return None
 
     def portions(self, passed: int = 0) -> Generator[Portion, None, None]:
         """The source's examples, so many at a time.
@@ -95,7 +100,8 @@ class Source:
         """
         items = iter(self.items)
         try:
-            yield from self._batches(items, passed) if self.tokenizer is None else self._texts(items, passed)
+            read = _beside_passes(items)
+            yield from self._batches(read, passed) if self.tokenizer is None else self._texts(read, passed)
         finally:
             if isinstance(items, GeneratorType):  # a file is its owner's to close
                 items.close()
@@ -167,6 +173,17 @@ class Source:
         return str(made.hexdigest())
 
 
+def _beside_passes(items: Iterator[Any]) -> Iterator[Any]:
+    """The same, where who keeps random generators still meanwhile can tell that they are the source's to move."""
+    while True:
+        with user_code_beside():
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
 def _as_many(labels: Any, count: int, number: int) -> Sequence[Any]:
     try:
         listed = labels if isinstance(labels, (list, tuple)) else list(labels)
@@ -193,6 +210,11 @@ def _expect_source(items: Any, tokenizer: Any) -> None:
         raise BatchError(
             f"the source is one batch, a {type(items).__name__}: expected an iterable of batches, or of texts with "
             "tokenizer=...; embgrad.gradients takes one batch"
+        )
+    if len(getattr(items, "shape", ())) == 2 and hasattr(items, "columns"):
+        raise BatchError(
+            f"the source is a table of {items.shape[0]} rows, a {type(items).__name__}, of which Python gives the names of the "
+            "columns: expected one column, such as table['text']"
         )
     if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
         raise BatchError(

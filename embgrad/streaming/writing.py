@@ -247,8 +247,8 @@ def _size(kept: Any) -> int:
 
 
 def _length(kept: Any) -> int:
-    """The bytes of the tokens' texts as they stand in a file."""
-    return 0 if kept.tokens is None else len(json.dumps(kept.tokens))
+    """The bytes of the texts that stand in a file's header: the tokens', and what is remembered, with an objective's numbers."""
+    return len(json.dumps(kept.tokens)) + len(json.dumps(dict(kept.provenance), default=str))
 
 
 def _is_shard(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:

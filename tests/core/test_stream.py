@@ -693,3 +693,38 @@ def test_a_long_stream_keeps_nothing() -> None:
 
 def test_handing_memory_back_never_fails() -> None:
     trim()
+
+
+def test_a_table_is_no_source() -> None:
+    class Table:
+        shape = (2, 2)
+        columns = ("text", "label")
+
+        def __iter__(self) -> Any:
+            return iter(self.columns)
+
+    with pytest.raises(embgrad.BatchError, match=r"the source is a table of 2 rows, a Table.*: expected one column"):
+        embgrad.stream(model(), Table(), embgrad.Sum(), tokenizer=tokenizer)
+
+
+def test_a_source_whose_length_is_not_known_has_none() -> None:
+    class Loader:
+        def __len__(self) -> int:
+            raise TypeError("has no length")
+
+        def __iter__(self) -> Any:
+            return iter(texts(5))
+
+    assert len(list(embgrad.stream(model(), Loader(), embgrad.Sum(), tokenizer=tokenizer, batch_size=2))) == 3
+
+
+def test_counts_of_numpys_are_counts(tmp_path: Path) -> None:
+    class Pieces:
+        tokenize = staticmethod(list)
+
+        @staticmethod
+        def convert_tokens_to_ids(pieces: list[str]) -> list[int]:
+            return [1 + len(piece) % 30 for piece in pieces]
+
+    options: dict[str, Any] = {"tokenizer": Pieces(), "batch_size": np.int64(2), "max_length": np.int64(4)}
+    assert len(embgrad.stream(model(), texts(5), embgrad.Sum(), to=tmp_path, **options).finish()) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -692,3 +693,76 @@ def test_a_shard_that_goes_while_it_is_looked_at(tmp_path: Path, monkeypatch: py
     )
     with pytest.raises(embgrad.FileFormatError, match=message):
         list(found)
+
+
+def test_a_stream_that_was_closed_before_its_end_has_no_sum(tmp_path: Path) -> None:
+    """It would be that of a part; another stream goes on."""
+
+    def stop(done: int, count: int | None) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    parts = run(tmp_path, keep="table", progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        parts.table()
+    for ask in (parts.table, parts.finish):
+        with pytest.raises(embgrad.EmbgradError, match=r"the stream ended before its source did.* holds 3 results"):
+            ask()
+    found = run(tmp_path, keep="table").table()
+    expected = run(tmp_path / "whole", keep="table").table()
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.values, expected.values)
+
+
+class Shifted:
+    """A tokenizer that is called."""
+
+    def __init__(self, shift: int) -> None:
+        self.shift = shift
+
+    def __call__(self, text: str) -> list[int]:
+        return [1 + (one + self.shift) % 30 for one in tokenizer(text)]
+
+
+class Pieces(Shifted):
+    """One that is asked for pieces, and for their numbers."""
+
+    __call__ = None  # type: ignore[assignment]
+
+    def tokenize(self, text: str) -> list[str]:
+        return list(text)
+
+    def convert_tokens_to_ids(self, pieces: list[str]) -> list[int]:
+        return [1 + (len(piece) + self.shift) % 30 for piece in pieces]
+
+
+@pytest.mark.parametrize("make", [Shifted, Pieces, lambda shift: functools.partial(Shifted.__call__, Shifted(shift))])
+def test_another_tokenizer_is_another_run(tmp_path: Path, make: Any) -> None:
+    with run(tmp_path, tokenizer=make(0)) as parts:
+        next(parts)
+    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+        run(tmp_path, tokenizer=make(1))
+    run(tmp_path, tokenizer=make(0)).finish()
+
+
+def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts = run(Path("run"))
+    next(parts)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(parts.finish()) == 12
+    assert (tmp_path / "run").is_dir()
+
+
+def test_the_numbers_of_objectives_count_for_the_size_of_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand in each result's header, and a header has a largest size."""
+    monkeypatch.setattr(writing, "MOST_RESULTS", 1000)
+    monkeypatch.setattr(writing, "MOST_TEXT", 50_000)
+    source = (embgrad.TokenBatch([[1, 2, 3]]) for _ in range(12))
+    monkeypatch.setattr(embgrad.Projection, "describe", lambda self: {"class": "Projection", "v": [0.1] * 3000})
+    stream = embgrad.stream(model(), source, embgrad.Projection([1.0, 2.0, 3.0]), to=tmp_path)
+    assert len(stream.finish()) == 12
+    assert len(list(tmp_path.glob("shard-*"))) == 3
