@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend import Call
-from embgrad.errors import BatchError, EmbgradError, ObjectiveError, UnsupportedError, brief, did_you_mean
+from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.files import expect_path
 from embgrad.gradient import asked
-from embgrad.objective import Scalar, Sum
+from embgrad.objective import Sum
 from embgrad.points import WORD
 from embgrad.progress import Progress, reporter
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.running import Plan, State, results_of
+from embgrad.streaming.sortable import expect_sortable
 from embgrad.streaming.source import Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer
@@ -338,8 +339,4 @@ def _expect_sortable(task: Task, source: Source, objective: Any) -> None:
             raise UnsupportedError(
                 f"window puts batches together anew, and with {name} it counts which examples meet: leave one of them out"
             )
-    if isinstance(objective, Scalar):
-        raise ObjectiveError(
-            "window puts batches together anew, and a Scalar objective reduces over a batch: leave window out, or give a "
-            "function of shape (example,)"
-        )
+    expect_sortable(objective, source.padding.side)

@@ -21,6 +21,7 @@ from embgrad.streaming.heap import EVERY, trim
 from embgrad.streaming.identity import identity, weights_digest
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
+from embgrad.streaming.sortable import expect_one_length, expect_sortable
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer, kept_of
@@ -156,6 +157,8 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
     ]
     try:
         objective = plan.objectives.of(examples, piece.batch, labels if plan.objectives.labelled else None)
+        if plan.window is not None:
+            expect_sortable(objective, plan.source.padding.side)
         found = gradients(plan.task.model, piece.batch, objective, **plan.options)
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
@@ -172,7 +175,10 @@ def _in_order(
     assert plan.window is not None, "pieces are portions but for a window"
     assert portion.batch is not None, "what was run was encoded"
     objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
-    return restored(group, ran, number, described(objective), plan.window, plan.source.padding)
+    found = restored(group, ran, number, described(objective), plan.window, plan.source.padding)
+    for name in plan.task.names:
+        expect_one_length([one[name] for one in ran])
+    return found
 
 
 def _write(plan: Plan, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]) -> None:

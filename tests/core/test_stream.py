@@ -235,30 +235,34 @@ def test_batches_by_length_run_less_padding() -> None:
     assert positions(16) == 8 * 22 + 8 * 3
 
 
+class Left:
+    """A tokenizer that pads on the left."""
+
+    padding: ClassVar[dict[str, Any]] = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "direction": "left"}
+
+    @classmethod
+    def from_str(cls, _: str) -> Left:
+        return cls()
+
+    def to_str(self) -> str:
+        return "{}"
+
+    def no_padding(self) -> None: ...
+
+    def no_truncation(self) -> None: ...
+
+    def encode_batch(self, given: list[str]) -> list[Any]:
+        return [
+            type("E", (), {"ids": ids, "tokens": list(map(str, ids)), "type_ids": [0] * len(ids)} | _words(ids))
+            for ids in map(tokenizer, given)
+        ]
+
+
+def _words(ids: list[int]) -> dict[str, Any]:
+    return {"word_ids": list(range(len(ids))), "sequence_ids": [0] * len(ids)}
+
+
 def test_padding_on_the_left_by_length() -> None:
-    class Left:
-        padding: ClassVar[dict[str, Any]] = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "direction": "left"}
-
-        @classmethod
-        def from_str(cls, _: str) -> Left:
-            return cls()
-
-        def to_str(self) -> str:
-            return "{}"
-
-        def no_padding(self) -> None: ...
-
-        def no_truncation(self) -> None: ...
-
-        def encode_batch(self, given: list[str]) -> list[Any]:
-            return [
-                type("E", (), {"ids": ids, "tokens": list(map(str, ids)), "type_ids": [0] * len(ids)} | _words(ids))
-                for ids in map(tokenizer, given)
-            ]
-
-    def _words(ids: list[int]) -> dict[str, Any]:
-        return {"word_ids": list(range(len(ids))), "sequence_ids": [0] * len(ids)}
-
     plain = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3))
     by_length = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3, window=9))
     assert plain[0].mask is not None
@@ -268,6 +272,44 @@ def test_padding_on_the_left_by_length() -> None:
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-5, atol=1e-7)
         assert (one.tokens, one.provenance["truncated"]) == (other.tokens, other.provenance["truncated"])
+
+
+@pytest.mark.parametrize("position", [0, 6, [1] * 9])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(position: Any, fixed: bool) -> None:
+    made = embgrad.Logit(0, position=position)
+    objective = (
+        made
+        if fixed
+        else embgrad.PerBatch(
+            lambda batch: embgrad.Logit(
+                0, position=position[:1] * len(batch) if isinstance(position, list) else position
+            )
+        )
+    )
+    with pytest.raises(
+        embgrad.ObjectiveError, match=r"position=.* is a column of a batch, where this tokenizer pads on"
+    ):
+        list(embgrad.stream(model(), texts(9), objective, tokenizer=Left(), batch_size=3, window=9))
+
+
+def test_scalars_that_are_made_for_each_batch_have_no_place_in_a_window() -> None:
+    objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
+    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: leave window out"):
+        list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
+
+
+def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
+    """As the logits of where an answer begins: those of padding count, and so does who is in a batch."""
+
+    def starts(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        return ((lookup(self["E"], input_ids) @ self["U"]).tanh()).sum(2)
+
+    answering = ReferenceModel(starts, {name: one.value for name, one in model().parameters.items()})
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
+    assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
+    with pytest.raises(embgrad.UnsupportedError, match="a number for each position, those of padding too"):
+        list(embgrad.stream(answering, texts(9), embgrad.Sum(), window=9, **asked))
 
 
 @pytest.mark.parametrize(
