@@ -367,7 +367,7 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
     from embgrad.streaming import writing
 
     kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
-    assert writing._length(kept) == len(json.dumps(kept.tokens))
+    assert writing._length(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
     assert 2 * writing.MOST_TEXT < MOST_HEADER
     monkeypatch.setattr(writing, "MOST_TEXT", 10_000)
 
