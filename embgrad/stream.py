@@ -122,7 +122,7 @@ def stream(
     options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split, **changes}
     options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
     plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, ahead, keep)
-    return Stream(plan, None if to is None else Path(to).absolute(), progress)
+    return Stream(plan, None if to is None else Path(to), progress)
 
 
 #: Streams that write, to be closed while Python still works: when it ends, it is too late for `__del__` to write anything.
@@ -155,7 +155,8 @@ class Stream(Iterator[Any]):
         self._process = os.getpid()
         try:
             if to is not None:
-                self._state.writer = Writer(to, plan.manifest())
+                self._place = to.absolute()  # wherever the process goes meanwhile
+                self._state.writer = Writer(self._place, plan.manifest())
                 self._stack.callback(self._state.writer.close)
                 _WRITING.add(self)
             self._state.report = self._stack.enter_context(reporter(progress))
@@ -227,7 +228,7 @@ class Stream(Iterator[Any]):
                 "the stream writes nothing, as it was not told where: expected to=folder; else iterate over it"
             )
         self._exhaust()
-        folder = open_stream(self._to)
+        folder = open_stream(self._to if self._to.absolute() == self._place else self._place)
         if not folder.complete:
             raise EmbgradError(
                 f"the stream ended before its source did, closed or by an error, and {self._to} holds {len(folder)} results: "
