@@ -277,16 +277,10 @@ def test_padding_on_the_left_by_length() -> None:
 @pytest.mark.parametrize("position", [0, 6, [1] * 9])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(position: Any, fixed: bool) -> None:
-    made = embgrad.Logit(0, position=position)
-    objective = (
-        made
-        if fixed
-        else embgrad.PerBatch(
-            lambda batch: embgrad.Logit(
-                0, position=position[:1] * len(batch) if isinstance(position, list) else position
-            )
-        )
-    )
+    def of_batch(batch: Any) -> embgrad.Objective:
+        return embgrad.Logit(0, position=position[: len(batch)] if isinstance(position, list) else position)
+
+    objective = embgrad.Logit(0, position=position) if fixed else embgrad.PerBatch(of_batch)
     with pytest.raises(
         embgrad.ObjectiveError, match=r"position=.* is a column of a batch, where this tokenizer pads on"
     ):

@@ -366,6 +366,13 @@ def test_traces_of_operands_that_are_one_row_for_all_at_some_lengths(way: Any) -
         assert (found.provenance["uncompiled"] is None) == (shape[1] <= 5)
 
 
+def expect_compiled(model: Any, ids: np.ndarray, objective: Any) -> None:
+    """A trace is run, and gives what the model gives."""
+    plain, compiled = (embgrad.gradients(model, ids, objective, compile=one) for one in (False, True))
+    np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
+    assert compiled.provenance["compiled"]
+
+
 def slices_of(model: Blocks, ids: np.ndarray, weigh: Callable[[Any], Any]) -> np.ndarray:
     """The gradient of weighed outputs at the rows, by a tape alone."""
     with tf.GradientTape() as tape:
@@ -433,9 +440,7 @@ def test_where_a_trace_for_few_rows_does_not_serve_one_for_all_does() -> None:
     model = Model()
     for shape in ((3, 4), (3, 4), (3, 7), (2, 6), (3, 4)):
         ids = np.random.default_rng(9).integers(0, 50, shape)
-        plain, compiled = (embgrad.gradients(model, ids, embgrad.Sum(position=2), compile=one) for one in (False, True))
-        np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
-        assert compiled.provenance["compiled"]
+        expect_compiled(model, ids, embgrad.Sum(position=2))
 
 
 @pytest.mark.parametrize("way", ["gate", "difference", "quotient", "distance"])
@@ -472,11 +477,7 @@ def test_rows_of_some_examples_alone_take_no_trace_for_few_rows(way: str) -> Non
     ):
         labels = np.full(ids.shape, -100)
         labels[tuple(np.transpose(places))] = 1
-        plain, compiled = (
-            embgrad.gradients(model, ids, embgrad.CrossEntropy(labels), compile=one) for one in (False, True)
-        )
-        np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
-        assert compiled.provenance["compiled"]
+        expect_compiled(model, ids, embgrad.CrossEntropy(labels))
 
 
 def test_another_fault_of_a_trace_for_few_rows_is_no_fault_of_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,7 +486,4 @@ def test_another_fault_of_a_trace_for_few_rows_is_no_fault_of_one_for_all(monkey
 
     few = trace._Tracing._of_few
     monkeypatch.setattr(trace._Tracing, "_of_few", wrong)
-    model, ids = Blocks(), np.random.default_rng(7).integers(0, 50, (3, 8))
-    plain, compiled = (embgrad.gradients(model, ids, embgrad.Sum(position=2), compile=one) for one in (False, True))
-    np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-9, atol=1e-12)
-    assert compiled.provenance["compiled"]
+    expect_compiled(Blocks(), np.random.default_rng(7).integers(0, 50, (3, 8)), embgrad.Sum(position=2))
