@@ -92,6 +92,7 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise EmbgradError(f"max_norm is {brief(max_norm)}: expected a number above 0")
+    most = float(max_norm)  # one of a few bits would make each quotient one of as few
     tables = _tables(g, "g")
     _expect_one_shape(tables)
     if not tables:
@@ -99,9 +100,7 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
     scaled = []
     for table in tables:
         norm = table.norm()
-        scaled.append(
-            table.values if norm <= max_norm else (table.values * (max_norm / norm)).astype(table.values.dtype)
-        )
+        scaled.append(table.values if norm <= most else (table.values * (most / norm)).astype(table.values.dtype))
     return scatter(np.concatenate([table.rows for table in tables]), np.concatenate(scaled), tables[0].shape[0])
 
 

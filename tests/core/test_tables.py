@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,13 @@ def test_clipped_sums(seed: int, most: float) -> None:
     np.testing.assert_allclose(found.to_dense().ravel(), scales @ whole, rtol=1e-10, atol=1e-12)
     loose = embgrad.clipped_table(result(), float("inf"))
     np.testing.assert_allclose(loose.values, result().table().values, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, int, Fraction])
+def test_the_limit_s_own_precision_is_not_that_of_the_sum(kind: Any) -> None:
+    values = np.random.default_rng(0).normal(size=(5, 7))
+    found = embgrad.clipped_table([RowSparse(np.arange(5), values, (9, 7))], kind(1))
+    np.testing.assert_allclose(found.values, values / np.linalg.norm(values), rtol=1e-14)
 
 
 def test_an_example_without_gradient_is_not_divided_by_its_norm() -> None:
