@@ -16,7 +16,17 @@ from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.preprocessing import is_preprocessor, preprocessed
 from embgrad.validation import count_or_none
 
-__all__ = ["Encoded", "Padding", "as_example", "encode", "encoded", "expect_id", "padded", "padding_of"]
+__all__ = [
+    "Encoded",
+    "Padding",
+    "as_example",
+    "encode",
+    "encoded",
+    "expect_id",
+    "expect_tokens",
+    "padded",
+    "padding_of",
+]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
@@ -375,6 +385,18 @@ def _words(words: Sequence[int | None], sequences: Sequence[int | None]) -> list
     ]
 
 
+def expect_tokens(there: bool) -> None:
+    """Refuse what has no token.
+
+    Raises:
+        BatchError: there is none.
+    """
+    if not there:
+        raise BatchError(
+            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
+        )
+
+
 def padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
     """The examples as a batch, as long as the longest.
 
@@ -382,10 +404,7 @@ def padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
         BatchError: there is no token at all.
     """
     longest = max(len(one.ids) for one in encoded)
-    if longest == 0:
-        raise BatchError(
-            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
-        )
+    expect_tokens(longest > 0)
 
     def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
         gaps = [[filler] * (longest - len(row)) for row in rows]

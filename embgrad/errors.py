@@ -42,7 +42,7 @@ class EmbgradError(Exception):
 
         Names in it may be anyone's: what could not be seen in them is spelled out.
         """
-        return visible_lines(super().__str__())
+        return visible_lines(Exception.__str__(self))  # that of KeyError, which some are, too, would put it in quotes
 
     @classmethod
     def page(cls) -> str:

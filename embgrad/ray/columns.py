@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from embgrad.batch import TokenBatch
-from embgrad.encoding import encode
+from embgrad.encoding import encode, expect_tokens
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean, listed
 from embgrad.ray.settings import Inputs
-from embgrad.validation import as_array, checked_integers
+from embgrad.validation import as_array, checked_integers, checked_mask
 
-__all__ = ["NO_COLUMN", "Columns", "Examples", "examples_of", "named_row", "python_values"]
+__all__ = ["Columns", "Examples", "NoColumnError", "examples_of", "named_row", "python_values", "rows_at"]
 
-#: How the message begins that says that a column is missing.
-NO_COLUMN: Final = "the dataset has no column"
+
+class NoColumnError(BatchError, KeyError):
+    """The dataset has no column of that name."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,7 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
         raise
     except Exception as error:  # the user's own code; Ray would say it in a hundred lines
         raise BatchError(f"the tokenizer raised {type(error).__name__}: {error}") from error
-    for example in np.flatnonzero(~batch.real.any(1)):
-        raise BatchError(
-            f"the text of example {example} is {brief(texts[example])}, of which the tokenizer makes no token: expected one at "
-            "least; leave such rows out"
-        )
+    expect_tokens(bool(batch.real.any(1).all()))
     if inputs.convention is not None:
         batch = batch.replace(convention=inputs.convention)
     return Examples(batch, batch.real)
@@ -108,10 +105,16 @@ def python_values(rows: pa.Table, name: str) -> list[Any]:
     return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in _values(_column(rows, name))]
 
 
+def rows_at(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
+    """Those rows; Arrow's own way of taking them does not know all of its types."""
+    return pa.concat_tables([rows.slice(int(row), 1) for row in chosen])
+
+
 def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
     if name not in rows.column_names:
-        raise BatchError(
-            f"{NO_COLUMN} {name!r}: expected one of {listed(rows.column_names)}.{did_you_mean(name, rows.column_names)}"
+        raise NoColumnError(
+            f"the dataset has no column {name!r}: expected one of {listed(rows.column_names)}."
+            f"{did_you_mean(name, rows.column_names)}"
         )
     return rows.column(name)
 
@@ -147,8 +150,9 @@ def _of_ids(rows: pa.Table, inputs: Inputs) -> Examples:
     def filled(name: str | None, filler: int) -> np.ndarray | None:
         if name is None:
             return None
+        read = _mask if name == inputs.mask else _whole
         values = (
-            ids if name == inputs.ids else [_whole(one, name, row) for row, one in enumerate(python_values(rows, name))]
+            ids if name == inputs.ids else [read(one, name, row) for row, one in enumerate(python_values(rows, name))]
         )
         for row, (one, reference) in enumerate(zip(values, ids, strict=True)):
             if len(one) != len(reference):
@@ -161,18 +165,39 @@ def _of_ids(rows: pa.Table, inputs: Inputs) -> Examples:
         return whole
 
     mask = own.astype(np.int64) if inputs.mask is None else filled(inputs.mask, 0)
-    convention = inputs.convention or "huggingface"
-    batch = TokenBatch(filled(inputs.ids, inputs.pad_id), mask, filled(inputs.types, 0), convention=convention)
+    batch = TokenBatch(
+        filled(inputs.ids, inputs.pad_id),
+        mask,
+        filled(inputs.types, 0),
+        convention=inputs.convention or "huggingface",
+        mask_is_bool=inputs.mask is not None and _are_flags(rows, inputs.mask),
+    )
     return Examples(batch, own)
 
 
 def _whole(given: Any, name: str, row: int) -> np.ndarray:
+    array = _flat(given, name, row)
+    return checked_integers(array, name, array.shape)
+
+
+def _mask(given: Any, name: str, row: int) -> np.ndarray:
+    array = _flat(given, name, row)
+    mask: np.ndarray = checked_mask(array[None], (1, len(array)))[0]
+    return mask
+
+
+def _flat(given: Any, name: str, row: int) -> np.ndarray:
     array = as_array(given, name) if given is not None else np.empty(0)
     if array.ndim != 1 or not array.size:
         raise BatchError(
             f"the column {name!r} of example {row} holds {brief(given)}: expected a list of at least one whole number"
         )
-    return checked_integers(array, name, array.shape)
+    return array
+
+
+def _are_flags(rows: pa.Table, name: str) -> bool:
+    """Whether a column holds True and False, which a model then is given."""
+    return all(as_array(one, name).dtype == bool for one in python_values(rows, name))
 
 
 def _array(values: list[Any]) -> np.ndarray:

@@ -24,7 +24,7 @@ from embgrad.errors import (
 from embgrad.gradient import gradients
 from embgrad.objective import Objective, Scalar
 from embgrad.ray.answers import Answer, Wanted, with_answers
-from embgrad.ray.columns import NO_COLUMN, Columns, Examples, examples_of, named_row
+from embgrad.ray.columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
 from embgrad.ray.partial import Partial
 from embgrad.ray.settings import Asked
 from embgrad.ray.tally import tally_of
@@ -34,7 +34,7 @@ from embgrad.result import EmbeddingGradients
 __all__ = ["GradientWorker", "TableWorker"]
 
 #: Errors that are of the model or of what is asked, whichever the row.
-OF_ALL_ROWS: Final = (BackendError, OutputError, PointError, UnsupportedError)
+OF_ALL_ROWS: Final = (BackendError, NoColumnError, OutputError, PointError, UnsupportedError)
 
 
 class Worker:
@@ -76,7 +76,7 @@ class Worker:
         part = examples.take(chosen)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            found = self._gradients(rows.take(pa.array(chosen)), part)
+            found = self._gradients(rows_at(rows, chosen), part)
         if not part.own.all() and "mask" in found.provenance["unused"]:
             # The model would read our padding as text: rows of one length alone share a batch from here on.
             self._by_length = True
@@ -102,7 +102,7 @@ class Worker:
     def _naming_the_row(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
         """The error of the first row that fails by itself, and its name."""
         assert self._built is not None
-        if isinstance(error, OF_ALL_ROWS) or error.message.startswith(NO_COLUMN):
+        if isinstance(error, OF_ALL_ROWS):
             return _again(error, error.message)
         for number in range(rows.num_rows):
             row = rows.slice(number, 1)
@@ -216,6 +216,7 @@ def _ours(error: Exception) -> EmbgradError:
 
 
 def _again(error: EmbgradError, message: str) -> EmbgradError:
-    """An error of the same class with another message, which can be sent from process to process."""
-    kind = type(error) if type(error).__module__ == "embgrad.errors" else EmbgradError
-    return kind(message)
+    """An error of the same class, or its nearest of embgrad's own, with another message: it can be sent to other processes."""
+    kind = next(one for one in type(error).__mro__ if one.__module__ == "embgrad.errors")
+    made: EmbgradError = kind(message)
+    return made

@@ -29,9 +29,9 @@ CLASSES = {
     if name in errors.__all__ and inspect.isclass(kind) and issubclass(kind, errors.EmbgradError)
 }
 
-#: The names of all errors that derive from one of these, the commands' own and that of `embgrad.ray`, which cannot be imported
+#: The names of all errors that derive from one of these, the commands' own and those of `embgrad.ray`, which cannot be imported
 #: where Ray is not there.
-ERRORS = frozenset({*CLASSES, UsageError.__name__, "MissingPackageError"})
+ERRORS = frozenset({*CLASSES, UsageError.__name__, "MissingPackageError", "NoColumnError"})
 
 
 @dataclass(frozen=True)

@@ -165,11 +165,10 @@ def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
 
     rows = items(5)
     rows[3]["text"] = ""
-    with pytest.raises(
-        embgrad.BatchError,
-        match=r"^the row with key=3: the tokenizer made no token of any text",
-    ):
+    message = r"^the row with key=3: the tokenizer made no token of any text: expected one at least, a special token if"
+    with pytest.raises(embgrad.BatchError, match=message) as caught:
         worked(rows, build, key="key", batch_size=size)
+    assert str(caught.value.__cause__).startswith("the tokenizer made no token of any text")  # and no other message
 
 
 def test_errors_of_the_model_name_the_row(items: Items) -> None:
@@ -203,6 +202,34 @@ def test_masks_and_types_are_columns(items: Items) -> None:
         )
         assert len(row["saliency"]) == len(row["ids_"])
         np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+
+
+def test_masks_may_be_of_true_and_false(items: Items) -> None:
+    """As for `embgrad.gradients`, and the model is then given them so."""
+    seen = []
+
+    def call(model: Any, inputs: Any) -> Any:
+        seen.append(str(inputs["attention_mask"].dtype))
+        return model(inputs["input_ids"], inputs["attention_mask"].astype(float))
+
+    rows = [{**row, "m": [True] * (len(row["ids_"]) - 1) + [False]} for row in items(5)]
+    for kind in (bool, int, float):
+        given = [{**row, "m": [kind(one) for one in row["m"]]} for row in rows]
+        for row in worked(given, ids="ids_", mask="m", call=call):
+            expected = embgrad.gradients(
+                models.reference(),
+                {"input_ids": [row["ids_"]], "attention_mask": [row["m"]]},
+                embgrad.CrossEntropy([row["label"]]),
+                call=call,
+            )
+            np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+        assert set(seen) == {"bool" if kind is bool else "int64"}
+        seen.clear()
+    rows[3]["m"] = [0.5] * len(rows[3]["ids_"])
+    with pytest.raises(
+        embgrad.BatchError, match=r"^the row with key=3: mask holds 0.5 at example 0, position 0: expected 1"
+    ):
+        worked([{**row, "m": [float(one) for one in row["m"]]} for row in rows], ids="ids_", mask="m", key="key")
 
 
 def test_masks_and_types_have_the_length_of_the_ids(items: Items) -> None:
@@ -255,6 +282,34 @@ def test_tensors_and_nulls_beside_stay_as_they_are(items: Items) -> None:
     assert made.select(rows.column_names).equals(rows)
     assert made.column_names[-3:] == ["g_ids", "g_objective", "g_saliency"]
     assert seen[0] == ((2, 2), sorted(rows.column_names))
+
+
+def test_columns_are_a_mapping() -> None:
+    """Whether there is a column can be asked, and one that is missing is a KeyError, too."""
+    columns = Columns(pa.table({"label": [1, 0]}))
+    assert "label" in columns
+    assert "gold" not in columns
+    assert columns.get("gold") is None
+    np.testing.assert_array_equal(columns.get("label"), [1, 0])
+    assert (len(columns), list(columns)) == (1, ["label"])
+    with pytest.raises(
+        KeyError, match=r"^the dataset has no column 'lable': expected one of 'label'\. Did you mean 'label'\?"
+    ):
+        columns["lable"]
+    with pytest.raises(embgrad.BatchError, match=r"\nsee docs/errors/batcherror.md"):
+        columns["gold"]
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.list_(pa.string_view())])
+def test_types_that_arrow_cannot_pick_from_stay_as_they_are(items: Items, kind: pa.DataType) -> None:
+    rows = items(6)
+    held = [b"abc" if kind == pa.binary_view() else ["abc"] if pa.types.is_list(kind) else "abc"] * 6
+    table = pa.Table.from_pylist(rows).append_column("view", pa.array(held, kind))
+    asked, _ = settings(models.reference, labelled, {"ids": "ids_", "batch_size": 2})
+    made = GradientWorker(asked, Wanted("saliency", "norm", None, ""))(table)
+    assert made.select(table.column_names).equals(table)
+    for row in made.to_pylist():
+        np.testing.assert_allclose(row["saliency"], alone(row).saliency()[0], rtol=1e-12)
 
 
 def test_a_tensor_that_is_not_there_is_none_and_no_zeros() -> None:
