@@ -10,14 +10,21 @@ from collections.abc import Iterator
 import embgrad.errors
 from embgrad.errors import EmbgradError
 
-__all__ = ["plain_errors"]
+__all__ = ["cause_of", "plain_errors"]
 
 #: What Ray adds to the message of an error in a task begins so.
 ADDED = r"\nFailed to [^\n]+ after \d+/\d+ attempts"
 
-#: An error of embgrad's in the text of a traceback: its class's module and name, and its message, which ends with the text, or
-#: before a blank line or what Ray adds.
-IN_TEXT = re.compile(rf"^(embgrad[\w.]*)\.(\w+): (.*?)(?=\n\s*\n|{ADDED}|\Z)", re.DOTALL | re.MULTILINE)
+#: An error of embgrad's in the text of a traceback begins so: its class's module and name.
+BEGIN = r"^(embgrad[\w.]*)\.(\w+): "
+
+#: It and its message, which ends before the line that names its page; of an error without such a line with the text, or before
+#: a blank line or what Ray adds.
+IN_TEXT = re.compile(
+    rf"{BEGIN}((?:(?!{BEGIN.replace('(', '(?:')}|^Traceback |^The above exception |^During handling of ).)*?"
+    rf"(?=\nsee docs/errors/\w+\.md, or run: )|.*?(?=\n\s*\n|{ADDED}|\Z))",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @contextlib.contextmanager
@@ -55,6 +62,12 @@ def _own(error: BaseException) -> EmbgradError | None:
             module, name, message = found[-1]  # what it was raised from stands before it
             kind = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
             made = kind if isinstance(kind, type) and issubclass(kind, EmbgradError) else EmbgradError
-            return made(message.strip().removesuffix(made.see()).rstrip())
+            return made(re.split(ADDED, message.strip().removesuffix(made.see()))[0].rstrip())
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def cause_of(error: BaseException) -> str:
+    """What was raised, in a line, without what Ray puts around it."""
+    text = str(getattr(error, "cause", None) or error)
+    return re.split(ADDED, text)[0].strip().partition("\n")[0]

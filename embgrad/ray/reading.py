@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.dataset
 import ray.data
 
-from embgrad.errors import BatchError, FileFormatError, did_you_mean, listed
-from embgrad.ray.lines import JsonLines, TextLines
+from embgrad.errors import BatchError, EmbgradError, FileFormatError, did_you_mean, listed
+from embgrad.ray.failures import cause_of, plain_errors
+from embgrad.ray.lines import JsonLines, JsonTypes, TextLines
+from embgrad.ray.schemas import unified
 
-__all__ = ["dataset_of"]
+__all__ = ["dataset_of", "expect_no_query", "readable"]
 
 
 Reader = Callable[[list[str]], Any]
@@ -22,12 +27,39 @@ def _texts(paths: list[str]) -> Any:
 
 
 def _json_lines(paths: list[str]) -> Any:
-    return ray.data.read_datasource(JsonLines(paths))
+    if len(paths) == 1:
+        return ray.data.read_datasource(JsonLines(paths))
+    types = ray.data.read_datasource(JsonTypes(paths)).iter_rows()
+    found = sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in types)
+    return ray.data.read_datasource(JsonLines(paths, unified(found)))
+
+
+def _parquet(paths: list[str]) -> Any:
+    for path in paths:
+        expect_no_query(path)
+    try:
+        return ray.data.read_parquet(paths)
+    except pa.ArrowTypeError:  # which says neither where nor of what else
+        sets = [pyarrow.dataset.dataset(path, partitioning=None, exclude_invalid_files=True) for path in paths]
+        unified([(piece.path, piece.physical_schema) for one in sets for piece in one.get_fragments()])
+        raise
+
+
+def expect_no_query(path: str) -> None:
+    """Refuse a local path in which Ray would find no files of Parquet.
+
+    Raises:
+        FileFormatError: it holds a question mark.
+    """
+    if "?" in path and "://" not in path:
+        raise FileFormatError(
+            f"the path {path} holds a '?', behind which Ray looks for no files of Parquet: expected one without; rename it"
+        )
 
 
 #: What reads a file, by the end of its name.
 READERS: Final[Mapping[str, Reader]] = {
-    ".parquet": ray.data.read_parquet,
+    ".parquet": _parquet,
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json_lines,
@@ -44,7 +76,7 @@ def dataset_of(given: Any) -> Any:
 
     Raises:
         BatchError: it is neither.
-        FileFormatError: a file is not there, or of none of these kinds.
+        FileFormatError: a file is not there, or of none of these kinds; or a column's types differ from file to file.
     """
     if isinstance(given, ray.data.Dataset):
         return given
@@ -57,11 +89,28 @@ def dataset_of(given: Any) -> Any:
     readers = {_reader(str(one)) for one in paths}
     if len(readers) > 1:
         raise FileFormatError(f"the files {listed(map(str, paths))} are of different kinds: expected one kind")
-    try:
+    with readable(given), plain_errors():
         return readers.pop()([_address(str(one)) for one in paths])
-    except (OSError, ValueError) as error:  # Parquet files are looked into at once
+
+
+@contextlib.contextmanager
+def readable(given: Any) -> Iterator[None]:
+    """While it is open, what goes wrong in reading the files that were given is told as being wrong with them.
+
+    Args:
+        given: as in `dataset_of`.
+    """
+    try:
+        yield
+    except EmbgradError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, ray.exceptions.RayTaskError) as error:
+        if isinstance(given, ray.data.Dataset):  # its functions are the user's own
+            raise
+        paths = [given] if isinstance(given, (str, Path)) else given
         raise FileFormatError(
-            f"{listed(map(str, paths))} cannot be read: {str(error).rstrip('.')}; expected files of Parquet, JSON lines or texts"
+            f"{listed(map(str, paths))} cannot be read: {cause_of(error).rstrip('.')}; expected files of Parquet, JSON lines or "
+            "texts"
         ) from error
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import ray
 import ray.data
 from pyarrow import fs
 
-from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, did_you_mean
+from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, did_you_mean
 from embgrad.native import as_objective, described
+from embgrad.ray.actors import expect_startable, mapped
 from embgrad.ray.answers import Wanted
 from embgrad.ray.failures import plain_errors
-from embgrad.ray.reading import dataset_of
+from embgrad.ray.reading import dataset_of, expect_no_query, readable
 from embgrad.ray.reduction import sum_of
-from embgrad.ray.settings import OUTPUTS, RESTARTS, Asked, Shape, settings
+from embgrad.ray.schemas import conformed, expect_parquet, unified
+from embgrad.ray.settings import OUTPUTS, Asked, settings
 from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.rowsparse import RowSparse
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from embgrad.ray.settings import Options
 
 __all__ = ["Written", "gradients", "table", "write"]
-
-#: How many batches make a block of an actor: rows of like length are found among so many, and their sum is sent on once.
-BATCHES_A_BLOCK: Final = 4
 
 #: How many rows make a file at least: some megabytes, whatever is written of each.
 FILE_ROWS: Final = {"saliency": 16_384, "tables": 256, "values": 256}
@@ -76,17 +74,18 @@ def gradients(
     order, unless the dataset's context asks Ray to preserve it.
 
     Args:
-        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files.
+        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files. Several files of JSON lines are read at
+            once for the types of their columns, which then are the same in all.
         build: gives the model, or (model, tokenizer), in whichever framework; each actor calls it once. It is sent to the
             actors, and what it loads has to be where they are.
         objective: an `embgrad.Objective` that is the same for all rows, or a function of the rows that gives one, such as
             `lambda rows: embgrad.CrossEntropy(rows["label"])`; `rows` has an array for each column. It may give a function of
             the model's outputs, too, as `embgrad.gradients` takes it.
         output: "saliency": the columns `ids`, `tokens` (of texts), `objective` and `saliency`, a list each but for the
-            objective, one entry a position. "tables": each row's gradient of the table, as `rows` (whole numbers), `values`
-            (a list of dim numbers for each of the rows) and `vocab`, beside `ids`, `tokens` and `objective`. "values": the
-            gradients themselves, `values`, a tensor of shape (length, dim) that is zero behind the row's own positions, of
-            which `ids` has as many as there are.
+            objective, one entry a position; with `max_length` also `truncated`, how many tokens were cut off. "tables": each
+            row's gradient of the table, as `rows` (whole numbers), `values` (a list of dim numbers for each of the rows) and
+            `vocab`, beside `ids`, `tokens` and `objective`. "values": the gradients themselves, `values`, a tensor of shape
+            (length, dim) that is zero behind the row's own positions, of which `ids` has as many as there are.
         kind: of the saliency, "norm" or "dot", see `EmbeddingGradients.saliency`.
         length: of the values, the positions of each tensor; a row that is longer is an error.
         prefix: goes before the new columns' names.
@@ -97,8 +96,9 @@ def gradients(
             `plain_errors` takes them out.
     """
     asked, shape = settings(build, objective, options)
+    expect_startable(asked, shape)
     wanted = _wanted(output, kind, length, prefix)
-    return _mapped(dataset_of(dataset), GradientWorker, (asked, wanted), asked, shape)
+    return mapped(dataset_of(dataset), GradientWorker, (asked, wanted), asked, shape)
 
 
 def write(
@@ -115,8 +115,10 @@ def write(
 ) -> Written:
     """The gradients of each row of a dataset into a folder of Parquet files, and the proof that each row is there once.
 
-    The rows that lie in the files are read back and compared with those of the dataset, in number and in what they hold. A
-    file `_embgrad.json` says what was asked; it is written last, and a folder without it is not whole.
+    The rows that lie in the files are read back and compared with those of the dataset, in number and in what they hold. The
+    files have the same columns: where the dataset's own differ from block to block, numbers are written in the wider type, and
+    null where a column is not there. A file `_embgrad.json` says what was asked; it is written last, and a folder without it
+    is not whole.
 
     Args:
         dataset: as in `gradients`; so are all others.
@@ -124,15 +126,20 @@ def write(
 
     Raises:
         EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or there twice.
-        FileFormatError: the folder holds something.
+        FileFormatError: the folder holds something, or cannot be written to; a file cannot be read; or a column's values are of
+            types that do not go together, which is found before any model is built, unless `verify` is False.
     """
     asked, shape = settings(build, objective, options)
+    expect_startable(asked, shape)
     wanted = _wanted(output, kind, length, prefix)
     place, files = _place(folder)
     rows = dataset_of(dataset)
+    before = None
+    if shape.verify:
+        with readable(dataset), plain_errors():
+            rows, before = _of_one_schema(rows, asked)
     with plain_errors():
-        before = tally_of_dataset(rows, asked.inputs.columns) if shape.verify else None
-        _mapped(rows, GradientWorker, (asked, wanted), asked, shape).write_parquet(
+        mapped(rows, GradientWorker, (asked, wanted), asked, shape).write_parquet(
             place, min_rows_per_file=FILE_ROWS[output]
         )
         if before is None:
@@ -171,14 +178,18 @@ def table(
         PointError: the point is no lookup.
     """
     asked, shape = settings(build, objective, options)
+    expect_startable(asked, shape)
     if reduce not in ("sum", "mean"):
         raise EmbgradError(
             f"reduce is {reduce!r}: expected 'sum' or 'mean'.{did_you_mean(str(reduce), ('sum', 'mean'))}"
         )
     rows = dataset_of(dataset)
+    before = None
+    if shape.verify:
+        with readable(dataset), plain_errors():
+            before, _ = tally_of_dataset(rows, asked.inputs.columns)
     with plain_errors():
-        before = tally_of_dataset(rows, asked.inputs.columns) if shape.verify else None
-        bundles = _mapped(rows, TableWorker, (asked,), asked, shape).iter_internal_ref_bundles()
+        bundles = mapped(rows, TableWorker, (asked,), asked, shape).iter_internal_ref_bundles()
         total = sum_of(reference for bundle in bundles for reference in bundle.block_refs)
     if before is not None:
         expect_same_rows(before, total.tally, "the sum")
@@ -188,7 +199,25 @@ def table(
     return RowSparse(total.table.rows, values.astype(total.dtype), total.table.shape)
 
 
-def _wanted(output: str, kind: str, length: int | None, prefix: str) -> Wanted:
+def _of_one_schema(rows: Any, asked: Asked) -> tuple[Any, Tally]:
+    """The rows with the same columns in all blocks, and their tally."""
+    tally, schemas = tally_of_dataset(rows, asked.inputs.columns)
+    if not schemas:  # there is no row
+        return rows, tally
+    schema = unified([("a block of the dataset", one) for one in schemas])
+    expect_parquet(schema)
+    if all(one.equals(schema) for one in schemas):
+        return rows, tally
+
+    def alike(block: pa.Table) -> pa.Table:
+        return conformed(block, schema, "the dataset")
+
+    rows = rows.map_batches(alike, batch_format="pyarrow", batch_size=None)
+    tally, _ = tally_of_dataset(rows, asked.inputs.columns)  # again, for the values that the wider type does not hold
+    return rows, tally
+
+
+def _wanted(output: str, kind: str, length: int | None, prefix: str | None) -> Wanted:
     if output not in OUTPUTS:
         raise EmbgradError(
             f"output is {output!r}: expected 'saliency', 'tables' or 'values'.{did_you_mean(str(output), OUTPUTS)}"
@@ -201,59 +230,28 @@ def _wanted(output: str, kind: str, length: int | None, prefix: str) -> Wanted:
             f"length is {length!r} and output is {output!r}: expected a length with output='values', whose tensors are of one "
             "shape, and with no other"
         )
-    return Wanted(output, kind, length, prefix)
-
-
-def _mapped(rows: Any, worker: type, arguments: tuple[Any, ...], asked: Asked, shape: Shape) -> Any:
-    """The dataset that the actors make of the rows."""
-    if not ray.is_initialized():
-        ray.init()  # as Ray Data itself would: at RAY_ADDRESS, or on this machine
-    options = {"num_cpus": _cpus(shape), "num_gpus": shape.num_gpus, **_restarts(rows), **shape.actor_options}
-    block = asked.batch_size * BATCHES_A_BLOCK
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the restarts, see there
-        # A file of a hundred thousand texts is one block to Ray: one actor would have all of it, and its death cost all of it.
-        return rows.repartition(target_num_rows_per_block=block).map_batches(
-            worker,
-            fn_constructor_args=arguments,
-            batch_size=block,
-            batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(size=shape.workers),
-            **options,
-        )
-
-
-def _restarts(rows: Any) -> dict[str, int]:
-    """How often an actor is started anew, where Ray lets us say it: by itself it never gives up, and it will not be told so."""
-    parameters = inspect.signature(rows.map_batches).parameters.values()
-    told = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-    return {"max_restarts": RESTARTS, "max_task_retries": RESTARTS} if told else {}
-
-
-def _cpus(shape: Shape) -> float:
-    """The CPUs of each actor: those who read the dataset need one, too, or all wait for each other."""
-    there = float(ray.cluster_resources().get("CPU", 0))
-    if shape.num_cpus is not None:
-        if there and there - shape.num_cpus * shape.workers < 1:
-            warnings.warn(
-                f"{shape.workers} actors of num_cpus={shape.num_cpus} leave none of the cluster's {there:g} CPUs to read the "
-                "dataset with: unless the cluster grows, the run waits for ever; lower num_cpus or workers",
-                EmbgradWarning,
-                stacklevel=4,
-            )
-        return shape.num_cpus
-    if there == 0 or there >= shape.workers + 1:
-        return 1
-    return round(max(there - 1, 0) / shape.workers, 3)
+    if not isinstance(prefix, (str, type(None))):
+        raise EmbgradError(f"prefix is {brief(prefix)}: expected what goes before the new columns' names, such as 'g_'")
+    return Wanted(output, kind, length, prefix or "")
 
 
 def _place(folder: str | Path) -> tuple[str, Any]:
     """The folder's address and its file system; nothing lies there yet."""
+    if not isinstance(folder, (str, Path)):
+        raise FileFormatError(f"the folder is {brief(folder)}: expected the name of a new one, for the Parquet files")
     address = str(folder) if "://" in str(folder) else str(Path(folder).absolute())
-    system, path = fs.FileSystem.from_uri(address) if "://" in address else (fs.LocalFileSystem(), address)
-    if system.get_file_info(path).type == fs.FileType.File:
+    expect_no_query(address)
+    try:
+        system, path = fs.FileSystem.from_uri(address) if "://" in address else (fs.LocalFileSystem(), address)
+        kind = system.get_file_info(path).type
+        held = system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if kind != fs.FileType.File else []
+    except (OSError, ValueError) as error:
+        raise FileFormatError(
+            f"{folder} cannot be written to ({error}): expected a folder, or an address that pyarrow knows, such as "
+            "s3://bucket/folder"
+        ) from error
+    if kind == fs.FileType.File:
         raise FileFormatError(f"{folder} is a file: expected the name of a folder")
-    held = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     if held:
         raise FileFormatError(
             f"{folder} holds {len(held)} files, such as {held[0].base_name!r}: expected a new folder, or an empty one, so that "
@@ -266,7 +264,9 @@ def _tally_of_files(files: Any, place: str, asked: Asked) -> Tally:
     """Of the rows that lie in the folder."""
     system, path = files
     held = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
-    return tally_of_dataset(ray.data.read_parquet(place, partitioning=None), asked.inputs.columns) if held else Tally()
+    return (
+        tally_of_dataset(ray.data.read_parquet(place, partitioning=None), asked.inputs.columns)[0] if held else Tally()
+    )
 
 
 def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) -> None:

@@ -24,7 +24,7 @@ from embgrad.errors import (
 from embgrad.native import as_objective
 from embgrad.objective import Objective, Scalar
 from embgrad.points import WORD
-from embgrad.validation import count_or_none
+from embgrad.validation import count_or_none, expect_flag
 
 if TYPE_CHECKING:
     from embgrad.backend import Call
@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
         mask: with `ids`, the column of the masks.
         types: with `ids`, the column of the segment numbers.
         key: the column that names a row in errors and in the count of what went in and came out.
-        max_length: the most tokens of a text, see `embgrad.encode`.
+        max_length: the most tokens of a text, see `embgrad.encode`; the column `truncated` then says how many were cut off.
         pad_id: with `ids`, the id that pads; 0 by default.
         convention: how the model is given its inputs, see `embgrad.TokenBatch`; by default as the tokenizer says, or
             "huggingface". With "ids", bare ids that no mask goes with, only rows of one length share a batch.
@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
         at: the point, as in `embgrad.gradients`, one of them; so are `call`, `pads`, `compile`, `check`, `override`, `add` and
             `edit`, but that arrays with an example axis have no place here.
         verify: take down the rows that go in and compare them with those that come out, by `write` and `table`. It reads the
-            dataset once more; True by default.
+            dataset once more, and `write` then also sees at once whether its columns' types go together; True by default.
     """
 
     text: str | Sequence[str]
@@ -165,6 +165,12 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[As
     )
     shape = Shape(**{one.name: given[one.name] for one in fields(Shape) if one.name in given})
     count_or_none(shape.workers, "workers")
+    expect_flag(shape.verify, "verify")
+    if not isinstance(shape.actor_options, Mapping):
+        raise EmbgradError(
+            f"actor_options is {brief(shape.actor_options)}: expected a dict of what ray.remote takes, such as "
+            "{'max_restarts': 2}"
+        )
     return asked, shape
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from embgrad.errors import EmbgradError
@@ -31,7 +33,7 @@ class Tally:
 
 
 def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
-    """The tally of the rows of a block, told apart by these columns.
+    """The tally of the rows of a block, told apart by these columns: by what they hold, in whichever type it is held.
 
     Raises:
         BatchError: there is no such column.
@@ -39,23 +41,49 @@ def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
     values = [python_values(rows, name) for name in columns]
     total = Tally()
     for row in zip(*values, strict=True):
-        data = json.dumps(row, default=str).encode("utf-8", "surrogatepass")
+        data = json.dumps([_plain(value) for value in row], default=str).encode("utf-8", "surrogatepass")
         total += Tally(1, int.from_bytes(hashlib.blake2b(data, digest_size=BITS // 8).digest(), "big"))
     return total
 
 
-def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> Tally:
-    """The tally of a whole dataset, which is read for it and not held."""
+def _plain(value: Any) -> Any:
+    """The same for values that are equal: 1, 1.0 and Decimal("1.00"), and a struct with a field of null and without it."""
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(value[name]) for name in sorted(value, key=str) if value[name] is not None}
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else value.normalize()
+    return value
+
+
+def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[pa.Schema]]:
+    """The tally of a whole dataset, which is read for it and not held, and the schemas that its blocks have."""
     wanted = list(columns)
 
     def count(rows: pa.Table) -> pa.Table:
         found = tally_of(rows, wanted)
-        return pa.table({"rows": [found.rows], "fingerprint": pa.array([found.fingerprint], pa.uint64())})
+        schema = rows.schema.remove_metadata().serialize().to_pybytes() if found.rows else None
+        return pa.table(
+            {
+                "rows": [found.rows],
+                "fingerprint": pa.array([found.fingerprint], pa.uint64()),
+                "schema": pa.array([schema], pa.binary()),
+            }
+        )
 
     total = Tally()
+    schemas: dict[bytes | None, None] = {}
     for row in dataset.map_batches(count, batch_format="pyarrow", batch_size=None).iter_rows():
         total += Tally(int(row["rows"]), int(row["fingerprint"]))
-    return total
+        schemas[row["schema"]] = None
+    return total, [pa.ipc.read_schema(pa.py_buffer(one)) for one in schemas if one is not None]
 
 
 def expect_same_rows(given: Tally, found: Tally, what: str) -> None:

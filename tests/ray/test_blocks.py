@@ -472,6 +472,7 @@ def test_what_is_asked_is_checked_before_anything_starts(
         ({"kind": "norms"}, "Did you mean 'norm'"),
         ({"output": "values"}, "length is None and output is 'values'"),
         ({"length": 3}, "length is 3 and output is 'saliency'"),
+        ({"prefix": 3}, "^prefix is 3: expected what goes before the new columns' names, such as 'g_'"),
     ],
 )
 def test_outputs_are_checked(options: dict[str, Any], message: str) -> None:
@@ -488,6 +489,10 @@ def test_sums_are_of_two_kinds(reduce: Any, hint: str) -> None:
 def test_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(embgrad.FileFormatError, match=r"does not exist"):
         dataset_of(tmp_path / "no.parquet")
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"^'foo://a.parquet' cannot be read: .*expected files of Parquet"
+    ):
+        dataset_of("foo://a.parquet")
     (tmp_path / "a.csv").touch()
     (tmp_path / "a.txt").touch()
     (tmp_path / "a.jsonl.gz").touch()
@@ -505,6 +510,16 @@ def test_files_are_checked(tmp_path: Path) -> None:
     (tmp_path / "inner" / "a.parquet").touch()
     with pytest.raises(embgrad.FileFormatError, match=r"a\.parquet' cannot be read: .*expected files of Parquet"):
         dataset_of(tmp_path / "inner" / "a.parquet")
+    for folder, message in (
+        (tmp_path / "a?b", r"a\?b holds a '\?', behind which Ray looks for no files of Parquet: expected one without"),
+        (
+            "foo://a/b",
+            r"^foo://a/b cannot be written to \(.*foo.*\): expected a folder, or an address that pyarrow knows",
+        ),
+        (None, r"^the folder is None: expected the name of a new one"),
+    ):
+        with pytest.raises(embgrad.FileFormatError, match=message):
+            embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), folder)
     with pytest.raises(embgrad.FileFormatError, match=r"holds 4 files"):
         embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), tmp_path)
     with pytest.raises(embgrad.FileFormatError, match=r"a\.txt is a file: expected the name of a folder"):
@@ -552,6 +567,20 @@ def test_our_errors_come_out_of_rays() -> None:
         plain_errors(),
     ):
         raise RuntimeError(text)
+    blank = f"embgrad.errors.BatchError: it said:\n\nno \n\n\nat all\n{embgrad.BatchError.see()}"
+    added = "\nFailed to apply UDF transform after 1/1 attempts (total backoff 0.0s).\nTo change retry attempts, see"
+    for whole in (
+        blank,
+        text + "\n\n" + blank,
+        blank + added,
+        f"{blank}\n\nThe above exception was the cause of:\n\nX: x",
+    ):
+        with pytest.raises(embgrad.BatchError, match=r"^it said:\n\nno \n\n\nat all\nsee docs/errors"), plain_errors():
+            raise RuntimeError(whole)
+    with pytest.raises(UsageError, match=r"^first$"), plain_errors():
+        raise RuntimeError(
+            "embgrad.cli.errors.UsageError: first\n\nThe above exception was\n\nembgrad is\n" + blank[-30:]
+        )
     with pytest.raises(UsageError, match=r"^of ours$"), plain_errors():
         raise RuntimeError("embgrad.cli.errors.UsageError: of ours")
     with pytest.raises(EmbgradError, match=r"^of ours\nsee docs/errors/embgraderror"), plain_errors():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import embgrad
 from embgrad.ray import plain_errors
-from embgrad.ray.lines import json_table
+from embgrad.ray.lines import TextLines, json_table
 from embgrad.ray.reading import dataset_of
 from tests.core.test_hostile_files import at_once, unix
 from tests.ray import models
@@ -64,6 +68,14 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b'{"ids": [1]}\n{"ids": "x"}\n', r"^a cannot be read \(.*ids.*array to string.*of one type in each column"),
         (b'[{"ids": [1]}, {"ids": "x"}]', r"^a cannot be read \(.*of one type in each column"),
         (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
+        (
+            b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}",
+            "^a has lists and objects in each other, 101 deep: expected at m",
+        ),
+        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a has lists and objects in each other, 30000 deep"),
+        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a has lists and objects in each other, 5002 deep"),
+        (b'{"k": [1\n' * 200, "^a, line 1 is no JSON"),
+        (b'{"k": 1, "k": 2}', "^a cannot be read .*specified twice"),
         (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at place 11 is no UTF-8"),
         ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
         (
@@ -102,6 +114,71 @@ def test_texts_that_look_like_dates_are_texts() -> None:
         {"text": "2020-01-01", "more": {"at": ["2020-01-01T10:00:00Z"], "n": 1}, "label": 0},
         {"text": "1999-12-31", "more": {"at": ["2020-01-01 10:00"], "n": 2}, "label": None},
     ]
+
+
+def test_what_is_deep_within_bounds_is_read(tmp_path: Path) -> None:
+    """Brackets in texts are letters, and what lies a hundred deep goes through Ray."""
+    deep: Any = 1
+    for _ in range(99):
+        deep = {"k": [deep]} if not isinstance(deep, dict) else {"k": deep}
+    rows = [{"text": '[[{"\\', "deep": None}] * 150 + [{"text": ":[", "deep": deep["k"]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert dataset_of(tmp_path / "a.jsonl").take_all() == rows
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz", "b.parquet", "a.json.bz2"])
+def test_files_that_are_broken_are_named(tmp_path: Path, name: str) -> None:
+    if name == "b.parquet":
+        parquet.write_table(pa.table({"text": [str(number) for number in range(10_000)]}), tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[:400] + bytes(800) + whole[1200:])
+    else:
+        (tmp_path / name).write_bytes(b'{"text": "a"}\n')
+    with pytest.raises(embgrad.FileFormatError, match=rf"{name}'? cannot be read.*: .*expected") as caught:
+        embgrad.ray.table(tmp_path / name, models.reading, embgrad.Sum())
+    assert len(str(caught.value)) < 500
+    if name.endswith(".gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "a"}\n' * 10_000)[:60])
+        with pytest.raises(
+            embgrad.FileFormatError, match=rf"{name} cannot be read \(.*\): expected a whole file, packed as"
+        ):
+            embgrad.ray.table(tmp_path / name, models.reading, embgrad.Sum())
+
+
+def test_files_that_are_cut_off_are_named() -> None:
+    """As in the task of Ray's that reads them."""
+    whole = gzip.compress(b'{"text": "a"}\n' * 10_000)
+    for content in (whole[:60], b'{"text": "a"}'):
+        stream = pa.CompressedInputStream(pa.BufferReader(content), "gzip")
+        with pytest.raises(
+            embgrad.FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a whole file, packed as"
+        ):
+            list(TextLines([str(Path(__file__))])._read_stream(stream, "a.gz"))
+
+
+def test_a_users_own_dataset_raises_its_own_errors() -> None:
+    import ray.data
+
+    def broken(row: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("of the user's own")
+
+    rows = ray.data.from_items([{"text": "w1"}]).map(broken)
+    with pytest.raises(ray.exceptions.RayTaskError, match="of the user's own"):
+        embgrad.ray.table(rows, models.reading, embgrad.Sum())
+
+
+def test_a_path_with_a_question_mark(tmp_path: Path) -> None:
+    """Ray finds lines behind it, and no Parquet."""
+    folder = tmp_path / "what?"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    parquet.write_table(pa.table({"text": ["a"]}), folder / "a.parquet")
+    assert dataset_of(folder / "a.jsonl").take_all() == [{"text": "a"}]
+    for given in (folder, folder / "a.parquet"):
+        with pytest.raises(
+            embgrad.FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', behind which Ray"
+        ):
+            dataset_of(given)
 
 
 def test_what_is_wrong_in_a_file_comes_out_of_ray(tmp_path: Path) -> None:

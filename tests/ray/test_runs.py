@@ -165,12 +165,6 @@ def test_a_process_that_always_dies_ends_the_run(items: Items) -> None:
     assert isinstance(caught.value, ray.exceptions.RayError)
 
 
-def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
-    dataset = ray.data.from_items(items(4))
-    with pytest.warns(embgrad.EmbgradWarning, match=r"leave none of the cluster's 2 CPUs to read the dataset with"):
-        embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", num_cpus=1)
-
-
 @pytest.mark.framework("torch")
 def test_saliencies_of_texts_in_torch(items: Items) -> None:
     rows = items(24)
