@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from embgrad.batch import TokenBatch
 from embgrad.cli.errors import UsageError
-from embgrad.cli.importing import imported, is_reference
+from embgrad.cli.importing import expect_function, imported
 from embgrad.cli.models import Loaded
 from embgrad.cli.objectives import labels_from, parsed_objective
 from embgrad.cli.terminal import Terminal
@@ -21,7 +21,17 @@ from embgrad.objective import Objective, Sum
 from embgrad.points import WORD
 from embgrad.result import EmbeddingGradients
 
-__all__ = ["Inputs", "Question", "Results", "ask", "batch_from", "call_from", "tell_default", "with_objective"]
+__all__ = [
+    "Inputs",
+    "Question",
+    "Results",
+    "ask",
+    "batch_from",
+    "call_from",
+    "tell_cut",
+    "tell_default",
+    "with_objective",
+]
 
 #: One result, or several by the names of their points.
 Results = EmbeddingGradients | dict[str, EmbeddingGradients]
@@ -59,8 +69,7 @@ class Question:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parsed", parsed_objective(self.objective, labels_from(self.labels)))
-        if self.call is not None and not is_reference(self.call):
-            raise UsageError(f"--call {self.call!r}: expected path/to/file.py:function or module:function")
+        expect_function(self.call, "--call")
 
     @property
     def points(self) -> str | list[str]:
@@ -91,12 +100,14 @@ def batch_from(inputs: Inputs, loaded: Sequence[Loaded], terminal: Terminal) -> 
         return ids_from(inputs.ids, terminal.note)
     texts = given_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
     batch = encode(texts, _tokenizer(inputs, loaded), max_length=inputs.max_length)
-    if batch.truncated.any():
-        cut = int((batch.truncated > 0).sum())
-        terminal.warn(
-            f"{int(batch.truncated.sum())} tokens were cut off {cut} of {len(batch)} examples, to {batch.shape[1]} tokens at most"
-        )
+    tell_cut(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
     return batch
+
+
+def tell_cut(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
+    """Say how many tokens were cut off how many of the examples, where any were."""
+    if tokens:
+        terminal.warn(f"{tokens} tokens were cut off {cut} of {examples} examples, to {most} tokens at most")
 
 
 def call_from(question: Question) -> Callable[[Any, Any], Any] | None:

@@ -49,6 +49,7 @@ def gradients(
     workers: o.Workers = None,
     column: o.Column = None,
     give: o.Give = None,
+    prefix: o.Prefix = None,
     output: Annotated[
         str | None,
         typer.Option(
@@ -75,11 +76,11 @@ def gradients(
         _expect(model, output, terminal, ray)
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         if ray:
-            on = OnRay(objective, labels, at or (), batch_size, pads, check, call, workers, column, give)
+            on = OnRay(objective, labels, at or (), batch_size, pads, check, call, workers, column, give, prefix)
             _expect_on_ray(split, training, output)
             terminal.give(write_on_ray(str(model), framework, ignore or (), inputs, on, str(output), terminal))
             return OK
-        _expect_no_ray(workers, column, give)
+        _expect_no_ray(workers, column, give, prefix)
         question = Question(objective, labels, at or (), batch_size, training, pads, check, split, call)
         with terminal.busy(f"loading {model} …"):
             loaded = load_model(str(model), framework, ignore or ())
@@ -104,8 +105,8 @@ def _expect_on_ray(split: bool, training: bool, output: str | None) -> None:
         raise UsageError("--ray needs --output: expected the name of a new folder, for the Parquet files")
 
 
-def _expect_no_ray(workers: int | None, column: str | None, give: str | None) -> None:
-    for name, given in {"--workers": workers, "--column": column, "--give": give}.items():
+def _expect_no_ray(workers: int | None, column: str | None, give: str | None, prefix: str | None) -> None:
+    for name, given in {"--workers": workers, "--column": column, "--give": give, "--prefix": prefix}.items():
         if given is not None:
             raise UsageError(f"{name} goes with --ray: add --ray, or leave it out")
 

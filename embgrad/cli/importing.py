@@ -13,7 +13,7 @@ from typing import Any
 from embgrad.cli.errors import UsageError
 from embgrad.errors import did_you_mean
 
-__all__ = ["imported", "is_reference"]
+__all__ = ["expect_function", "imported", "is_reference"]
 
 
 def is_reference(spelled: str) -> bool:
@@ -24,6 +24,26 @@ def is_reference(spelled: str) -> bool:
     return source.endswith(".py") or all(part.isidentifier() for part in source.split("."))
 
 
+def expect_function(spelled: str | None, option: str) -> None:
+    """Refuse, before anything is run, what names no function of the user's.
+
+    Raises:
+        UsageError: it is not spelled as one, or its file is not there.
+    """
+    if spelled is None:
+        return
+    if not is_reference(spelled):
+        raise UsageError(f"{option} {spelled!r}: expected path/to/file.py:function or module:function")
+    source = spelled.rpartition(":")[0]
+    if source.endswith(".py"):
+        _expect_file(source)
+
+
+def _expect_file(path: str) -> None:
+    if not Path(path).is_file():
+        raise UsageError(f"{path} does not exist: expected a Python file, as in path/to/file.py:function")
+
+
 def imported(spelled: str) -> Any:
     """The object; its module's code is run, once, as `python file.py` would run it but for `__main__`.
 
@@ -31,7 +51,11 @@ def imported(spelled: str) -> Any:
         UsageError: there is no such file, module or name.
     """
     source, _, name = spelled.rpartition(":")
-    found: Any = _file(str(Path(source).resolve()), source) if source.endswith(".py") else _module(source)
+    if source.endswith(".py"):
+        _expect_file(source)
+        found: Any = _file(str(Path(source).resolve()))
+    else:
+        found = _module(source)
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(
@@ -42,9 +66,7 @@ def imported(spelled: str) -> Any:
 
 
 @functools.cache
-def _file(path: str, spelled: str) -> ModuleType:
-    if not Path(path).is_file():
-        raise UsageError(f"{spelled} does not exist: expected a Python file, as in path/to/file.py:function")
+def _file(path: str) -> ModuleType:
     stem = Path(path).stem
     name = stem if stem not in sys.modules and importlib.util.find_spec(stem) is None else f"_embgrad_user_{stem}"
     _search_in(str(Path(path).parent))

@@ -34,6 +34,7 @@ __all__ = [
     "Pads",
     "Pair",
     "Pairs",
+    "Prefix",
     "Ray",
     "TextOption",
     "Tokenizer",
@@ -185,6 +186,14 @@ Give = Annotated[
         "--give",
         metavar="saliency|tables",
         help="With --ray, the saliency of each position, or each row's table gradient.",
+    ),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="With --ray, goes before the new columns' names, where the rows have such already.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.cli.asking import Inputs
+from embgrad.cli.asking import Inputs, tell_cut
 from embgrad.cli.errors import UsageError
-from embgrad.cli.importing import imported
+from embgrad.cli.importing import expect_function, imported
 from embgrad.cli.models import load_model
 from embgrad.cli.objectives import parsed_objective
 from embgrad.cli.terminal import Terminal
@@ -41,11 +41,13 @@ class OnRay:
     workers: int | None = None
     column: str | None = None
     give: str | None = None
+    prefix: str | None = None
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
         """Those of `embgrad.ray.write`."""
         return {
             "output": self.give or GIVEN[0],
+            "prefix": self.prefix or "",
             "text": self.column,
             "ids": inputs.ids,
             "max_length": inputs.max_length,
@@ -81,6 +83,8 @@ def write_on_ray(
     build = functools.partial(_build, _absolute(model), framework, tuple(ignore), tokenizer, inputs.ids is None)
     with _cluster(terminal.debug), terminal.busy(f"gradients of {inputs.file} on Ray …"):
         written = write(str(inputs.file), build, objective, output, **on.options(inputs))
+        if inputs.max_length is not None and written.rows_out:
+            _tell_cut(written.folder, f"{on.prefix or ''}truncated", written.rows_out, inputs.max_length, terminal)
     terminal.say(f"{written.rows_in} rows in, {written.rows_out} rows out, written to {output}")
     return {"rows_in": written.rows_in, "rows_out": written.rows_out, "folder": output}
 
@@ -102,8 +106,19 @@ def _expect(inputs: Inputs, on: OnRay) -> None:
             f"--give {on.give!r}: expected saliency or tables; embgrad.ray in Python has the gradients themselves, too."
             f"{did_you_mean(on.give, GIVEN)}"
         )
+    expect_function(on.call, "--call")
     if len(on.at) > 1:
         raise UsageError("--ray gives the gradients at one point: expected one --at; run once for each")
+
+
+def _tell_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:
+    """Say how much of the texts was cut off, as without Ray."""
+    import ray.data
+
+    tokens = cut = 0
+    for part in ray.data.read_parquet(folder, columns=[column], partitioning=None).iter_batches(batch_format="numpy"):
+        tokens, cut = tokens + int(part[column].sum()), cut + int((part[column] > 0).sum())
+    tell_cut(tokens, cut, rows, most, terminal)
 
 
 @contextlib.contextmanager

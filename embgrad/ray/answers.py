@@ -64,7 +64,7 @@ def with_answers(rows: pa.Table, answers: Iterable[Answer], wanted: Wanted, inpu
         saliency = answer.found.saliency(wanted.kind) if wanted.output == "saliency" else None
         for place, row in enumerate(answer.rows):
             own = np.flatnonzero(answer.own[place])
-            made[row] = _common(answer.found, place, own)
+            made[row] = _common(answer.found, place, own, inputs.max_length is not None)
             if saliency is not None:
                 made[row]["saliency"] = saliency[place, own]
             elif wanted.output == "tables":
@@ -78,11 +78,13 @@ def with_answers(rows: pa.Table, answers: Iterable[Answer], wanted: Wanted, inpu
     return table
 
 
-def _common(found: EmbeddingGradients, place: int, own: np.ndarray) -> dict[str, Any]:
+def _common(found: EmbeddingGradients, place: int, own: np.ndarray, cut: bool) -> dict[str, Any]:
     common: dict[str, Any] = {"ids": found.ids[place, own]}
     if found.tokens is not None:
         common["tokens"] = [found.tokens[place][position] for position in own]
     common["objective"] = float(found.objective[place])
+    if cut:
+        common["truncated"] = int(found.provenance["truncated"][place])
     return common
 
 
@@ -122,6 +124,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType, wanted: Wanted) -> 
         "tokens": pa.list_(pa.string()),
         "saliency": pa.list_(kind),
         "objective": pa.float64(),
+        "truncated": pa.int64(),
         "vocab": pa.int64(),
     }
     return pa.array(values, types[name])

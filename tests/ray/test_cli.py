@@ -71,6 +71,14 @@ def test_a_file_becomes_a_folder(command: Callable[..., SimpleNamespace], items:
         (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--at", "word", "--at", "type"], "expected one --at"),
         (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--ids", "i", "--column", "c"], "leave one out"),
         (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--objective", "Sum()"], "--labels goes with"),
+        (
+            ["-f", "a.jsonl", "-o", "out", "--labels", "l", "--call", "foo"],
+            "--call 'foo': expected path/to/file.py:function",
+        ),
+        (
+            ["-f", "a.jsonl", "-o", "out", "--labels", "l", "--call", "no.py:f"],
+            "no.py does not exist: expected a Python file",
+        ),
     ],
 )
 def test_what_does_not_go_with_ray(
@@ -79,8 +87,39 @@ def test_what_does_not_go_with_ray(
     from embgrad.cli import main
 
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr("embgrad.cli.raying._cluster", None)  # nothing is started
     assert main(["gradients", "--ray", "-m", "tests.ray.models:reference", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_columns_that_are_taken_and_texts_that_are_cut(
+    command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path
+) -> None:
+    """A prefix sets the new columns apart, and what was cut off is said as without Ray."""
+    rows = [{**row, "ids": [0], "text": row["text"] if row["key"] else "w1"} for row in items(5, shortest=6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    models.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.txt").write_text("".join(row["text"] + "\n" for row in rows))
+    model = ("gradients", "-m", "tests.ray.models:reference", "--framework", "reference")
+    asked = (*model, "--tokenizer", "tokenizer.json", "--max-length", "5")
+    plain = command(*asked, "-f", "texts.txt", "--labels", ",".join(str(row["label"]) for row in rows))
+    assert plain.code == 0, plain.err
+    (warning,) = [line for line in plain.err.splitlines() if line.startswith("warning")]
+    cut = sum(len(row["text"].split()) - 3 for row in rows[1:])
+    assert warning == f"warning: {cut} tokens were cut off 4 of 5 examples, to 5 tokens at most"
+    asked = (*asked, "--ray", "-f", "rows.jsonl", "--labels", "label", "-o", "out")
+    taken = command(*asked)
+    assert taken.code == 2
+    assert "has a column 'ids' already" in taken.err
+    done = command(*asked, "--prefix", "g_")
+    assert done.code == 0, done.err
+    assert warning in done.err.splitlines()
+    for row in pyarrow.parquet.read_table(tmp_path / "out").to_pylist():
+        assert row["ids"] == [0]
+        assert len(row["g_ids"]) == len(row["g_saliency"]) == (5 if row["key"] else 3)
+        assert row["g_truncated"] == max(len(row["text"].split()) - 3, 0)
+    done = command(*asked[:-1], "again", "--prefix", "g_", "--max-length", "50")
+    assert (done.code, "cut off" in done.err) == (0, False)
 
 
 def test_texts_need_a_tokenizer_that_the_actors_can_load(
@@ -105,3 +144,4 @@ def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace]) -> None
     assert done.err.startswith("error: embgrad.ray needs Ray Data")
     assert "pip install 'embgrad[ray]'" in done.err
     assert command(*asked, "--workers", "3").err.startswith("error: --workers goes with --ray")
+    assert command(*asked, "--prefix", "g_").err.startswith("error: --prefix goes with --ray")
