@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["exact_below", "owned", "taken", "to_numpy", "whole_numbers"]
+__all__ = ["exact_below", "is_tensor", "owned", "taken", "to_numpy", "whole_numbers", "widened"]
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -32,13 +32,35 @@ def _converted(value: Any) -> np.ndarray:
         return cast(np.ndarray, value.detach().cpu().numpy())
     if hasattr(value, "numpy") and callable(value.numpy):  # TensorFlow
         return np.asarray(value.numpy())
-    if isinstance(value, (list, tuple)) and any(_is_tensor(one) for one in value):
+    if isinstance(value, (list, tuple)) and any(is_tensor(one) for one in value):
         return np.asarray([_converted(one) for one in value])
     return np.asarray(value)
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Whether it is a framework's array, by the way in which it becomes NumPy's."""
     return any(hasattr(value, name) for name in ("asnumpy", "detach", "numpy"))
+
+
+def widened(value: Any) -> np.ndarray:
+    """The values as `to_numpy` gives them; of PyTorch's types that NumPy lacks (bfloat16, float8, quantized) as float64, exactly.
+
+    Not for what asks a type how far its whole numbers can be believed.
+
+    Raises:
+        ValueError: as `to_numpy`.
+    """
+    try:
+        return to_numpy(value)
+    except ValueError:
+        if not hasattr(value, "resolve_conj"):
+            raise
+    try:
+        own = value.detach().cpu().resolve_conj().resolve_neg()
+        own = own.dequantize() if own.is_quantized else own
+        return cast(np.ndarray, (own.cdouble() if own.is_complex() else own.double()).numpy())
+    except (TypeError, RuntimeError) as error:  # it is sparse
+        raise ValueError(str(error)) from error
 
 
 def owned(array: np.ndarray) -> np.ndarray:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
 from embgrad.encoding import padding_of
-from embgrad.streaming.reading import read
+from embgrad.streaming.reading import is_function, read
 
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
+
+
+#: The types of Python's numbers, by whose texts they are told.
+_NUMBERS: Final = (bool, int, float, complex)
 
 
 class _Hash(Protocol):
@@ -30,37 +33,45 @@ def digest_of(value: Any) -> str:
 
 
 def update(made: _Hash, value: Any) -> None:
-    """Take a value into a digest: text, numbers, arrays, functions, batches, and lists, sets and dicts of them.
+    """Take a value into a digest: text, numbers, arrays, functions, batches, lists, sets and dicts of them, and other objects.
 
-    Of any other object that counts which `embgrad.streaming.reading` reads.
+    Functions and classes go by what they do, all else by all that it holds.
+
+    Raises:
+        UnreadableError: what it holds cannot be read.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, (bool, int, float, complex)):
-        _put(made, type(value).__name__, repr(value).encode())
-    elif isinstance(value, str):
+    kind = type(value)
+    if value is None or kind in _NUMBERS:
+        _put(
+            made, kind.__name__, (hex(value) if kind is int else repr(value)).encode()
+        )  # of a long one there is no text
+    elif kind is str:
         _put(made, "str", value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, bytes):
+    elif kind is bytes:
         _put(made, "bytes", value)
+    elif kind is np.ndarray:
+        _update_with_array(made, value)
+    elif isinstance(value, np.generic):
+        _update_with_scalar(made, value)
     elif isinstance(value, TokenBatch):
-        update(made, {name: getattr(value, name) for name in TokenBatch.__slots__})
-    elif isinstance(value, Mapping):
+        update(made, {**{name: getattr(value, name) for name in TokenBatch.__slots__}, "extras": dict(value.extras)})
+    elif kind is dict:
         _put(made, "dict", str(len(value)).encode())
-        for key in sorted(value, key=repr):
+        for key in sorted(value, key=None if all(type(key) is str for key in value) else digest_of):
             update(made, key)
             update(made, value[key])
-    elif isinstance(value, (list, tuple)):
+    elif kind in (list, tuple):
         _put(made, "list", str(len(value)).encode())
         for one in value:
             update(made, one)
-    elif isinstance(value, (set, frozenset)):
+    elif kind in (set, frozenset):
         _put(made, "set", str(len(value)).encode())
         for digest in sorted(map(digest_of, value)):  # a set has another order in each process
             _put(made, "element", digest.encode())
-    elif callable(value) and not hasattr(value, "shape"):
+    elif is_function(value):
         _put(made, "function", function_digest(value).encode())
     else:
-        _update_with_object(made, value)
+        _put(made, "object", digest_of(read(value, digest_of, whole=True)).encode())
 
 
 def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
@@ -103,17 +114,24 @@ def _description(description: str, *, wrapped: bool) -> Any:
     return {key: value for key, value in read.items() if key not in left_out} if isinstance(read, dict) else read
 
 
-def _update_with_object(made: _Hash, value: Any) -> None:
-    try:
-        array = to_numpy(value)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype != object:
-        _put(made, f"array {array.dtype.str} {array.shape}", np.ascontiguousarray(array).tobytes())
-    elif isinstance(value, np.ndarray):
-        update(made, value.tolist())
+def _update_with_scalar(made: _Hash, value: np.generic) -> None:
+    own = value.item()
+    if type(own) in (*_NUMBERS, str, bytes) and value.dtype.kind not in "mM":  # whose unit would be lost
+        update(made, own)
     else:
-        _put(made, "object", digest_of(read(value, digest_of)).encode())
+        _update_with_array(made, np.asarray(value))
+
+
+def _update_with_array(made: _Hash, array: np.ndarray) -> None:
+    if array.dtype.names is not None:
+        update(made, [array.shape, *([name, array[name]] for name in array.dtype.names)])
+    elif array.dtype.kind in "OT":  # whose memory holds pointers
+        update(made, [array.shape, array.astype(object).ravel().tolist()])
+    elif array.dtype.char in "gG":  # whose memory has gaps
+        update(made, [array.dtype.str, array.shape, [repr(one) for one in array.ravel()]])
+    else:
+        own = f"{array.dtype.str} {array.dtype.name}"  # of the types of `ml_dtypes` the name alone tells
+        _put(made, f"array {own} {array.shape}", np.ascontiguousarray(array).tobytes())
 
 
 def _put(made: _Hash, kind: str, data: bytes) -> None:

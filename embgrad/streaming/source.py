@@ -16,6 +16,7 @@ from embgrad.errors import BatchError, brief
 from embgrad.forms import as_batch, batch_of
 from embgrad.generators import user_code_beside
 from embgrad.streaming.digests import update
+from embgrad.streaming.reading import UnreadableError
 from embgrad.validation import is_text
 
 __all__ = ["Portion", "Source"]
@@ -129,7 +130,7 @@ class Source:
         self, number: int, start: int, texts: list[tuple[str, ...]], labels: list[Any], made: Any, passed: bool
     ) -> Portion:
         given = labels if self.labelled else None
-        digest = self._digest(made, [texts, given])
+        digest = self._digest(made, [texts, given], f"the examples {start} to {start + len(texts) - 1} of the source")
         if passed:
             return Portion(number, start, len(texts), digest=digest)
         try:
@@ -151,7 +152,7 @@ class Source:
                 raise BatchError(f"batch {number} of the source: {error.message}") from error
             if self.labelled:
                 labels = _as_many(labels, len(batch), number)
-            digest = self._digest(made, [batch, labels])
+            digest = self._digest(made, [batch, labels], f"batch {number} of the source and its labels")
             yield Portion(number, start, len(batch), None if number < passed else batch, (), labels, digest)
             start += len(batch)
 
@@ -166,10 +167,17 @@ class Source:
             )
         return item[0], item[1]
 
-    def _digest(self, made: Any, value: Any) -> str:
+    def _digest(self, made: Any, value: Any, what: str) -> str:
         if not self.digested:
             return ""
-        update(made, value)
+        try:
+            update(made, value)
+        except UnreadableError as error:
+            raise BatchError(
+                f"{what} hold {brief(error.value)}, of type {type(error.value).__name__}, of which what it holds cannot be read: "
+                "expected texts, numbers, arrays, or what pickle can copy, by which to=... tells this source from others; give "
+                "that, or leave to out"
+            ) from error
         return str(made.hexdigest())
 
 

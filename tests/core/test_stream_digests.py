@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import OrderedDict, UserString
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from enum import IntEnum
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.streaming.digests import function_digest
+from embgrad.streaming.digests import digest_of, function_digest
 from tests.core.streams import model, texts, tokenizer
 
 COUNT = 23
@@ -233,3 +236,115 @@ def test_labels_of_any_kind_are_told_apart(tmp_path: Path, one: Any, other: Any)
     with pytest.raises(embgrad.FileFormatError, match="the source is not what the results in the folder are of"):
         labelled(other).finish()
     labelled(one).finish()
+
+
+class Private:
+    __slots__ = ("__number",)
+
+    def __init__(self, number: int) -> None:
+        self.__number = number
+
+
+class Named(str):
+    """A text with more to it."""
+
+    def __new__(cls, text: str, number: int) -> Named:
+        made = super().__new__(cls, text)
+        made.number = number
+        return made
+
+
+class Numbers(list[int]):
+    """A list with more to it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__([1])
+        self.number = number
+
+
+class Day(date):
+    """What it holds lies in what is written in C."""
+
+
+class Level(IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+class Unusual(ValueError):
+    pass
+
+
+def of_fields(number: int) -> np.ndarray:
+    return np.array([(number, [1, 2])], [("a", "i4"), ("b", "O")])
+
+
+#: By what they are, values that are made of a number, and others of another one.
+KINDS: dict[str, Callable[[int], Any]] = {
+    "values of a dict": lambda n: {1: 10**300 + n}.values(),
+    "items of a dict": lambda n: {1: Other(n)}.items(),
+    "an iterator": lambda n: iter([n]),
+    "a long fraction": lambda n: Fraction(10**300 + n, 3),
+    "a long decimal": lambda n: Decimal(10**300 + n),
+    "a long whole number": lambda n: 10**5000 + n,
+    "a long path": lambda n: Path("a/" * 150 + str(n)),
+    "a text of Python's": lambda n: UserString("a" * n),
+    "an order": lambda n: OrderedDict([("a", 1), ("b", 2)][:: 1 if n == 1 else -1]),
+    "an hour in a zone": lambda n: datetime(2000, 1, 1, tzinfo=timezone(timedelta(hours=n))),
+    "a private slot": Private,
+    "a text with an attribute": lambda n: Named("a", n),
+    "a list with an attribute": Numbers,
+    "a class's own date": lambda n: Day(2000, 1, n),
+    "an enumeration": Level,
+    "an error": Unusual,
+    "a bit of a key": lambda n: {(1, Other(n)): 1},
+    "a unit of time": lambda n: np.datetime64("2000", "Y" if n == 1 else "M"),
+    "no time": lambda n: np.datetime64("NaT") if n == 1 else None,
+    "objects in an array": lambda n: np.array([Other(n)], object),
+    "shapes of objects": lambda n: np.array([1, 2], object).reshape(1, 2) if n == 1 else np.array([1, 2], object),
+    "names of fields": lambda n: np.array([(1,)], [("a" * n, "i4")]),
+    "fields with objects": of_fields,
+    "one with fields": lambda n: of_fields(n)[0],
+    "a mask": lambda n: np.ma.array([1, 2], mask=[n == 1, True]),
+    "a masked number": lambda n: np.ma.masked if n == 1 else None,
+    "long doubles": lambda n: np.full(3, n, np.longdouble),
+    "a polynomial": lambda n: np.polynomial.Polynomial([n]),
+    "a random generator": lambda n: np.random.default_rng(n),
+    "a method of a list": lambda n: [n].index,
+    "a mapping in an object": lambda n: Other({"a": {1: n}.values()}),
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_values_are_told_by_all_that_they_hold(make: Callable[[int], Any]) -> None:
+    assert digest_of(make(1)) == digest_of(make(1))
+    assert digest_of(make(1)) != digest_of(make(2))
+
+
+@pytest.mark.parametrize("kind", ["values of a dict", "a long fraction", "a class's own date", "a method of a list"])
+def test_functions_are_told_by_values_of_every_kind(kind: str) -> None:
+    one, same, other = (function_digest(closing_over_any(KINDS[kind](number))) for number in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize("label", [(n for n in ()), memoryview(b""), Other(Other(n for n in ())), {1: [open]}])
+def test_labels_that_do_not_tell_what_they_hold_have_no_folder(tmp_path: Path, label: Any) -> None:
+    def labelled(to: Path | None) -> embgrad.Stream:
+        made = embgrad.Labelled(lambda labels: embgrad.Logit(0))
+        return embgrad.stream(model(), [("a", label)] * 3, made, tokenizer=tokenizer, batch_size=2, to=to)
+
+    assert len(list(labelled(None))) == 2
+    if label == {1: [open]}:  # a function tells
+        labelled(tmp_path).finish()
+        return
+    with pytest.raises(
+        embgrad.BatchError, match=r"the examples 0 to 1 of the source hold .*, of which what it holds cannot"
+    ):
+        labelled(tmp_path).finish()
+
+
+def test_other_inputs_that_do_not_tell_what_they_hold_have_no_folder(tmp_path: Path) -> None:
+    batch = {"input_ids": [[3]], "more": (n for n in ())}
+    with pytest.raises(embgrad.BatchError, match="batch 0 of the source and its labels hold <generator"):
+        embgrad.stream(model(), [batch], embgrad.Logit(0), to=tmp_path).finish()

@@ -1,0 +1,35 @@
+"""What tells TensorFlow's tensors from others when a stream is gone on with: also ragged and sparse ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from embgrad.streaming.digests import digest_of
+from embgrad.streaming.reading import UnreadableError
+
+#: By what they are, tensors that hold a number, and others of another one.
+KINDS: dict[str, Callable[[int], Any]] = {
+    "bfloat16": lambda n: tf.constant([n], tf.bfloat16),
+    "texts": lambda n: tf.constant(["a" * n]),
+    "ragged": lambda n: tf.ragged.constant([[n], [1, 2]]),
+    "sparse": lambda n: tf.sparse.from_dense([[n, 0]]),
+    "slices": lambda n: tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([n])),
+    "a variable": lambda n: tf.Variable([n]),
+    "a type": lambda n: tf.int32 if n == 1 else tf.int64,
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_tensors_are_told_by_their_values(make: Callable[[int], Any]) -> None:
+    assert digest_of(make(1)) == digest_of(make(1))
+    assert digest_of(make(1)) != digest_of(make(2))
+
+
+@pytest.mark.parametrize("made", [tf.experimental.Optional.from_value(1), tf.data.Dataset.range(2)])
+def test_what_holds_no_values_is_not_told(made: Any) -> None:
+    with pytest.raises(UnreadableError):
+        digest_of(made)
