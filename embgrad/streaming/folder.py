@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from embgrad.errors import EmbgradError, FileFormatError
+from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.files import expect_path
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
@@ -73,10 +73,17 @@ class StreamFolder:
             for kept in read_shard(self.folder, self._manifest, shard):
                 yield self._seen(kept)
 
-    def __getitem__(self, number: int) -> Any:
-        """One result; the shard that it is in stays in memory until another one is asked for."""
+    def __getitem__(self, number: int | slice) -> Any:
+        """One result, or a list of those of a slice; the last shard that was read stays in memory until another one is.
+
+        Raises:
+            IndexError: there are not so many.
+            EmbgradError: it is no number; or the folder keeps no results.
+        """
         self._expect_results()
-        place = range(len(self))[number]
+        if isinstance(number, slice):
+            return [self[place] for place in _places(number, len(self))]
+        place = _places(number, len(self))
         shard = next(one for one in self._manifest.shards if one.first <= place < one.first + one.results)
         last = self._last  # another thread may put another one in its place
         if last is None or last[0] != shard:
@@ -112,6 +119,21 @@ class StreamFolder:
     def _expect_results(self) -> None:
         if self.keep == "table":
             raise EmbgradError("the folder keeps the sum of the tables alone, with keep='table': expected .table()")
+
+
+def _places(number: Any, count: int) -> Any:
+    """The place of a result, counted from the beginning; of a slice a range of them.
+
+    Raises:
+        IndexError: there are not so many.
+        EmbgradError: it is neither a number nor a slice.
+    """
+    try:
+        return range(count)[number]
+    except (TypeError, ValueError) as error:  # a slice with a step of zero has no places either
+        raise EmbgradError(
+            f"the number of a result is {brief(number)}: expected a whole number, from 0 on or counted back from -1, or a slice"
+        ) from error
 
 
 def table_of(totals: Mapping[str, Total], single: bool) -> Any:

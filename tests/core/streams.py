@@ -1,8 +1,9 @@
-"""What the tests of streams share: a masked model of the reference, texts, labels, a tokenizer."""
+"""What the tests of streams share: a masked model of the reference, texts, labels, a tokenizer, a run that is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 VOCAB, DIM, CLASSES = 40, 4, 3
+COUNT = 23
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LABELLED = embgrad.Labelled(embgrad.CrossEntropy)
 
 
 def forward(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
@@ -65,3 +68,11 @@ def expect_same_bits(one: embgrad.EmbeddingGradients, other: embgrad.EmbeddingGr
             assert (second.dtype, second.shape, second.tobytes()) == (first.dtype, first.shape, first.tobytes())
     assert one.tokens == other.tokens
     assert dict(one.provenance) == dict(other.provenance)
+
+
+def run(to: Path, given: Any = None, source: Any = None, **options: Any) -> embgrad.Stream:
+    """A stream of labelled texts that writes to a folder."""
+    asked = {"tokenizer": tokenizer, "batch_size": 2, "to": to, **options}
+    return embgrad.stream(
+        model() if given is None else given, rows(COUNT) if source is None else source, LABELLED, **asked
+    )
