@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from embgrad.arrangement import Arrangement
 from embgrad.arrays import to_numpy
-from embgrad.errors import PointError, PointNotReachedError, brief
+from embgrad.errors import PointError, PointNotReachedError, UnsupportedError, brief
 
-__all__ = ["checked_changes", "prepared"]
+__all__ = ["ForAll", "checked_changes", "prepared"]
 
 #: The kinds of dtypes that hold real numbers.
 REAL: Final = "biuf"
 
 #: A tensor in its own axes → another of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
+
+
+class ForAll(NamedTuple):
+    """An array that is put into many batches, and so cannot have an entry for each example: of which batch would it be?"""
+
+    array: np.ndarray
 
 
 def checked_changes(given: Any, option: str) -> dict[str, Any]:
@@ -33,7 +39,8 @@ def checked_changes(given: Any, option: str) -> dict[str, Any]:
         raise PointError(
             f"{option} is {brief(given)}: expected a dict by the names of points, {{'layer.-1': {example}}}"
         )
-    return {name: value if callable(value) else _array(value, name, option) for name, value in given.items()}
+    ready = {name: callable(value) or isinstance(value, ForAll) for name, value in given.items()}
+    return {name: value if ready[name] else _array(value, name, option) for name, value in given.items()}
 
 
 def _array(value: Any, name: str, option: str) -> np.ndarray:
@@ -60,7 +67,7 @@ def prepared(
     Args:
         option: "override", "add" or "edit".
         name: the point's name as given.
-        change: a function or an array, as the user sees the point.
+        change: a function or an array, as the user sees the point; the array may be `ForAll`.
         place: the point's arrangement.
         examples: which examples of the whole batch are run; an array with an example axis is cut alike.
         count: how many examples the whole batch has; None where it is not cut.
@@ -68,7 +75,10 @@ def prepared(
     Raises:
         PointError: of an array that does not fit, at once; of a function's result, when it is called.
         PointNotReachedError: when it is called, the point has another shape than the arrangement says.
+        UnsupportedError: an array for many batches has an entry for each example.
     """
+    if isinstance(change, ForAll):
+        change = _without_examples(option, name, change.array, place)
     if not callable(change):
         fixed = _fitting(option, name, _cut(change, place, examples, count), place)
 
@@ -95,6 +105,16 @@ def _cut(array: np.ndarray, place: Arrangement, examples: slice, count: int | No
         return array
     run = len(range(*examples.indices(count)))
     return array[examples] if place.shape[0] == run < count else array
+
+
+def _without_examples(option: str, name: str, array: np.ndarray, place: Arrangement) -> np.ndarray:
+    by_example = not place.shared and place.ids.ndim == 2 and place.shape[0] == len(place.ids)
+    if by_example and array.ndim == len(place.shape) and len(array) > 1:
+        raise UnsupportedError(
+            f"{option}[{name!r}] has the shape {array.shape}, and the point {place.shape}, an entry for each example, and a "
+            "stream has many batches: expected an array for all examples alike, or a function of the value"
+        )
+    return array
 
 
 def _expect_shape(name: str, value: np.ndarray, place: Arrangement) -> None:

@@ -397,13 +397,13 @@ def expect_tokens(there: bool) -> None:
         )
 
 
-def padded(encoded: Sequence[Encoded], padding: Padding) -> TokenBatch:
-    """The examples as a batch, as long as the longest.
+def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
+    """The examples as a batch, as long as the longest, or as `least`.
 
     Raises:
         BatchError: there is no token at all.
     """
-    longest = max(len(one.ids) for one in encoded)
+    longest = max(least, *(len(one.ids) for one in encoded))
     expect_tokens(longest > 0)
 
     def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:

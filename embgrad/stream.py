@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend import Call
+from embgrad.changes import ForAll
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.files import expect_path
 from embgrad.gradient import asked
@@ -24,11 +25,10 @@ from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
 from embgrad.streaming.objectives import Labelled, Objectives, PerBatch
 from embgrad.streaming.running import Plan, State, results_of
-from embgrad.streaming.sortable import expect_sortable
+from embgrad.streaming.sortable import expect_window
 from embgrad.streaming.source import Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer
-from embgrad.task import Task
 from embgrad.validation import count_or_none
 
 __all__ = ["Labelled", "PerBatch", "Stream", "StreamFolder", "open_stream", "stream"]
@@ -118,8 +118,9 @@ def stream(
     _expect_no_example_axis(task.changes)
     read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, to is not None)
     if window is not None:
-        _expect_sortable(task, read, objective)
-    options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split, **changes}
+        expect_window(task, read, objective)
+    options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split}
+    options.update({option: _for_all(given) for option, given in task.changes.items()})
     options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
     plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, ahead, keep)
     return Stream(plan, None if to is None else Path(to), progress)
@@ -317,6 +318,11 @@ def _expect_ahead(ahead: Any) -> int:
     return int(ahead)
 
 
+def _for_all(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes, where an array's axes are looked at once the point's are known."""
+    return {name: ForAll(change) if isinstance(change, np.ndarray) else change for name, change in changes.items()}
+
+
 def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse arrays that look as if they had an entry for each example: of which batch would it be?"""
     for option, given in changes.items():
@@ -326,18 +332,3 @@ def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:
                     f"{option}[{name!r}] has the shape {change.shape}, an entry an example as it seems, and a stream has many "
                     "batches: expected an array for all examples alike, or a function of the value"
                 )
-
-
-def _expect_sortable(task: Task, source: Source, objective: Any) -> None:
-    """Refuse to put batches together anew where it counts who is in a batch."""
-    if source.tokenizer is None:
-        raise UnsupportedError(
-            "window puts texts together by length, and the source gives whole batches: expected texts, with tokenizer=...; or "
-            "leave window out"
-        )
-    for name, asked_for in {"split=True": task.split, "training=True": task.training}.items():
-        if asked_for:
-            raise UnsupportedError(
-                f"window puts batches together anew, and with {name} it counts which examples meet: leave one of them out"
-            )
-    expect_sortable(objective, source.padding.side)

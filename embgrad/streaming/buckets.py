@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.certificate import worst
-from embgrad.encoding import Encoded, Padding, padded
-from embgrad.errors import UnsupportedError
+from embgrad.encoding import Padding, padded
 from embgrad.result import EmbeddingGradients
+from embgrad.streaming.sortable import follows_positions
 from embgrad.streaming.source import Portion
 
 __all__ = ["Group", "Piece", "grouped", "restored"]
@@ -99,21 +99,27 @@ def _sorted_group(portions: Sequence[Portion], size: int, padding: Padding, fini
     places = [(number, row) for number, portion in enumerate(portions) for row in range(portion.count)]
     kinds: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for number, row in places:
-        kinds.setdefault(_kind(portions[number].texts[row]), []).append((number, row))
+        kinds.setdefault(_kind(portions[number], row), []).append((number, row))
     pieces = []
-    for alike in kinds.values():
+    for (*_, empty), alike in kinds.items():
         alike.sort(key=lambda place: len(portions[place[0]].texts[place[1]].ids))  # stable: ties stay in order
         for start in range(0, len(alike), size):
             own = alike[start : start + size]
             if any(portions[number].number >= finished for number, _ in own):
                 texts = [portions[number].texts[row] for number, row in own]
-                pieces.append(Piece(padded(texts, padding), tuple(own)))
+                pieces.append(Piece(padded(texts, padding, empty), tuple(own)))
     return Group(tuple(portions), tuple(pieces))
 
 
-def _kind(text: Encoded) -> tuple[Any, ...]:
-    """What a batch tells the model of all its examples alike: examples that differ in it are not run together."""
-    return text.types is None, text.tokens is None, text.words is None, text.convention
+def _kind(portion: Portion, row: int) -> tuple[Any, ...]:
+    """What a batch tells the model of all its examples alike: examples that differ in it are not run together.
+
+    The last is how long a text without a token is padded, to which nothing but its padding is told: as in its own batch.
+    """
+    text = portion.texts[row]
+    assert portion.batch is not None, "what is run was encoded"
+    empty = 0 if len(text.ids) else portion.batch.shape[1]
+    return text.types is None, text.tokens is None, text.words is None, text.convention, empty
 
 
 def restored(
@@ -139,7 +145,7 @@ def restored(
             name,
             portion,
             [(results[piece][name], place) for piece, place in origins],
-            {result[name].values.shape[2:] for result in results},
+            follows_positions([result[name] for result in results]),
             objective,
             window,
             padding,
@@ -152,42 +158,33 @@ def _restored(
     name: str,
     portion: Portion,
     rows: Sequence[tuple[EmbeddingGradients, int]],
-    inner: Collection[tuple[int, ...]],
+    by_position: bool,
     objective: Mapping[str, Any],
     window: int,
     padding: Padding,
 ) -> EmbeddingGradients:
     batch, first = portion.batch, rows[0][0]
     assert batch is not None, "what was run was encoded"
-    by_position = len(inner) == 1 and all(
-        one.values.ndim > 2 and one.values.shape[:2] == one.ids.shape for one, _ in rows
-    )
-    if not by_position and (len(inner) > 1 or len({one.values.shape[1:] for one, _ in rows}) > 1):
-        raise UnsupportedError(
-            f"the point {name!r} has the shapes {first.values.shape} and others, which follow the batches' lengths in an axis "
-            "that is not the second: expected (example, position, …), to put the results of batches by length in order; leave "
-            "window out"
-        )
+    of_batch = first.mask is not None  # else the ids are the lookup's own
     arrays: dict[str, Any] = {}
     for key in _PADDED:
         if getattr(first, key) is None:
             arrays[key] = None
             continue
         parts = [getattr(one, key)[row] for one, row in rows]
-        if by_position:
+        if by_position or (key == "ids" and of_batch):
             arrays[key] = _together(parts, batch.shape[1], padding.side)
         else:
             arrays[key] = np.stack(parts)
-    if first.mask is not None and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
+    if of_batch and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
         arrays["ids"] = batch.ids.copy()  # the batch's own, and so the ids of its padding
     pieces = list({id(one): one for one, _ in rows}.values())
-    kept = first.mask is not None
     return replace(
         first,
         **arrays,
         objective=np.array([one.objective[row] for one, row in rows]),
-        mask=None if not kept or batch.mask is None else batch.mask.copy(),
-        types=None if not kept or batch.types is None else batch.types.copy(),
+        mask=None if not of_batch or batch.mask is None else batch.mask.copy(),
+        types=None if not of_batch or batch.types is None else batch.types.copy(),
         tokens=batch.tokens if first.tokens is not None else None,
         words_of=None if first.words_of is None or batch.words is None else batch.words.copy(),
         pad_leak=max(one.pad_leak for one in pieces),

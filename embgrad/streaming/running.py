@@ -21,7 +21,7 @@ from embgrad.streaming.heap import EVERY, trim
 from embgrad.streaming.identity import identity, weights_digest
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
-from embgrad.streaming.sortable import expect_one_length, expect_sortable
+from embgrad.streaming.sortable import expect_restorable, expect_sortable
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer, kept_of
@@ -126,7 +126,11 @@ def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generato
     """The results of a group's portions, those that are finished left out."""
     if not group.pieces:
         return
-    ran = [_run(plan, group, number) for number in range(len(group.pieces))]
+    ran: list[dict[str, EmbeddingGradients]] = []
+    for number in range(len(group.pieces)):
+        ran.append(_run(plan, group, number))
+        if plan.window is not None:
+            expect_restorable([piece.batch for piece in group.pieces[: number + 1]], ran)
     for number, portion in enumerate(group.portions):
         if portion.number < finished:
             continue
@@ -175,10 +179,7 @@ def _in_order(
     assert plan.window is not None, "pieces are portions but for a window"
     assert portion.batch is not None, "what was run was encoded"
     objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
-    found = restored(group, ran, number, described(objective), plan.window, plan.source.padding)
-    for name in plan.task.names:
-        expect_one_length([one[name] for one in ran])
-    return found
+    return restored(group, ran, number, described(objective), plan.window, plan.source.padding)
 
 
 def _write(plan: Plan, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]) -> None:

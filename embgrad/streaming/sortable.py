@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, UnsupportedError
 from embgrad.objective import Objective, Scalar
 from embgrad.result import EmbeddingGradients
+from embgrad.streaming.source import Source
+from embgrad.task import Task
 
-__all__ = ["expect_one_length", "expect_sortable"]
+__all__ = ["expect_restorable", "expect_sortable", "expect_window", "follows_positions"]
+
+
+def expect_window(task: Task, source: Source, objective: Any) -> None:
+    """Refuse to put batches together anew where it counts who is in a batch, as far as that is known before the first.
+
+    Args:
+        task: what is asked of each batch.
+        source: what is read.
+        objective: as given, for the whole source or to be made for each batch.
+
+    Raises:
+        ObjectiveError: it counts to the objective.
+        UnsupportedError: it counts otherwise, or the source gives whole batches.
+    """
+    if source.tokenizer is None:
+        raise UnsupportedError(
+            "window puts texts together by length, and the source gives whole batches: expected texts, with tokenizer=...; or "
+            "leave window out"
+        )
+    for name, asked_for in {"split=True": task.split, "training=True": task.training}.items():
+        if asked_for:
+            raise UnsupportedError(
+                f"window puts batches together anew, and with {name} it counts which examples meet: leave one of them out"
+            )
+    expect_sortable(objective, source.padding.side)
 
 
 def expect_sortable(objective: Any, side: str) -> None:
@@ -38,21 +66,62 @@ def expect_sortable(objective: Any, side: str) -> None:
         )
 
 
-def expect_one_length(results: Sequence[EmbeddingGradients]) -> None:
-    """Refuse outputs that have a number for each position, padding too, in batches of several lengths.
+def follows_positions(results: Sequence[EmbeddingGradients]) -> bool:
+    """Whether the second axis of a point's values is the positions, in batches of several lengths."""
+    inner = {one.values.shape[2:] for one in results}
+    return len(inner) == 1 and all(
+        one.mask is not None and one.values.ndim > 2 and one.values.shape[:2] == one.ids.shape for one in results
+    )
+
+
+def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
+    """Refuse what could not be brought back into batches of other examples and lengths.
 
     Args:
-        results: of the batches that were put together.
+        batches: those that were put together, as far as they were run.
+        results: of each, by the points' names.
 
     Raises:
-        UnsupportedError: there are such.
+        UnsupportedError: there is such.
     """
-    shapes = [one.provenance["output_shape"] for one in results]
-    lengths = {one.ids.shape[1] for one in results if one.ids.ndim > 1}
-    as_long = [shape is not None and len(shape) == 2 and shape[1] in lengths for shape in shapes]
-    if all(as_long) and len({shape[1] for shape in shapes}) > 1:
+    for name in results[0]:
+        of_point = [one[name] for one in results]
+        _expect_each_example(name, batches, of_point)
+        _expect_one_form(name, of_point)
+        _expect_one_length(batches, of_point)
+
+
+def _expect_each_example(name: str, batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:
+    for batch, one in zip(batches, results, strict=True):
+        if len(one.values) != len(batch):
+            raise UnsupportedError(
+                f"the point {name!r} has the shape {one.values.shape} in a batch of {len(batch)} examples, which share it, and "
+                "window puts other examples together: expected an entry for each example, as a role such as at='position' "
+                "gives it; or leave window out"
+            )
+
+
+def _expect_one_form(name: str, results: Sequence[EmbeddingGradients]) -> None:
+    shapes = list({one.values.shape[1:]: one.values.shape for one in results}.values())
+    if len(shapes) > 1 and not follows_positions(results):
         raise UnsupportedError(
-            f"the output that the objective reads has the shapes {' and '.join(str(tuple(shape)) for shape in shapes[:2])} in "
-            "batches of several lengths, a number for each position, those of padding too: an example's numbers depend on who is "
-            "in its batch; leave window out"
+            f"the point {name!r} has the shapes {shapes[0]} and {shapes[1]}, which follow the batches' lengths in an axis that "
+            "is not the second of three: expected (example, position, …), to put the results of batches by length in order; "
+            "leave window out"
+        )
+
+
+def _expect_one_length(batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:
+    """Refuse outputs that have a number for each position, padding too."""
+    shapes = [one.provenance["output_shape"] for one in results]
+    as_long = [
+        shape is not None and len(shape) == 2 and shape[1] == batch.shape[1]
+        for shape, batch in zip(shapes, batches, strict=True)
+    ]
+    found = sorted({tuple(shape[1:]): tuple(shape) for shape in shapes if shape is not None}.values())
+    if all(as_long) and len(found) > 1:
+        raise UnsupportedError(
+            f"the output that the objective reads has the shapes {found[0]} and {found[1]} in batches of several lengths, a "
+            "number for each position, those of padding too: an example's numbers depend on who is in its batch; leave window "
+            "out"
         )

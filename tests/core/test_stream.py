@@ -11,19 +11,18 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import embgrad
 from embgrad.streaming.heap import trim
-from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import (
     CLASSES,
     DIM,
+    LABELLED,
     by_hand,
     expect_same_bits,
     forward,
@@ -33,8 +32,6 @@ from tests.core.streams import (
     texts,
     tokenizer,
 )
-
-LABELLED = embgrad.Labelled(embgrad.CrossEntropy)
 
 
 @pytest.fixture(autouse=True)
@@ -188,181 +185,6 @@ def test_max_length_is_kept() -> None:
     [found] = embgrad.stream(model(), ["abcdef", "a"], embgrad.Logit(0), tokenizer=Pieces(), max_length=5)
     assert found.ids.shape == (2, 5)
     assert found.provenance["truncated"] == [3, 0]
-
-
-# By length
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 40), st.booleans())
-def test_batches_by_length_give_the_same_numbers(count: int, size: int, window: int, several: bool) -> None:
-    """Whatever the window, the same batches in the same order; each example's numbers as in a batch of its own."""
-    at = ["word", "block"] if several else "word"
-    options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": size, "at": at}
-    plain = list(embgrad.stream(model(), rows(count), LABELLED, **options))
-    sorted_ones = list(embgrad.stream(model(), rows(count), LABELLED, window=window, **options))
-    for one, other in zip(plain, sorted_ones, strict=True):
-        for name in one if several else ["word"]:
-            first, second = (one[name], other[name]) if several else (one, other)
-            np.testing.assert_array_equal(first.ids, second.ids)
-            np.testing.assert_array_equal(first.mask, second.mask)
-            real = first.real
-            np.testing.assert_allclose(second.values[real], first.values[real], rtol=1e-5, atol=1e-7)
-            np.testing.assert_array_equal(second.activations[real], first.activations[real])
-            np.testing.assert_allclose(second.objective, first.objective, rtol=1e-6)
-            assert second.provenance["objective"] == first.provenance["objective"]
-            assert second.provenance["output_shape"] == first.provenance["output_shape"]
-            assert embgrad.compare(first, second).agrees
-            assert (second.values.flags.c_contiguous, second.values.flags.owndata) == (True, True)
-
-
-def test_batches_by_length_run_less_padding() -> None:
-    runs: list[tuple[int, ...]] = []
-
-    def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
-        runs.append(input_ids.shape)
-        return forward(self, input_ids, attention_mask)
-
-    def positions(window: int | None) -> int:
-        runs.clear()
-        counted = ReferenceModel(counting, {name: one.value for name, one in model().parameters.items()})
-        given = ["a" * length for length in [1, 20] * 8]
-        for _ in embgrad.stream(counted, given, embgrad.Logit(0), tokenizer=tokenizer, batch_size=4, window=window):
-            pass
-        return sum(rows * columns for rows, columns in runs)
-
-    assert positions(None) == 16 * 22
-    assert positions(16) == 8 * 22 + 8 * 3
-
-
-class Left:
-    """A tokenizer that pads on the left."""
-
-    padding: ClassVar[dict[str, Any]] = {"pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", "direction": "left"}
-
-    @classmethod
-    def from_str(cls, _: str) -> Left:
-        return cls()
-
-    def to_str(self) -> str:
-        return "{}"
-
-    def no_padding(self) -> None: ...
-
-    def no_truncation(self) -> None: ...
-
-    def encode_batch(self, given: list[str]) -> list[Any]:
-        return [
-            type("E", (), {"ids": ids, "tokens": list(map(str, ids)), "type_ids": [0] * len(ids)} | _words(ids))
-            for ids in map(tokenizer, given)
-        ]
-
-
-def _words(ids: list[int]) -> dict[str, Any]:
-    return {"word_ids": list(range(len(ids))), "sequence_ids": [0] * len(ids)}
-
-
-def test_padding_on_the_left_by_length() -> None:
-    plain = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3))
-    by_length = list(embgrad.stream(model(), rows(9), LABELLED, tokenizer=Left(), batch_size=3, window=9))
-    assert plain[0].mask is not None
-    assert plain[0].mask[:, -1].all()
-    assert not plain[0].mask.all()
-    for one, other in zip(plain, by_length, strict=True):
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_allclose(other.values[one.real], one.values[one.real], rtol=1e-5, atol=1e-7)
-        assert (one.tokens, one.provenance["truncated"]) == (other.tokens, other.provenance["truncated"])
-
-
-@pytest.mark.parametrize("position", [0, 6, [1] * 9])
-@pytest.mark.parametrize("fixed", [False, True])
-def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(position: Any, fixed: bool) -> None:
-    def of_batch(batch: Any) -> embgrad.Objective:
-        return embgrad.Logit(0, position=position[: len(batch)] if isinstance(position, list) else position)
-
-    objective = embgrad.Logit(0, position=position) if fixed else embgrad.PerBatch(of_batch)
-    with pytest.raises(
-        embgrad.ObjectiveError, match=r"position=.* is a column of a batch, where this tokenizer pads on"
-    ):
-        list(embgrad.stream(model(), texts(9), objective, tokenizer=Left(), batch_size=3, window=9))
-
-
-def test_scalars_that_are_made_for_each_batch_have_no_place_in_a_window() -> None:
-    objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: leave window out"):
-        list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
-
-
-def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
-    """As the logits of where an answer begins: those of padding count, and so does who is in a batch."""
-
-    def starts(self: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
-        return ((lookup(self["E"], input_ids) @ self["U"]).tanh()).sum(2)
-
-    answering = ReferenceModel(starts, {name: one.value for name, one in model().parameters.items()})
-    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
-    assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
-    with pytest.raises(embgrad.UnsupportedError, match="a number for each position, those of padding too"):
-        list(embgrad.stream(answering, texts(9), embgrad.Sum(), window=9, **asked))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split": True}, "with split=True it counts which examples meet: leave one of them out"),
-        ({"training": True}, "with training=True it counts"),
-        ({"tokenizer": None}, "the source gives whole batches: expected texts, with tokenizer"),
-    ],
-)
-def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=message):
-        embgrad.stream(model(), [[[3]]], embgrad.Sum(), **{"tokenizer": tokenizer, "window": 8, **options})
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: leave window out"):
-        embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
-
-
-def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
-    """As convolutions have them, (example, channel, position): what belongs to a position is not told."""
-
-    def convolving(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
-        rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
-        return model.module("channels", lambda x: x.swap(1, 2), rows).sum(2) @ model["W"]
-
-    built = ReferenceModel(convolving, {name: one.value for name, one in model().parameters.items()}, ["channels"])
-    plain = embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, at="channels")
-    assert [one.values.shape[:2] for one in plain] == [(2, DIM)] * 3
-    message = (
-        r"the point 'channels' has the shapes \(\d, 4, \d+\) and others, which follow the batches' lengths in an axis that is "
-        r"not the second: expected \(example, position, …\), .*leave window out"
-    )
-    with pytest.raises(embgrad.UnsupportedError, match=message):
-        list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
-
-
-def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
-    """As attention has them, (example, position, position): both axes follow the batches' lengths."""
-
-    def attending(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
-        rows = lookup(model["E"], input_ids) * Tensor(attention_mask[..., None].astype("float32"))
-        return model.module("scores", paired, rows).sum(1)
-
-    def paired(rows: Tensor) -> Tensor:
-        length = rows.value.shape[1]
-        value = np.repeat(rows.value.sum(2)[:, :, None], length, axis=2)
-        return Tensor(value, [(rows, lambda grad: np.repeat(grad.sum(2)[:, :, None], DIM, axis=2))])
-
-    weights = {name: one.value for name, one in model().parameters.items()}
-
-    def attended(source: list[str], **options: Any) -> list[Any]:
-        built = ReferenceModel(attending, weights, ["scores"])
-        return list(
-            embgrad.stream(built, source, embgrad.Sum(), tokenizer=tokenizer, batch_size=2, at="scores", **options)
-        )
-
-    assert [one.shape for one in attended(["ab", "abc"])] == [(2, 5, 5)]
-    for source in (["ab", "abc", "ab", "xyz"], ["ab", "ab", "abc", "xyzu"]):
-        with pytest.raises(embgrad.UnsupportedError, match=r"the point 'scores' has the shapes .*leave window out"):
-            attended(source, window=4)
 
 
 # Ahead
