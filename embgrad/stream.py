@@ -82,7 +82,8 @@ def stream(
             not run values and activations are zeros. Holds the results of a window in memory. Not with `split`, `training`
             or a Scalar objective, where it counts who is in a batch.
         override: as in `gradients`; arrays broadcast to each batch, and have no example axis of their own. So does `add`.
-        ahead: how many batches (windows) may be ready before they are asked for; 0 for none, and no thread.
+        ahead: how many batches (windows) may be ready before they are asked for; 0 for none, and no thread. With `training`
+            it is 0: a source that runs the same model would find it in training mode now and then.
         progress: a function that is told (examples done, of how many, or None where that is not known); or True for a line on
             stderr, where that is a terminal.
         to: a folder, in which the results are written as safetensors files with a manifest. A run that was interrupted, in
@@ -122,7 +123,7 @@ def stream(
     options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split}
     options.update({option: _for_all(given) for option, given in task.changes.items()})
     options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
-    plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, ahead, keep)
+    plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, 0 if training else ahead, keep)
     return Stream(plan, None if to is None else Path(to), progress)
 
 

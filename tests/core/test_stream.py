@@ -225,6 +225,30 @@ def test_the_user_s_generator_is_closed_where_it_runs() -> None:
     assert closed == ["embgrad.stream"]
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_source_that_runs_the_model_finds_it_in_the_mode_that_it_has(training: bool) -> None:
+    amid_a_pass, modes = threading.Event(), []
+
+    def slow(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+        amid_a_pass.set()
+        time.sleep(0.2)
+        amid_a_pass.clear()
+        return forward(self, input_ids, attention_mask)
+
+    built = ReferenceModel(slow, {name: one.value for name, one in model().parameters.items()})
+
+    def source() -> Iterator[str]:
+        for text in texts(6):
+            amid_a_pass.wait(0.1)  # where it is drawn beside one
+            modes.append(built.training)
+            yield text
+
+    found = list(
+        embgrad.stream(built, source(), embgrad.Logit(0), tokenizer=tokenizer, batch_size=1, training=training)
+    )
+    assert (len(found), modes) == (6, [False] * 6)
+
+
 class _OwnError(Exception):
     pass
 
