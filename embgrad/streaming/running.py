@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from embgrad.encoding import padded
 from embgrad.errors import BatchError, FileFormatError, brief
 from embgrad.gradient import gradients
 from embgrad.native import as_objective, described
 from embgrad.progress import Progress
 from embgrad.result import EmbeddingGradients
 from embgrad.streaming.ahead import Ahead
-from embgrad.streaming.buckets import Group, grouped, per_window, restored
+from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard
 from embgrad.streaming.heap import EVERY, trim
 from embgrad.streaming.identity import identity, weights_digest
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
-from embgrad.streaming.sortable import expect_restorable, expect_sortable
+from embgrad.streaming.sortable import expect_restorable, expect_same_alone, expect_sortable
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer, kept_of
@@ -40,6 +41,7 @@ class State:
         totals: where they are summed up, by the points' names.
         report: is told how far it has come.
         examples: how many are done.
+        tried: whether it is known that padding is of no account to the model, see `expect_same_alone`.
         reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
     """
 
@@ -48,6 +50,7 @@ class State:
     totals: dict[str, Total] = field(default_factory=dict)
     report: Progress = lambda done, total: None
     examples: int = 0
+    tried: bool = False
     reader: threading.Thread | None = None
 
 
@@ -131,6 +134,7 @@ def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generato
         ran.append(_run(plan, group, number))
         if plan.window is not None:
             expect_restorable([piece.batch for piece in group.pieces[: number + 1]], ran)
+            state.tried = state.tried or _tried_alone(plan, group, number, ran[-1])
     for number, portion in enumerate(group.portions):
         if portion.number < finished:
             continue
@@ -169,6 +173,29 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
             error.add_note(f"while streaming the examples {_told(examples)} of the source")
         raise
     return {plan.task.names[0]: found} if isinstance(found, EmbeddingGradients) else found
+
+
+def _tried_alone(plan: Plan, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> bool:
+    """Whether a piece has an example with padding; that has the same numbers then as in a batch of it alone.
+
+    Raises:
+        UnsupportedError: it has others.
+    """
+    piece = group.pieces[number]
+    lengths = piece.batch.real.sum(1)
+    padded_ones = np.flatnonzero((lengths > 0) & (lengths < piece.batch.shape[1]))
+    if not padded_ones.size:
+        return False
+    row = int(padded_ones[np.argmin(lengths[padded_ones])])
+    owner, place = piece.places[row]
+    text = group.portions[owner].texts[place]
+    alone = replace(group, pieces=(Piece(padded([text], plan.source.padding), (piece.places[row],)),))
+    try:
+        found = _run(replace(plan, options={**plan.options, "check": False}), alone, 0)
+    except Exception:  # a model may take no other number of examples: then nothing is known
+        return True
+    expect_same_alone(group.portions[owner].start + place, row, ran, found, plan.source.padding.side)
+    return True
 
 
 def _in_order(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,8 +13,14 @@ from embgrad.objective import Objective, Scalar
 from embgrad.result import EmbeddingGradients
 from embgrad.streaming.source import Source
 from embgrad.task import Task
+from embgrad.tolerance import tolerance_of
 
-__all__ = ["expect_restorable", "expect_sortable", "expect_window", "follows_positions"]
+__all__ = ["expect_restorable", "expect_same_alone", "expect_sortable", "expect_window", "follows_positions"]
+
+
+#: How far an example's numbers may lie apart with padding and without, relatively, whatever the type: angles by which positions
+#: are told are float32 in models of any. Where padding counts it is far more, 0.5 to 1 for a BERT or GPT-2 padded on the left.
+LEAST: Final = 1e-3
 
 
 def expect_window(task: Task, source: Source, objective: Any) -> None:
@@ -89,6 +95,56 @@ def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[s
         _expect_each_example(name, batches, of_point)
         _expect_one_form(name, of_point)
         _expect_one_length(batches, of_point)
+
+
+def expect_same_alone(
+    example: int,
+    row: int,
+    beside: Mapping[str, EmbeddingGradients],
+    alone: Mapping[str, EmbeddingGradients],
+    side: str,
+) -> None:
+    """Refuse a model to which it counts how long the batch is that an example is in.
+
+    Args:
+        example: its number in the source.
+        row: where it is in the batch.
+        beside: the results of the batch, by the points' names.
+        alone: those of a batch of the example alone, which has no padding.
+        side: on which it is padded in the batch.
+
+    Raises:
+        UnsupportedError: its numbers are others.
+    """
+    for name, one in beside.items():
+        other = alone[name]
+        padding = one.ids.shape[1] - other.ids.shape[1]
+        limit = max(LEAST, tolerance_of(one, other))
+        apart = max(_apart(*pair) for pair in _pairs(one, other, row, side))
+        if apart > limit:
+            raise UnsupportedError(
+                f"example {example} of the source has other numbers alone than with {padding} positions of padding: at {name!r} "
+                f"they lie {apart:.2g} apart, relatively, where rounding explains {limit:.2g}. window puts examples together by "
+                "length: expected a model to which padding does not count, as it does where positions are numbered from the left "
+                "and the tokenizer pads there; pass other positions in call=..., pad on the right, or leave window out"
+            )
+
+
+def _pairs(
+    one: EmbeddingGradients, other: EmbeddingGradients, row: int, side: str
+) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+    """What is to be the same in a batch and alone, with the size against which a difference counts at least."""
+    yield one.objective[row], other.objective[0], max(1.0, float(np.abs(one.objective).max()))
+    count, by_position = other.ids.shape[1], follows_positions([one, other])
+    for first, second in ((one.values[row], other.values[0]), (one.activations[row], other.activations[0])):
+        own = first if not by_position else first[len(first) - count :] if side == "left" else first[:count]
+        if own.shape == second.shape:  # else it is refused with the first batch of another length
+            yield own, second, 0.0
+
+
+def _apart(one: np.ndarray, other: np.ndarray, least: float) -> float:
+    scale = max(float(np.linalg.norm(one)), float(np.linalg.norm(other)), least)
+    return float(np.linalg.norm(np.subtract(one, other, dtype=np.float64))) / (scale or 1.0)
 
 
 def _expect_each_example(name: str, batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:

@@ -124,7 +124,7 @@ def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
     assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
     with pytest.raises(embgrad.UnsupportedError, match="a number for each position, those of padding too"):
-        list(embgrad.stream(answering, texts(9), embgrad.Sum(), window=9, **asked))
+        list(embgrad.stream(answering, ["a", "bcd", "efghi"] * 3, embgrad.Sum(), window=9, **asked))
 
 
 @pytest.mark.parametrize(
@@ -272,3 +272,51 @@ def test_texts_without_a_token_are_run_as_in_their_own_batches() -> None:
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_array_equal(one.mask, other.mask)
         np.testing.assert_allclose(other.objective, one.objective, rtol=1e-12)
+
+
+def _from_the_left(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+    """With positions that are numbered from the left, padding too."""
+    positions = lookup(model["P"], np.broadcast_to(np.arange(input_ids.shape[1]), input_ids.shape))
+    rows = (lookup(model["E"], input_ids) + positions).tanh()
+    return (rows * Tensor(attention_mask[..., None].astype("float64"))).sum(1) @ model["W"]
+
+
+def _heedless(model: Any, input_ids: np.ndarray) -> Tensor:
+    """Without a mask, so that padding is summed up with the rest."""
+    return lookup(model["E"], input_ids).tanh().sum(1).tanh() @ model["W"]
+
+
+class Right(Left):
+    padding: ClassVar[dict[str, Any]] = {**Left.padding, "direction": "right"}
+
+
+@pytest.mark.filterwarnings("ignore:the model .* mask")
+@pytest.mark.parametrize("at", ["word", ["word", "position"]])
+@pytest.mark.parametrize(
+    ("forwards", "side", "counts"),
+    [(_from_the_left, Left, True), (_from_the_left, Right, False), (_heedless, Right, True), (_heedless, Left, True)],
+)
+def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
+    forwards: Any, side: Any, counts: bool, at: Any
+) -> None:
+    weights = {name: one.value for name, one in by_place().parameters.items()}
+    asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 3, "at": "word" if forwards is _heedless else at}
+    runs: list[int] = []
+
+    def counting(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        runs.append(len(input_ids))
+        return forwards(self, input_ids, *([attention_mask] if forwards is _from_the_left else []))
+
+    built = ReferenceModel(counting, weights)
+    plain = list(embgrad.stream(built, texts(12), embgrad.Logit(0), **asked))
+    before = len(runs)
+    if not counts:
+        assert len(plain) == len(list(embgrad.stream(built, texts(12), embgrad.Logit(0), window=12, **asked)))
+        assert runs[before:].count(1) >= 1, "an example was run alone"
+        return
+    with pytest.raises(
+        embgrad.UnsupportedError,
+        match=r"example \d+ of the source has other numbers alone than with \d+ positions of padding",
+    ):
+        list(embgrad.stream(built, texts(12), embgrad.Logit(0), window=12, **asked))
+    assert runs[before:].count(3) < 4, "it is refused before the window's other batches are run"
