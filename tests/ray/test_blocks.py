@@ -139,6 +139,7 @@ def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
         np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
 
 
+@pytest.mark.framework("torch")
 def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
     """Where a token stands counts, and that is not to depend on which rows are in the batch."""
 
@@ -171,6 +172,7 @@ def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
     assert str(caught.value.__cause__).startswith("the tokenizer made no token of any text")  # and no other message
 
 
+@pytest.mark.framework("torch")
 def test_errors_of_the_model_name_the_row(items: Items) -> None:
     rows = items(7)
     rows[4]["text"] = " ".join(["w1"] * 62)  # of 32 positions
