@@ -14,7 +14,7 @@ from tensorflow.python.eager import record
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.identity import PLAIN, asked_of, code_of
+from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.points import WORD
 from embgrad.replaying import Recorder, ReplayError, agreeing
 from embgrad.responding import Respond
@@ -87,7 +87,7 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         expect_traceable(model)
         key = (_key(planned, request), _variables(model) if planned.graph is None else ())
         form = _forms.get(as_parts(model), key, lambda: _Form(planned.fixed))
-    except (UntraceableError, TypeError) as error:
+    except (UntraceableError, UntoldError, TypeError) as error:
         return replace(plain(request), uncompiled=str(error))
     return _Keeper(form, model, batch, request, planned, plain).run()
 
@@ -149,7 +149,10 @@ class _Keeper:
         """What a trace gives, checked by what the model gives; or that."""
         generators = _Generators(self._model, self._request.training)
         recorder, few = Recorder(self._request, _watching), _FewRows(self._request)
+        asked = asked_of(self._request)
         found = self._plain(replace(recorder.recording(), reads=few.reads))
+        if asked_of(self._request) != asked:
+            return self._as_asked(found, CHANGING)
         generators.remember()
         if few.outputs and self._form.by_rows:
             exact = self._form.exact

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.identity import PLAIN, asked_of, code_of
+from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.locks import held
 from embgrad.replaying import Recorder, ReplayError, agreeing
 from embgrad.traces import Traces
@@ -84,7 +84,7 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, plain: Plain) -> R
             _expect_traceable(known, request)
         planned = inputs.planned(model, batch, request.call, inputs.device_of(known.modules))
         form = _forms.get(parts, _key(known, planned, request), _Form)
-    except UntraceableError as error:
+    except (UntraceableError, UntoldError) as error:
         return replace(plain(request), uncompiled=str(error))
     except TypeError:
         return replace(plain(request), uncompiled="a part of the model cannot be referred to weakly")
@@ -191,8 +191,10 @@ class _Keeper:
         """What a trace gives, checked by what the model gives; or that."""
         if len(self._form.traces) >= LENGTHS:
             return self._without(f"its lengths take a trace each, and {LENGTHS} are kept")
-        recorder = Recorder(self._request, self._watching)
+        recorder, asked = Recorder(self._request, self._watching), asked_of(self._request)
         found = self._plain(recorder.recording())
+        if asked_of(self._request) != asked:
+            return self._as_asked(found, CHANGING)
         if self._differentiates is not None:
             return self._as_asked(found, self._differentiates)
         try:

@@ -1,11 +1,11 @@
-"""What any object holds: its attributes, and what a copy of it would be made of, as `pickle` asks it."""
+"""What an object holds that no attribute tells: what a copy of it would be made of, as `pickle` asks it."""
 
 from __future__ import annotations
 
 import copyreg
 from typing import Any, Final
 
-__all__ = ["attributes_of", "compares", "is_hidden", "parts_of"]
+__all__ = ["compares", "is_hidden", "parts_of"]
 
 #: The protocol of `pickle` from which on objects with slots tell what is in them.
 _PROTOCOL: Final = 4
@@ -31,17 +31,6 @@ def parts_of(value: Any) -> Any:
     return [*made[:3], *(None if items is None else list(items) for items in made[3:5])]
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """An object's own attributes, in slots or not."""
-    held: dict[str, Any] = {}
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names = [_mangled(name, kind) for name in ([slots] if isinstance(slots, str) else slots)]
-        held.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
-    held.update(getattr(value, "__dict__", {}))
-    return held
-
-
 def compares(kind: type) -> bool:
     """Whether objects of a class are told from others by a value, and not only by which they are."""
     return vars(object)["__eq__"] is not getattr(kind, "__eq__", None)
@@ -50,9 +39,3 @@ def compares(kind: type) -> bool:
 def is_hidden(kind: type) -> bool:
     """Whether objects of a class may hold what is in no attribute, as they are made of something that is written in C."""
     return any(not one.__flags__ & _MADE for one in kind.__mro__ if one is not object)
-
-
-def _mangled(name: str, kind: type) -> str:
-    """The name under which a slot is found: a private one is found under its class's."""
-    private = name[:2] == "__" != name[-2:] and kind.__name__.strip("_")
-    return f"_{kind.__name__.lstrip('_')}{name}" if private else name

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import dis
 import functools
-import sys
 from collections.abc import Callable, ItemsView, KeysView, Mapping, Sequence, ValuesView
-from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.arrays import is_tensor, widened
+from embgrad.composition import (
+    HOLDERS,
+    OPEN,
+    attributes_of,
+    content_of,
+    globals_of,
+    is_installed,
+    members_of,
+    names_in,
+    root_of,
+    written_by,
+)
 from embgrad.errors import BackendError, UnsupportedError
-from embgrad.identity import globals_of
-from embgrad.streaming.holding import attributes_of, compares, is_hidden, parts_of
+from embgrad.streaming.holding import compares, is_hidden, parts_of
 from embgrad.weights import weights_of
 
 __all__ = ["UnreadableError", "is_function", "read"]
 
-#: The modules of Python's own whose objects hold what the user has put there.
-HOLDERS: Final = ("argparse", "types")
-
 #: The text of an object of a library's that has no attributes tells what it is (a bit of `operator`), up to this length.
 LONGEST: Final = 200
-
-#: How the folders are called in which packages are installed, for all or for one user.
-_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
-
-#: The packages of which the user's own classes may be made and stay theirs, whatever they hold.
-_OPEN: Final = {"embgrad", *sys.stdlib_module_names} - {"__main__"}
 
 
 class UnreadableError(Exception):
@@ -96,6 +95,7 @@ class _Reading:
         self._digest = digest
         self._seen = seen
         self._whole = whole
+        self._told: set[tuple[ModuleType, str]] = set()
 
     def of(self, value: Any) -> Any:
         """What stands for a value."""
@@ -114,7 +114,7 @@ class _Reading:
         if isinstance(value, Mapping):
             return self._with_own(value, [[self.of(name), self.of(value[name])] for name in self._names(value)])
         if isinstance(value, type):
-            return _named(value) if _is_installed(value.__module__) else [_named(value), *self._loose._class(value)]
+            return _named(value) if is_installed(value.__module__) else [_named(value), *self._loose._class(value)]
         if (array := _as_array(value)) is not None:
             return self._with_own(value, self._array(value, array))
         if self._whole:
@@ -124,11 +124,15 @@ class _Reading:
     @property
     def _loose(self) -> _Reading:
         """The same walk through what is no data: a function, say, may hold what does not tell what it holds."""
-        return _Reading(self._digest, self._seen, False) if self._whole else self
+        if not self._whole:
+            return self
+        loose = _Reading(self._digest, self._seen, False)
+        loose._told = self._told
+        return loose
 
     def _with_own(self, value: Any, held: Any) -> Any:
         """What a container holds, and the attributes that a class of the user's has given it."""
-        own = {} if _is_installed(type(value).__module__) else attributes_of(value)
+        own = {} if is_installed(type(value).__module__) else attributes_of(value)
         return [held, self.of(own)] if own else held
 
     def _array(self, value: Any, array: np.ndarray) -> Any:
@@ -149,7 +153,7 @@ class _Reading:
         if isinstance(value, MethodType):
             return ["method", self.of(value.__func__), self.of(value.__self__)]
         if isinstance(value, FunctionType):
-            return _named(value) if _is_installed(value.__module__) else [_named(value), *self._code(value)]
+            return _named(value) if is_installed(value.__module__) else [_named(value), *self._code(value)]
         if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, (ModuleType, type, NoneType)):
             return [value.__name__, self.of(value.__self__)]  # such as the method `get` of a dict
         if isinstance(getattr(value, "__wrapped__", None), FunctionType):  # as functools.lru_cache makes them
@@ -158,18 +162,19 @@ class _Reading:
 
     def _code(self, function: FunctionType) -> list[Any]:
         code, own = function.__code__, function.__globals__
-        names = _names(code)
-        cells = [self._held(_content(cell), names) for cell in function.__closure__ or ()]
+        names = names_in(code)
+        cells = [self._held(content_of(cell), names) for cell in function.__closure__ or ()]
         around = [[name, self._held(own[name], names)] for name in _read(code) if name in own]
-        return [_of_code(code), cells, around, self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+        given = [self.of(function.__defaults__), self.of(function.__kwdefaults__)]
+        return [_of_code(code), cells, around, *given, *([self.of(vars(function))] if vars(function) else [])]
 
-    def _held(self, value: Any, names: set[str]) -> Any:
-        """What a function reads; of a module of the user's what it may mean by the names in it."""
-        if not isinstance(value, ModuleType) or _is_installed(value.__name__) or id(value) in self._seen:
+    def _held(self, value: Any, names: frozenset[str]) -> Any:
+        """What a function reads; of a module of the user's what it may mean by the names in it, and no other has told."""
+        if not isinstance(value, ModuleType) or is_installed(value.__name__):
             return self.of(value)
-        self._seen[id(value)] = (value, len(self._seen))
-        held = [[name, self._held(vars(value)[name], names)] for name in sorted(names & vars(value).keys())]
-        return [value.__name__, held]
+        asked = [name for name in sorted(names & vars(value).keys()) if (value, name) not in self._told]
+        self._told.update([(value, name) for name in asked])
+        return [value.__name__, [[name, self._held(vars(value)[name], names)] for name in asked]]
 
     def _data(self, value: Any) -> Any:
         parts = parts_of(value)
@@ -181,12 +186,12 @@ class _Reading:
 
     def _object(self, value: Any) -> Any:
         kind, own = type(value), attributes_of(value)
-        if not _is_installed(kind.__module__):
+        if not is_installed(kind.__module__):
             return self._of_users(value, own)
         weights = [] if _is_open(kind) else self._weights(value)
         if weights:
             return [_named(kind), weights]
-        if kind.__module__ in HOLDERS or dataclasses.is_dataclass(kind) or _root(kind) == "embgrad":
+        if kind.__module__ in HOLDERS or dataclasses.is_dataclass(kind) or root_of(kind) == "embgrad":
             return [_named(kind), self.of(own)]
         if compares(kind) and (parts := parts_of(value)) is not None:
             return [_named(kind), self.of(parts)]
@@ -213,25 +218,7 @@ class _Reading:
 
     def _class(self, kind: type) -> list[Any]:
         """What a class of the user's holds, and its bases."""
-        held = {name: _parts(one) for name, one in vars(kind).items()}
-        told = {
-            name: parts for name, parts in held.items() if isinstance(parts[0], FunctionType) or not _is_pythons(name)
-        }
-        return [self.of(told), [self.of(base) for base in kind.__bases__]]
-
-
-def _parts(member: Any) -> list[Any]:
-    """What a member of a class is made of."""
-    if isinstance(member, property):
-        return [member.fget, member.fset]
-    if isinstance(member, functools.cached_property):
-        return [member.func]
-    return [member.__func__ if isinstance(member, (staticmethod, classmethod)) else member]
-
-
-def _is_pythons(name: str) -> bool:
-    """Whether Python itself keeps something in a class under this name."""
-    return name[:2] == name[-2:] == "__" or name == "_abc_impl"
+        return [self.of(members_of(kind)), [self.of(base) for base in kind.__bases__]]
 
 
 def _as_array(value: Any) -> np.ndarray | None:
@@ -261,32 +248,10 @@ def _named(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
 
 
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty as yet
-        return None
-
-
 def _read(code: CodeType) -> list[str]:
     """The globals that a function reads, but for those that it writes to: a count of its calls is another each time."""
-    written = _written(code)
+    written = written_by(code)
     return [name for name in globals_of(code) if name not in written]
-
-
-def _written(code: CodeType) -> set[Any]:
-    """The names of the globals that a piece of Python writes to, and those inside it."""
-    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    return own.union(*map(_written, _inside(code)))
-
-
-def _names(code: CodeType) -> set[str]:
-    """All names in a piece of Python, attributes' too."""
-    return {*code.co_names}.union(*map(_names, _inside(code)))
-
-
-def _inside(code: CodeType) -> list[CodeType]:
-    return [one for one in code.co_consts if isinstance(one, CodeType)]
 
 
 def _of_code(code: CodeType) -> list[Any]:
@@ -302,22 +267,4 @@ def _is_stable(constant: Any) -> bool:
 
 def _is_open(kind: type) -> bool:
     """Whether a class is made of the user's, Python's and ours alone, so that its objects are looked into."""
-    return all(_root(one) in _OPEN or not _is_installed(one.__module__) for one in kind.__mro__)
-
-
-def _root(kind: type) -> str:
-    """The package that a class is of."""
-    return kind.__module__.partition(".")[0]
-
-
-def _is_installed(module: str | None) -> bool:
-    """Whether a module belongs to Python or to an installed package, and is another with another version of that."""
-    if module is None:  # made by a decorator, such as that of data classes
-        return False
-    root = module.partition(".")[0]
-    return root in _OPEN or any(_lies_installed(sys.modules.get(name)) for name in (root, module))
-
-
-def _lies_installed(module: Any) -> bool:
-    file = getattr(module, "__file__", None) or ""  # what is written in C may have none, and its package has
-    return not _INSTALLED.isdisjoint(Path(file).parts)
+    return all(root_of(one) in OPEN or not is_installed(one.__module__) for one in kind.__mro__)

@@ -128,6 +128,11 @@ MODULES = {
         "import types\ndef made():\n inner = types.ModuleType('i')\n inner.n = {}\n return lambda labels: inner.n\n"
         "make = made()", "1", "2"
     ),
+    "a module of two functions": (
+        "import types\no = types.ModuleType('o')\no.a, o.b = 1, {}\ndef help(x): return o.b\n"
+        "def make(labels): return o.a + help(labels)", "1", "2"
+    ),
+    "what hangs on a function": ("def make(labels): return vars(make)['n']\nmake.n = {}", "1", "2"),
 }  # fmt: skip
 
 #: What has another order, or another identity, in each process.

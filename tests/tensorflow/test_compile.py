@@ -17,7 +17,7 @@ import tensorflow as tf
 from embgrad_tensorflow import kept
 
 import embgrad
-from tests.compiled import same
+from tests.compiled import calls_that_change, same
 from tests.tensorflow.helpers import KERAS, assert_slopes, policy
 from tests.tensorflow.test_models import BODIES, VECTOR, functional
 
@@ -488,6 +488,30 @@ def test_call_around_values_that_change(monkeypatch: Any, traces: list[Any]) -> 
         monkeypatch.setitem(globals(), "FACTOR", values[2])
         same(*(embgrad.gradients(model, IDS, PROJECTION, call=call, compile=one) for one in (False, True)))
     assert len(traces) == 4
+
+
+@pytest.mark.parametrize("read", list(calls_that_change()))
+def test_call_around_objects_that_change(read: str) -> None:
+    model, (call, change) = Net(), calls_that_change()[read]
+    _, first = both(model, IDS, PROJECTION, call=call)
+    change()
+    plain, compiled = both(model, IDS, PROJECTION, call=call)
+    same(plain, compiled)
+    np.testing.assert_allclose(compiled.values, first.values * 3, rtol=1e-5)
+
+
+def test_call_that_changes_what_it_reads_runs_without() -> None:
+    model, times = Net(), [0]
+
+    def counting(model: Any, inputs: Any) -> Any:
+        times[0] += 1
+        return model(inputs) * float(times[0])
+
+    for number in range(1, 4):
+        with pytest.warns(embgrad.EmbgradWarning, match="the function call changes, as it runs, what it reads"):
+            found = embgrad.gradients(model, IDS, PROJECTION, call=counting, compile=True)
+        times[0] = number - 1
+        np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, PROJECTION, call=counting).values)
 
 
 def test_threads() -> None:

@@ -11,7 +11,7 @@ from embgrad_torch import kept
 from torch import nn
 
 import embgrad
-from tests.compiled import same
+from tests.compiled import calls_that_change, same
 from tests.torch.kept_traces import IDS, LONGER, PROJECTION, Net, agree, falls_back
 
 pytestmark = pytest.mark.usefixtures("one_by_one")
@@ -192,6 +192,32 @@ def test_what_a_call_of_ones_own_reads_may_change(monkeypatch: Any) -> None:
     np.testing.assert_allclose(agree(model, IDS, call=call).values, first * -3)
     monkeypatch.setitem(globals(), "FACTOR", 6.0)
     np.testing.assert_allclose(agree(model, IDS, call=call).values, first * -9)
+
+
+@pytest.mark.parametrize("read", list(calls_that_change()))
+def test_what_a_call_of_ones_own_reads_of_objects_may_change(read: str) -> None:
+    model, (call, change) = Net(), calls_that_change()[read]
+    first = agree(model, IDS, call=call).values
+    change()
+    np.testing.assert_allclose(agree(model, IDS, call=call).values, first * 3)
+
+
+def test_a_call_of_ones_own_that_changes_what_it_reads_runs_without_a_trace() -> None:
+    model, times, drawn = Net(), [0], np.random.default_rng(0)
+
+    def counting(model: Any, inputs: Any) -> Any:
+        times[0] += 1
+        return model(inputs) * times[0]
+
+    for number in range(1, 4):
+        with pytest.warns(embgrad.EmbgradWarning, match="the function call changes, as it runs, what it reads"):
+            found = embgrad.gradients(model, IDS, PROJECTION, call=counting, compile=True)
+        times[0] = number - 1
+        np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, PROJECTION, call=counting).values)
+    with pytest.warns(embgrad.EmbgradWarning, match="made around an object of the class 'Generator', of which nothing"):
+        embgrad.gradients(
+            model, IDS, PROJECTION, call=lambda model, inputs: model(inputs) * drawn.normal(), compile=True
+        )
 
 
 def test_a_call_of_ones_own_around_equal_values_takes_one_trace(traces: list[Any]) -> None:

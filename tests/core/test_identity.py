@@ -1,0 +1,354 @@
+"""What tells whether two functions do the same: their code, and all that they are made around."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import copy
+import datetime
+import fractions
+import functools
+import gc
+import itertools
+import operator
+import pathlib
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embgrad.identity import Same, UntoldError, code_of, identity_of
+
+
+def test_functions_of_one_piece_of_python_around_the_same_are_the_same() -> None:
+    class Held:
+        def method(self) -> None: ...
+
+        def __call__(self) -> None: ...
+
+    one, other = Held(), Held()
+
+    def made(held: Any) -> Any:
+        return lambda inputs, option=2: (held, inputs, option)
+
+    assert identity_of(made(one)) == identity_of(made(one))
+    assert hash(identity_of(made(one))) == hash(identity_of(made(one)))
+    assert identity_of(made(one)) != identity_of(made(other))
+    assert identity_of(made(1)) != identity_of(made(True))
+    assert identity_of(made(1)) != identity_of(made(2))
+    assert identity_of(one.method) == identity_of(one.method) != identity_of(other.method)
+    assert identity_of(one) == identity_of(one) != identity_of(other)
+    assert code_of(made(1)) == code_of(made(2)) != code_of(one)
+
+
+factor: Any = 1.0
+
+
+def scaled(inputs: Any, again: bool = False) -> Any:
+    return scaled(inputs) if again else factor * inputs
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1.0, 2.0), ([1, {"a": 2}], [1, {"a": 3}]), (np.arange(3), np.arange(3) + 1), (len, max)]
+)
+def test_functions_around_other_globals_are_not_the_same(monkeypatch: pytest.MonkeyPatch, one: Any, other: Any) -> None:
+    functions = (scaled, lambda inputs: scaled(inputs), lambda inputs: [factor for _ in inputs])
+    found = []
+    for value in (one, copy.deepcopy(one), other):
+        monkeypatch.setitem(globals(), "factor", value)
+        found.append([identity_of(function) for function in functions])
+    first, same, apart = found
+    assert first == same
+    assert list(map(hash, first)) == list(map(hash, same))
+    assert not any(map(operator.eq, first, apart))
+
+
+def test_functions_around_what_was_changed_in_place_are_not_the_same() -> None:
+    array, entries = np.zeros(3), [1.0]
+    entries.append(entries)  # type: ignore[arg-type]
+
+    def function(inputs: Any) -> Any:
+        return array * entries[0] * inputs
+
+    before = identity_of(function)
+    assert identity_of(function) == before
+    array[0] = 1
+    assert identity_of(function) != before
+    array[0], entries[0] = 0, 2.0
+    assert identity_of(function) != before
+    entries[0] = 1.0
+    assert identity_of(function) == before
+
+
+def test_a_function_is_another_once_what_it_reads_is() -> None:
+    array, listed, named = np.ones(3), [1.0], {"one": {"two": 2.0}}
+
+    def set_factor(by: float) -> None:
+        nonlocal factor
+        factor = by
+
+    factor = 1.0
+
+    def helper(value: Any) -> Any:
+        return value * factor
+
+    def call(model: Any, inputs: Any, *, device: Any = range(3)) -> Any:
+        return [helper(one) * array * listed[0] * named["one"]["two"] * SCALE for one in inputs[: GLOBAL["length"]]]
+
+    changes: list[Callable[[], Any]] = [
+        lambda: array.__setitem__(1, 4.0),
+        lambda: listed.__setitem__(0, 4.0),
+        lambda: named["one"].__setitem__("two", 4.0),
+        lambda: set_factor(4.0),
+        lambda: GLOBAL.__setitem__("length", 4),
+        lambda: globals().__setitem__("SCALE", 4.0),
+    ]
+    for change in changes:
+        before = identity_of(call)
+        assert identity_of(call) == before
+        assert hash(identity_of(call)) == hash(before)
+        change()
+        assert identity_of(call) != before
+
+
+#: What a function above reads.
+SCALE, GLOBAL = 1.0, {"length": 2}
+
+
+class Scale:
+    """What a function may be a method of, or be made around."""
+
+    power = 1.0
+
+    def __init__(self, by: float = 1.0) -> None:
+        self.by, self.whole = by, self
+
+    def call(self, inputs: Any) -> Any:
+        return self.by * inputs**self.power
+
+
+class Called(Scale):
+    """One that can be called by itself."""
+
+    def __call__(self, inputs: Any) -> Any:
+        return self.call(inputs)
+
+
+class Slotted:
+    """One whose attributes lie in slots, which weak references do not take."""
+
+    __slots__ = ("by",)
+
+    def __init__(self) -> None:
+        self.by = 1.0
+
+    def call(self, inputs: Any) -> Any:
+        return self.by * inputs
+
+
+class Table(dict[str, float]):
+    """A dict of the user's, which does more."""
+
+    factor = 1.0
+
+    def of(self, name: str) -> float:
+        return self[name] * self.factor
+
+
+def by_class(inputs: Any) -> Any:
+    return inputs * Scale.power
+
+
+def by_attribute(inputs: Any) -> Any:
+    return inputs * vars(by_attribute)["by"]
+
+
+@functools.lru_cache
+def by_cache(inputs: Any) -> Any:
+    return inputs * Scale.power
+
+
+def changed_and_back(function: Any, change: Callable[[], Any], back: Callable[[], Any]) -> None:
+    before = identity_of(function)
+    assert identity_of(function) == before
+    assert hash(identity_of(function)) == hash(before)
+    change()
+    assert identity_of(function) != before
+    back()
+    assert identity_of(function) == before
+
+
+@pytest.mark.parametrize("kind", [Scale, Called, Slotted])
+def test_what_an_object_of_the_users_holds_counts(kind: Any) -> None:
+    held = kind()
+    functions = [held.call, lambda inputs, held=held: held.call(inputs), functools.partial(kind.call, held)]
+    functions += [held] if callable(held) else []
+    for function in functions:
+        changed_and_back(function, lambda: setattr(held, "by", 2.0), lambda: setattr(held, "by", 1.0))
+
+
+def test_what_a_class_of_the_users_holds_counts() -> None:
+    held = Called()
+    set_power = functools.partial(setattr, Scale, "power")
+    for function in (by_class, by_cache, held, held.call, lambda inputs: by_class(inputs)):
+        changed_and_back(function, lambda: set_power(2.0), lambda: set_power(1.0))
+    method = Scale.call
+    changed_and_back(
+        held, lambda: setattr(Scale, "call", lambda self, inputs: inputs), lambda: setattr(Scale, "call", method)
+    )
+
+
+def test_what_hangs_on_a_function_counts() -> None:
+    def set_by(by: float) -> None:
+        by_attribute.by = by  # type: ignore[attr-defined]
+
+    set_by(1.0)
+    changed_and_back(by_attribute, lambda: set_by(2.0), lambda: set_by(1.0))
+
+
+@pytest.mark.parametrize(
+    ("held", "change"),
+    [
+        ({1, 2}, lambda held: held.add(3)),
+        ({(1, "a"): {4}}, lambda held: held[1, "a"].add(5)),
+        (collections.OrderedDict(a=1.0, b=2.0), lambda held: held.move_to_end("a")),
+        (collections.OrderedDict(a=1.0), lambda held: held.update(a=2.0)),
+        (collections.defaultdict(lambda: 1.0), lambda held: setattr(held, "default_factory", lambda: 2.0)),
+        (collections.Counter("abc"), lambda held: held.update("a")),
+        (collections.deque([1.0]), lambda held: held.append(2.0)),
+        (collections.ChainMap({"a": 1.0}), lambda held: held.update(a=2.0)),
+        (collections.UserDict(a=1.0), lambda held: held.update(a=2.0)),
+        (types.SimpleNamespace(by=1.0), lambda held: setattr(held, "by", 2.0)),
+        (argparse.Namespace(by=1.0), lambda held: setattr(held, "by", 2.0)),
+        (bytearray(b"a"), lambda held: held.append(1)),
+        (Table(a=1.0), lambda held: held.update(a=2.0)),
+        (Table(a=1.0), lambda held: setattr(held, "factor", 2.0)),
+        (np.ma.array([1.0, 2.0], mask=[True, False]), lambda held: setattr(held, "mask", [False, False])),
+        (np.array([[1.0], None], object), lambda held: held[0].append(2.0)),
+        ([1.0].__len__, lambda held: held.__self__.append(2.0)),
+        (weakref.ref(Scale), lambda held: setattr(held(), "later", 1.0)),
+    ],
+)
+def test_what_a_container_holds_counts(held: Any, change: Callable[[Any], Any]) -> None:
+    function = lambda inputs: (held, inputs)  # noqa: E731  # as users write it
+    before = identity_of(function)
+    assert identity_of(function) == before
+    change(held)
+    assert identity_of(function) != before
+    if held.__class__ is weakref.ReferenceType:
+        del Scale.later  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            range(3),
+            slice(1, 2),
+            datetime.date(2020, 1, 1),
+            fractions.Fraction(1, 2),
+            pathlib.PurePath("a"),
+            ...,
+            object(),
+        ),
+        *(
+            np.dtype("f4"),
+            operator.itemgetter(1),
+            operator.methodcaller("sum", 1),
+            len,
+            [].append,
+            np.float32(2),
+            Scale,
+        ),
+    ],
+)
+def test_what_is_a_value_is_equal_to_a_copy(value: Any) -> None:
+    one, other = [
+        (lambda inputs, held=held: held) for held in (value, value if type(value) is object else copy.copy(value))
+    ]
+    assert identity_of(one) == identity_of(other)
+
+
+def test_a_module_of_the_users_counts_by_what_is_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, inner = types.ModuleType("settings"), types.ModuleType("settings.inner")
+    vars(settings).update(by=1.0, other=1.0, inner=inner)
+    vars(inner).update(factor=1.0)
+
+    def helper(inputs: Any) -> Any:
+        return inputs * settings.inner.factor
+
+    def call(inputs: Any) -> Any:
+        return helper(inputs) * settings.by
+
+    for module, name in ((settings, "by"), (inner, "factor")):
+        changed_and_back(call, lambda: setattr(module, name, 2.0), lambda: setattr(module, name, 1.0))  # noqa: B023
+    before = identity_of(call)
+    settings.other = 2.0  # type: ignore[attr-defined]
+    assert identity_of(call) == before
+
+
+def test_a_package_counts_by_the_numbers_that_are_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(inputs: Any) -> Any:
+        return inputs * np.core_number * np.tanh(inputs)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(np, "core_number", 1.0, raising=False)
+    before = identity_of(call)
+    monkeypatch.setattr(np, "another", 1.0, raising=False)
+    assert identity_of(call) == before
+    monkeypatch.setattr(np, "core_number", 2.0)
+    assert identity_of(call) != before
+
+
+def test_what_decorators_have_made_goes_by_what_they_were_given() -> None:
+    factor = 1.0
+
+    @contextlib.contextmanager
+    def inside() -> Any:
+        nonlocal factor
+        yield factor
+
+    def set_factor(by: float) -> None:
+        nonlocal factor
+        factor = by
+
+    changed_and_back(inside, lambda: set_factor(2.0), lambda: set_factor(1.0))
+
+
+@pytest.mark.parametrize("held", [itertools.count(), iter([1]), (one for one in (1, 2)), np.random.default_rng()])
+def test_what_nothing_tells_of_has_no_identity(held: Any) -> None:
+    with pytest.raises(UntoldError, match=f"made around an object of the class '{type(held).__qualname__}'"):
+        identity_of(lambda inputs: next(held))
+
+
+def test_what_is_too_deep_has_no_identity() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(UntoldError, match="too many objects, one inside the other"):
+        identity_of(lambda inputs: deep)
+
+
+def test_a_function_that_reads_itself_has_an_identity() -> None:
+    around: list[Any] = []
+
+    def call(value: Any) -> Any:
+        return call(around) if value else around
+
+    around.append(around)
+    assert identity_of(call) == identity_of(call)
+
+
+def test_what_stands_for_an_object_does_not_keep_it() -> None:
+    class Held: ...
+
+    held = Held()
+    same = Same(held)
+    assert same == Same(held)
+    del held
+    gc.collect()
+    assert same != same
+    assert Same(3) != Same(3)
