@@ -1,4 +1,4 @@
-"""Runs a request twice and calls the user's functions once, to tell whether a trace gives what the model gives."""
+"""Runs a request more than once and calls the user's functions once: to tell whether a trace gives what the model gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.backend import Change, NativeObjective, Request, Run
 
-__all__ = ["Recorder", "ReplayError", "Watching", "agreeing"]
+__all__ = ["Gave", "Recorder", "ReplayError", "Tries", "Watching", "agreeing", "with_functions"]
 
 #: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
@@ -28,6 +28,68 @@ def agreeing(dtypes: Iterable[str]) -> float:
 
 class ReplayError(Exception):
     """The second run came by other things than the first; says which, as "compile=True: ..." goes on."""
+
+
+def with_functions(request: Request, made: Callable[[str, str, Change], Change], **others: Any) -> Request:
+    """The request with other functions at its points.
+
+    Args:
+        request: what is asked.
+        made: gives, for an option, the key of a point and the function there, another.
+        others: further fields of the request to be replaced.
+    """
+
+    def of(option: str) -> dict[str, Change]:
+        return {key: made(option, key, one) for key, one in getattr(request, option).items()}
+
+    return replace(request, override=of("override"), add=of("add"), edit=of("edit"), **others)
+
+
+class Gave:
+    """What one function gave in one call of the user's, which may take several tries: it is called once for the same values.
+
+    As it may count or draw, it is called for each time that one try comes by its point; what a later try comes by in the same
+    order, with values that agree, gets what the earlier did.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def again(self, change: Change) -> Change:
+        """The function for another try."""
+        place = 0
+
+        def once(value: np.ndarray) -> np.ndarray:
+            nonlocal place
+            place += 1
+            if place > len(self._calls) or _apart(self._calls[place - 1][0], value, agreeing([value.dtype.name]), 0):
+                del self._calls[place - 1 :]
+                came = value.copy()
+                self._calls.append((came, np.array(change(value))))
+            _, gave = self._calls[place - 1]
+            again: np.ndarray = gave.copy()
+            return again
+
+        return once
+
+
+class Tries:
+    """One request that may take several tries, such as a trace that turns out not to serve; see `Gave`.
+
+    Args:
+        request: what is asked.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._gave: defaultdict[tuple[str, str], Gave] = defaultdict(Gave)
+
+    def next(self) -> Request:
+        """The request, for another try."""
+        request = self._request
+        if not (request.override or request.add or request.edit):
+            return request
+        return with_functions(request, lambda option, key, change: self._gave[option, key].again(change))
 
 
 class Recorder:
@@ -95,13 +157,7 @@ class Recorder:
         self.used = used
 
     def _with(self, change: Callable[[str, str, Change], Change], respond: Any) -> Request:
-        request = self._request
-
-        def made(option: str) -> dict[str, Change]:
-            return {key: change(option, key, one) for key, one in getattr(request, option).items()}
-
-        override, add, edit = map(made, ("override", "add", "edit"))
-        return replace(request, compiled=False, respond=respond, override=override, add=add, edit=edit)
+        return with_functions(self._request, change, compiled=False, respond=respond)
 
     def _record(self, option: str, key: str, change: Change) -> Change:
         def recorded(value: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import contextlib
 import platform
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -32,6 +32,7 @@ from embgrad.locating import FewDoNotTellError, Located, Search, expect_ability,
 from embgrad.native import described
 from embgrad.objective import Objective
 from embgrad.points import WORD
+from embgrad.replaying import Gave
 from embgrad.responding import Respond, objective_values, respond_with
 from embgrad.result import EmbeddingGradients
 from embgrad.validation import expect_flag
@@ -128,22 +129,23 @@ class Task:
     def _run(self, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective, Mapping[str, Located]]:
         """The run, what it answered, and where the points are."""
         if self._is_plain(batch):
-            run, respond = self._answered(batch, None)
+            run, respond = self._answered(batch, None, {})
             return run, respond, {name: self._behind(name, run, batch) for name in self.names}
+        gave: dict[tuple[str, str], Gave] = defaultdict(Gave)
         # A pass in training mode is made once, whatever comes of it.
         few = None if self.training else self._search.named_by_few(self._named, batch)
         ready = None if few is None else few.for_changes({name for one in self.changes.values() for name in one}, batch)
         if few is not None and ready is not None:
             self._expect_each_once(ready)
             with contextlib.suppress(FewDoNotTellError, AmbiguousPointError, PointNotReachedError, UnsupportedError):
-                run, respond = self._answered(batch, ready, None if self.compiled else few.times)
+                run, respond = self._answered(batch, ready, gave, None if self.compiled else few.times)
                 for name in self.names:
                     one = few.named[name]
                     ready[name] = self._search.in_whole(name, one, run.points[one.key], batch)
                 return run, respond, ready
             self._search.forget()
         located = self.locate(batch)
-        return *self._answered(batch, located), located
+        return *self._answered(batch, located, gave), located
 
     def expect_examples_first(self, batch: TokenBatch, whole: TokenBatch) -> None:
         """Refuse points without an axis of examples, where each example's own gradient is asked for.
@@ -234,9 +236,13 @@ class Task:
         return self.names == (WORD,) and not any(self.changes.values()) and not drawing
 
     def _answered(
-        self, batch: TokenBatch, located: Mapping[str, Located] | None, times: Mapping[str, int] | None = None
+        self,
+        batch: TokenBatch,
+        located: Mapping[str, Located] | None,
+        gave: dict[tuple[str, str], Gave],
+        times: Mapping[str, int] | None = None,
     ) -> tuple[Run, Respond | NativeObjective]:
-        """The run and what it answered."""
+        """The run and what it answered. By option and name, `gave` holds what functions gave in an earlier try."""
         shared = located is not None and any(located[name].place.shared for name in self.names)
         sets = len(batch) if self.split or shared else 1
         if shared and isinstance(self.objective, NativeObjective) and self.objective.scalar:
@@ -246,7 +252,7 @@ class Task:
             )
         respond = respond_with(self.objective, batch, sets)
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
-        request = self.request(respond, points, located, several=sets > 1 or self.split, times=times)
+        request = self.request(respond, points, located, several=sets > 1 or self.split, times=times, gave=gave)
         try:
             run = self.backend.run(self.model, batch, request)
         except (AmbiguousPointError, PointNotReachedError) as error:
@@ -261,7 +267,7 @@ class Task:
             located = self.locate(batch)
         except PointNotReachedError:
             raise error from None  # it says more of why
-        run, respond = self._answered(batch, located)
+        run, respond = self._answered(batch, located, {})
         return replace(run, points={name: run.points[located[name].key] for name in self.names}), respond
 
     def request(
@@ -272,15 +278,18 @@ class Task:
         *,
         several: bool = False,
         times: Mapping[str, int] | None = None,
+        gave: Mapping[tuple[str, str], Gave] | None = None,
     ) -> Request:
         """What the backend is asked: to read these points, with the changes where the points are located."""
 
+        def change(option: str, name: str, given: Any, one: Located) -> Change:
+            ready = prepared(option, name, given, one.place, self.examples, self.count)
+            return gave[option, name].again(ready) if gave is not None and callable(given) else ready
+
         def made(option: str) -> dict[str, Change]:
             found = located or {}
-            return {
-                found[name].key: prepared(option, name, change, found[name].place, self.examples, self.count)
-                for name, change in ({} if located is None else self.changes.get(option, {})).items()
-            }
+            changes = {} if located is None else self.changes.get(option, {})
+            return {found[name].key: change(option, name, given, found[name]) for name, given in changes.items()}
 
         return Request(
             points,

@@ -14,6 +14,7 @@ from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Reque
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
+from embgrad.replaying import Tries
 from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert, symbolic
@@ -74,10 +75,10 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     parts, mx = as_parts(model), import_mxnet()
     with as_found(parts, training=request.training) as known:
         graphs = Graphs(parts, PointWatch(batch, request.reached, request.times), compiled=bool(request.compiled))
-        why = _why_no_graphs(request)
+        tries, why = Tries(request), _why_no_graphs(request)
         if why is None:
             try:
-                found = _run(model, known, batch, request, graphs)
+                found = _run(model, known, batch, tries.next(), graphs)
                 # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
                 if not graphs.began or _is_finite(found):
                     return replace(found, uncompiled=graphs.uncompiled if request.compiled else None)
@@ -87,7 +88,7 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
                     raise
                 why = f"its graph failed ({str(error).partition(chr(10))[0]})"
         return replace(
-            _run(model, structure(parts), batch, request, None), uncompiled=why if request.compiled else None
+            _run(model, structure(parts), batch, tries.next(), None), uncompiled=why if request.compiled else None
         )
 
 

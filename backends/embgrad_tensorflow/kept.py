@@ -16,7 +16,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.points import WORD
-from embgrad.replaying import Recorder, ReplayError, agreeing
+from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
 from embgrad.traces import Traces
 from embgrad_tensorflow.exchange import FailedError, is_answering
@@ -121,6 +121,7 @@ class _Keeper:
         self._model = model
         self._batch = batch
         self._request = request
+        self._tries = Tries(request)
         self._planned = planned
         self._plain = plain
         leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
@@ -138,7 +139,7 @@ class _Keeper:
                 break
             self._form.traces.move_to_end(self._place(used))
             try:
-                return run_trace(trace, self._planned, self._batch, self._request)
+                return run_trace(trace, self._planned, self._batch, self._tries.next())
             except OtherUseError as error:
                 self._form.used[self._kind] = error.used
             except (UnfitError, FailedError) as error:
@@ -148,7 +149,7 @@ class _Keeper:
     def _first(self) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
         generators = _Generators(self._model, self._request.training)
-        recorder, few = Recorder(self._request, _watching), _FewRows(self._request)
+        recorder, few = Recorder(self._tries.next(), _watching), _FewRows(self._request)
         asked = asked_of(self._request)
         found = self._plain(replace(recorder.recording(), reads=few.reads))
         if asked_of(self._request) != asked:
@@ -222,7 +223,7 @@ class _Keeper:
         return traced(self._model, self._planned, self._request, chosen, used, relaxed=False)
 
     def _without(self, why: str) -> Run:
-        return self._as_asked(self._plain(self._request), why)
+        return self._as_asked(self._plain(self._tries.next()), why)
 
     def _as_asked(self, found: Run, why: str) -> Run:
         return replace(found, uncompiled=why) if self._request.compiled else found

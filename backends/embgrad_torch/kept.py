@@ -17,7 +17,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.locks import held
-from embgrad.replaying import Recorder, ReplayError, agreeing
+from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.traces import Traces
 from embgrad_torch import inputs
 from embgrad_torch.inputs import Plan, dtype_name
@@ -131,6 +131,7 @@ class _Keeper:
         self._known = known
         self._batch = batch
         self._request = request
+        self._tries = Tries(request)
         self._planned = planned
         self._plain = plain
         self._shapes = tuple(tuple(one.shape) for one in planned.leaves)
@@ -148,7 +149,7 @@ class _Keeper:
             if trace is None:
                 return self._first()
             try:
-                return self._run(trace, self._request)
+                return self._run(trace, self._tries.next())
             except OtherUseError as error:
                 self._form.used[self._code] = error.used
                 why = str(error)
@@ -191,7 +192,7 @@ class _Keeper:
         """What a trace gives, checked by what the model gives; or that."""
         if len(self._form.traces) >= LENGTHS:
             return self._without(f"its lengths take a trace each, and {LENGTHS} are kept")
-        recorder, asked = Recorder(self._request, self._watching), asked_of(self._request)
+        recorder, asked = Recorder(self._tries.next(), self._watching), asked_of(self._request)
         found = self._plain(recorder.recording())
         if asked_of(self._request) != asked:
             return self._as_asked(found, CHANGING)
@@ -234,7 +235,7 @@ class _Keeper:
         return watched
 
     def _without(self, why: str) -> Run:
-        return self._as_asked(self._plain(self._request), why)
+        return self._as_asked(self._plain(self._tries.next()), why)
 
     def _as_asked(self, found: Run, why: str) -> Run:
         return replace(found, uncompiled=why)

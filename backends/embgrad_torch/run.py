@@ -16,6 +16,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import PointError
 from embgrad.points import Lookup
+from embgrad.replaying import Tries
 from embgrad.responding import Respond
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
@@ -93,7 +94,8 @@ def _run_known(model: Any, batch: TokenBatch, request: Request, known: Structure
     """The same, where a pass may be watched in part."""
     ways = _ways(known, batch, request)
     if ways is None:
-        return _with_weights_if_need_be(lambda weights: _run(model, batch, request, weights=weights))
+        tries = Tries(request)
+        return _with_weights_if_need_be(lambda weights: _run(model, batch, tries.next(), weights=weights))
     if ways.seen:
         with contextlib.suppress(Elsewhere, PointError):  # it may be there, and not where it was
             return _run(model, batch, request, known, weights=True, ways=ways, whole=False)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import NativeObjective, PointValues, Request, Run
-from embgrad.replaying import Recorder, ReplayError
+from embgrad.replaying import Recorder, ReplayError, Tries
 
 VALUE = np.arange(6.0).reshape(2, 3)
 
@@ -70,6 +70,46 @@ def test_a_native_objective_is_called_again() -> None:
         request.respond.function("returned")  # type: ignore[union-attr]
     assert called == ["returned"] * 2
     assert recorder.used == (1,)
+
+
+def test_a_function_is_called_once_in_several_tries() -> None:
+    called: list[Any] = []
+
+    def change(value: Any) -> Any:
+        called.append(value.copy())
+        value += len(called)  # as a function may that is given an array to write into
+        return value
+
+    tries = Tries(Request(("word",), lambda _: [], add={"word": change}))
+    for _ in range(3):
+        one = tries.next().add["word"]
+        np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 1)
+        np.testing.assert_array_equal(one(VALUE.copy()), VALUE + 2)  # the point is come by again
+        assert len(called) == 2
+    one = tries.next().add["word"]
+    np.testing.assert_array_equal(one(VALUE * (1 + 1e-12)), VALUE + 1)
+    np.testing.assert_array_equal(one(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
+    np.testing.assert_array_equal(one(VALUE[:1].copy()), VALUE[:1] + 4)
+    assert len(called) == 4
+
+
+def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
+    raised = [KeyboardInterrupt]
+
+    def change(value: Any) -> Any:
+        if raised:
+            raise raised.pop()
+        return value
+
+    tries = Tries(Request(("word",), lambda _: [], edit={"word": change}))
+    with pytest.raises(KeyboardInterrupt):
+        tries.next().edit["word"](VALUE)
+    np.testing.assert_array_equal(tries.next().edit["word"](VALUE), VALUE)
+
+
+def test_a_request_without_functions_is_the_same_in_each_try() -> None:
+    request = Request(("word",), lambda _: [])
+    assert Tries(request).next() is request
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,35 @@ def test_functions_are_called_once_a_call(keras: Any) -> None:
         np.testing.assert_allclose(found.activations, raw * (1 + number), rtol=1e-12)
 
 
+@pytest.mark.parametrize("option", ["override", "add"])
+def test_functions_are_called_once_where_a_trace_turns_out_not_to_serve(option: str) -> None:
+    class PerPosition(Net):
+        def __call__(self, ids: Any) -> Any:
+            rows = tf.gather(self.rows, ids)
+            return {"all": tf.matmul(tf.tanh(rows), self.weight), "mean": self.head(rows)}
+
+    model, called = PerPosition(), [0]
+    few, full = np.full(IDS.shape, -100), np.full(IDS.shape, 1)
+    few[:, 2] = 1
+    labelled = [embgrad.CrossEntropy(one, output="all") for one in (few, full)]
+    native = [lambda out: tf.reduce_sum(out["all"], (1, 2)), lambda out: tf.reduce_sum(out["mean"], 1)]
+
+    def other_each_time(value: np.ndarray) -> np.ndarray:
+        called[0] += 1
+        return value * called[0]
+
+    def asked(objective: Any, compiled: bool) -> Any:
+        return embgrad.gradients(model, IDS, objective, compile=compiled, **{option: {"word": other_each_time}})
+
+    for objectives in (labelled, native):
+        for number, place in enumerate((0, 1, 1, 0, 1, 0)):
+            called[0] = number
+            compiled = asked(objectives[place], True)
+            assert called == [number + 1]
+            called[0] = number
+            same(asked(objectives[place], False), compiled)
+
+
 def test_split_and_training(keras: Any) -> None:
     ids = keras.layers.Input((None,), dtype="int32")
     pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(12, 4)(ids))

@@ -291,6 +291,27 @@ def test_an_objective_that_depends_on_others_each_time_runs_without_a_trace() ->
         assert any(np.allclose(found.values, one, rtol=1e-9) for one in either)
 
 
+@pytest.mark.parametrize("option", ["override", "add"])
+def test_functions_are_called_once_where_a_trace_turns_out_not_to_serve(option: str) -> None:
+    model, called = Layered(), [0]
+
+    def other_each_time(value: Any) -> Any:
+        called[0] += 1
+        return value * called[0]
+
+    def asked(name: str, compiled: bool) -> Any:
+        return embgrad.gradients(
+            model, IDS, lambda out: out[name].flatten(1).sum(1), compile=compiled, **{option: {"word": other_each_time}}
+        )
+
+    for number, name in enumerate(("logits", "hidden", "hidden", "logits", "hidden")):
+        called[0] = number
+        compiled = asked(name, True)
+        assert called == [number + 1]
+        called[0] = number
+        same(asked(name, False), compiled)
+
+
 def test_a_call_of_ones_own(traces: list[Any]) -> None:
     encoder, head = Net(), nn.Linear(6, 3).double()
     for factor in (1, 1, 2):

@@ -79,6 +79,30 @@ def test_what_a_function_of_the_users_draws_is_drawn(option: str) -> None:
         assert torch.equal(noise, torch.randn(noise.shape))
 
 
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_a_function_is_called_once_where_few_examples_did_not_tell(option: str) -> None:
+    """Of two examples the tensor has other axes than of six, so that it is only in the whole pass that they are known."""
+
+    class Flat(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            return rows.flatten(0, 1) if len(rows) == 2 else rows
+
+    class Flattening(Net):
+        def forward(self, input_ids: Any) -> Any:
+            return self.head(self.layers[1](self.embedding(input_ids)).reshape(len(input_ids), -1, 8).mean(1))
+
+    net, called = Flattening().eval(), []
+    net.layers[1] = Flat()
+    ids = np.random.default_rng(0).integers(1, 30, (6, 6))
+
+    def other_each_time(values: np.ndarray) -> np.ndarray:
+        called.append(values)
+        return values * len(called)
+
+    embgrad.gradients(net, ids, embgrad.Logit(1), at="layers.1", **{option: {"word": other_each_time}})
+    assert len(called) == 1
+
+
 def test_what_the_objective_draws_is_drawn() -> None:
     net, drawn = Net().eval(), []
 

@@ -183,6 +183,10 @@ def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between:
     np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
     hidden = embgrad.gradients(model, IDS, OBJECTIVE, at="table")
     np.testing.assert_array_equal(hidden.values, given.values)
+    called = []
+    change = {"word": lambda value: called.append(value) or value}
+    np.testing.assert_array_equal(embgrad.gradients(model, IDS, OBJECTIVE, override=change).values, given.values)
+    assert len(called) == 1  # the forward pass is made twice
 
 
 def test_a_model_that_differentiates_by_its_activations_needs_no_weights() -> None:
