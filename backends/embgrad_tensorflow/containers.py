@@ -26,8 +26,8 @@ def refilling(attributes: Mapping[str, Any], holds_parts: Callable[[Any], bool])
         attributes: the module's.
         holds_parts: whether something is, or contains, a variable or a module.
     """
-    for name in attributes.keys() - _of_keras():
-        value = attributes[name]
+    apart = _of_keras()
+    for value in [value for name, value in attributes.items() if name not in apart]:
         container = _container(value)
         if container is not None:
             yield _refilling(value, container, container.copy(), holds_parts)

@@ -19,6 +19,7 @@ from embgrad.points import WORD
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
 from embgrad.traces import Traces
+from embgrad_tensorflow.beside import of_the_user
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.rerun import OtherUseError, has_a_row_each, run_trace
@@ -139,12 +140,16 @@ class _Keeper:
                 break
             self._form.traces.move_to_end(self._place(used))
             try:
-                return run_trace(trace, self._planned, self._batch, self._tries.next())
+                return self._run(trace, self._tries.next())
             except OtherUseError as error:
                 self._form.used[self._kind] = error.used
             except (UnfitError, FailedError) as error:
                 return self._without(_failed(error))
         return self._first()
+
+    def _run(self, trace: Trace, request: Request) -> Run:
+        with of_the_user(self._model, request) as asked:
+            return run_trace(trace, self._planned, self._batch, asked)
 
     def _first(self) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
@@ -207,7 +212,7 @@ class _Keeper:
             trace = self._form.traces.get(self._place(used)) or self._traced(found, used)
             generators.rewind()
             try:
-                return trace, run_trace(trace, self._planned, self._batch, recorder.replaying())
+                return trace, self._run(trace, recorder.replaying())
             except OtherUseError as error:
                 used = error.used
         raise UnfitError("the objective depends on other outputs each time")

@@ -22,7 +22,7 @@ from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of
 
-__all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Watcher", "table_of"]
+__all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Watcher", "table_of", "writes_of"]
 
 #: The operations that look rows up, with the names of their operands in TensorFlow's own functions.
 LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -63,6 +63,19 @@ class _Operations(dict[Any, tuple[str, bool, bool]]):
 
 
 _operations: Final = _Operations()
+
+
+def writes_of(kind: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The resources of the variables that an operation may have written to; None stands for unknown ones.
+
+    Args:
+        kind: the operation's type as TensorFlow gives it.
+        inputs: its operands.
+    """
+    name, runs_graph, may_write = _operations[kind]
+    if name in LOOKUPS or not (runs_graph or may_write):
+        return []
+    return [inputs[0] if may_write and inputs else None]
 
 
 class Points(Protocol):
@@ -164,7 +177,7 @@ class Watcher:
             return
         if depth() != self._depth or (self.points is not None and self.points.working):
             return
-        name, runs_graph, may_write = _operations[op_type]
+        name, runs_graph, _ = _operations[op_type]
         if not self.recomputed and name != "StopGradient":  # `tf.stop_gradient` itself stops the tapes for a moment
             self.recomputed = pywrap_tfe.TFE_Py_TapeSetIsStopped()
         try:
@@ -172,12 +185,10 @@ class Watcher:
             handler = self._handlers.get(name)
             if handler is not None:
                 handler(name, inputs, attrs, outputs)
-            elif runs_graph:
-                if any(one.dtype.is_floating for one in outputs):
+            else:
+                if runs_graph and any(one.dtype.is_floating for one in outputs):
                     self.graphs.append(name)
-                self.written.append(None)
-            elif may_write:
-                self.written.append(inputs[0] if inputs else None)
+                self.written.extend(writes_of(op_type, inputs))
         except BaseException as error:
             self._failure = error
             raise

@@ -20,7 +20,6 @@ from embgrad_tensorflow.exchange import run_answering
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors
 from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.returned import mapped
-from embgrad_tensorflow.state import in_mode
 from embgrad_tensorflow.trace import Trace, is_placeholder
 from embgrad_tensorflow.tracing import UnfitError
 
@@ -184,8 +183,7 @@ class _Answering:
         order = iter(tensors)
         with tf.GradientTape(persistent=request.several, watch_accessed_variables=False) as tape:
             tape.watch([tensors[place] for place in floating])
-            with in_mode(request.training):  # it may call layers of the model
-                value = objective.function(mapped(self._trace.returned, lambda _: next(order)))
+            value = objective.function(mapped(self._trace.returned, lambda _: next(order)))
             answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
         self.objective, self.sets = answer.objective, len(answer.sets)
         pulled = [

@@ -21,6 +21,7 @@ from embgrad.points import split_name
 from embgrad.structures import first
 from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
+from embgrad_tensorflow.beside import of_the_user
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.kept import run_kept
@@ -107,6 +108,11 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     """Run the model's Python."""
+    with of_the_user(model, request) as asked:
+        return _passed(model, batch, asked, planned)
+
+
+def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
     one = _Pass(model, request, PointWatch(batch, request.reached, request.times), tape)
     with tape, one.as_found():

@@ -1,0 +1,56 @@
+"""Runs functions of the user's inside a pass: they may call parts of the model, in its mode, and leave no trace in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tensorflow.python.framework import op_callbacks
+
+from embgrad.backend import NativeObjective, Request
+from embgrad.calling import as_parts
+from embgrad.replaying import with_functions
+from embgrad_tensorflow.lookup import writes_of
+from embgrad_tensorflow.state import Snapshot, in_mode
+
+__all__ = ["of_the_user"]
+
+
+@contextlib.contextmanager
+def of_the_user(model: Any, request: Request) -> Iterator[Request]:
+    """The request with functions that find the model in the mode that is asked for; what they wrote is put back at the end.
+
+    Args:
+        model: as in `run`; so is `request`.
+    """
+    respond = request.respond
+    if not (isinstance(respond, NativeObjective) or request.override or request.add or request.edit):
+        yield request
+        return
+    call = request.call
+    snapshot = Snapshot([*as_parts(model), *([] if call is None else [call])], request.training)
+    written: list[Any] = []
+
+    def seen(operation: Any, inputs: Any, attrs: Any, outputs: Any, name: Any = None, graph: Any = None) -> None:
+        if graph is None:
+            written.extend(writes_of(operation, inputs))
+
+    def inside(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def called(given: Any) -> Any:
+            op_callbacks.add_op_callback(seen)
+            try:
+                with in_mode(request.training):
+                    return function(given)
+            finally:
+                op_callbacks.remove_op_callback(seen)
+
+        return called
+
+    if isinstance(respond, NativeObjective):
+        respond = replace(respond, function=inside(respond.function))
+    try:
+        yield with_functions(request, lambda option, key, change: inside(change), respond=respond)
+    finally:
+        snapshot.restore(written)
