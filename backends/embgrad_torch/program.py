@@ -92,8 +92,8 @@ class Program:
         rebuild: gives what the model returned, of the outputs.
         used: which outputs the objective is pulled back from.
         sizes: tells whether it serves for a call.
-        constants: by name tensors that are neither weights nor inputs.
-        weights: the names of the weights' values; those of the inputs.
+        constants: by name tensors that are neither the modules' nor inputs.
+        weights: the names of the values of what modules hold; those of the inputs.
         inputs: see above.
         steps: in order: pieces of the graph, and what happens between them, by number in the script.
         operands: by number the names of what a lookup or point is given.
@@ -124,7 +124,8 @@ def programmed(exported: Exported) -> Program:
         UntraceableError: the graph does what a compiled one would do otherwise.
     """
     graph = exported.program.graph
-    constants, weights, inputs = _inputs(exported)
+    constants, held, inputs = _inputs(exported)
+    weights = [node for node, _ in held]
     _clean(graph)
     outputs = _outputs(exported)
     happening = {int(node.args[-1]): node for node in graph.nodes if node.target in (LOOKUP, POINT)}
@@ -135,7 +136,7 @@ def programmed(exported: Exported) -> Program:
     _expect_known(levels)
     steps = _steps(exported.script, happening, levels, of_happening, outputs, frozenset(one.name for one in weights))
     return Program(
-        exported.places,
+        tuple(place for _, place in held),
         exported.script,
         exported.rebuild,
         exported.used,
@@ -175,10 +176,10 @@ def _is_due(number: int | None, happening: Mapping[int, Any], at: Mapping[Any, i
     return number is None or at[happening[number]] <= level
 
 
-def _inputs(exported: Exported) -> tuple[list[tuple[Any, Any]], list[Any], list[Any]]:
-    """The graph's nodes for constants, with these, for weights and for the tensors of the call."""
+def _inputs(exported: Exported) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Place]], list[Any]]:
+    """The graph's nodes for constants, with these, for what modules hold, with the places, and for the tensors of the call."""
     program = exported.program
-    constants, given = [], []
+    constants, attributes, given = [], [], []
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
         if spec.kind.name == "USER_INPUT":
@@ -187,9 +188,12 @@ def _inputs(exported: Exported) -> tuple[list[tuple[Any, Any]], list[Any], list[
         value = program.constants.get(spec.target, program.state_dict.get(spec.target))
         if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
             raise UntraceableError(f"its graph holds {spec.target}, which is no tensor of the model's")
-        constants.append((node, value.detach()))
+        if spec.target in exported.attributes:
+            attributes.append((node, exported.attributes[spec.target]))
+        else:
+            constants.append((node, value.detach()))
     count = len(exported.places)
-    return constants, given[:count], given[count:]
+    return constants, [*zip(given[:count], exported.places, strict=True), *attributes], given[count:]
 
 
 def _outputs(exported: Exported) -> list[Any]:

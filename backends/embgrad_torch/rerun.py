@@ -107,7 +107,7 @@ class Trace:
         """
         for number, place in enumerate(self.program.places):
             own = place.holder(modules).get(place.name)
-            if own is None:
+            if not is_tensor(own):
                 raise StaleError
             memory = own.data_ptr()
             if memory != self._memory[number] or not memory or not _lie_alike(own, self._values[number]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +42,15 @@ class _StoppedError(UntraceableError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight or buffer is held: which module's, and under which name. A trace keeps this and not the model."""
+    """Where a tensor is held: in which of a module's dicts, and under which name. A trace keeps this and not the model."""
 
     module: int
-    buffer: bool
+    held: str
     name: str
 
     def holder(self, modules: Sequence[Any]) -> Any:
         """The mapping that holds it."""
-        return modules[self.module]._buffers if self.buffer else modules[self.module]._parameters
+        return getattr(modules[self.module], self.held)
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Exported:
         rebuild: gives what the model returned, of the outputs.
         outputs: how many outputs there are.
         used: which of them the objective is pulled back from.
+        attributes: by their names among the program's constants where those are that lie in modules' plain attributes.
     """
 
     program: Any
@@ -72,6 +73,7 @@ class Exported:
     rebuild: Callable[[Sequence[Any]], Any]
     outputs: int
     used: tuple[int, ...]
+    attributes: Mapping[str, Place]
 
 
 def is_tensor(value: object) -> bool:
@@ -113,7 +115,13 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
         raise UntraceableError(_why(error)) from error
     assert following.rebuild is not None
     return Exported(
-        program, places, tuple(following.script), following.rebuild, following.outputs, tuple(following.used)
+        program,
+        places,
+        tuple(following.script),
+        following.rebuild,
+        following.outputs,
+        tuple(following.used),
+        _in_attributes(known, program.constants),
     )
 
 
@@ -149,12 +157,29 @@ def _places(known: Structure) -> tuple[Place, ...]:
     """Of each weight and buffer the first place."""
     found: dict[int, Place] = {}
     for number, module in enumerate(known.modules):
-        for buffer, held in ((False, module._parameters), (True, module._buffers)):
-            for name, tensor in held.items():
+        for held in ("_parameters", "_buffers"):
+            for name, tensor in getattr(module, held).items():
                 if tensor is not None and id(tensor) not in found:
                     _expect_plain(known.paths[number], name, tensor)
-                    found[id(tensor)] = Place(number, buffer, name)
+                    found[id(tensor)] = Place(number, held, name)
     return tuple(found.values())
+
+
+def _in_attributes(known: Structure, constants: Mapping[str, Any]) -> dict[str, Place]:
+    """By name the places of those constants that are tensors in modules' plain attributes, where others may come."""
+    held = [
+        (Place(number, "__dict__", name), tensor)
+        for number, module in enumerate(known.modules)
+        for name, tensor in vars(module).items()
+        if type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    ]
+    found: dict[str, Place] = {}
+    for name, constant in constants.items():
+        same = (place for place, tensor in held if is_tensor(constant) and tensor.is_set_to(constant))
+        place = next(same, None)
+        if place is not None:
+            found[name] = place
+    return found
 
 
 def _expect_plain(path: str, name: str, tensor: Any) -> None:

@@ -136,6 +136,28 @@ def test_weights_may_change(traces: list[Any]) -> None:
     assert len(traces) == 2
 
 
+def test_tensors_in_plain_attributes_may_change(traces: list[Any]) -> None:
+    class Scaled(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = torch.tensor([2.0, 1.0, 1.0]), torch.zeros(3)
+
+        def forward(self, input_ids: Any) -> Any:
+            return super().forward(input_ids) * self.scale + self.shift
+
+    model = Scaled()
+    first = agree(model, IDS).values
+    model.scale = torch.tensor([6.0, 3.0, 3.0])
+    np.testing.assert_allclose(agree(model, IDS).values, first * 3, rtol=1e-6)
+    model.scale.mul_(2)
+    np.testing.assert_allclose(agree(model, IDS).values, first * 6, rtol=1e-6)
+    assert len(traces) == 1
+    model.scale = torch.full((1,), 2.0)  # of another shape
+    agree(model, IDS)
+    model.scale = 2.0
+    agree(model, IDS)
+
+
 def test_weights_that_were_one_may_become_two(traces: list[Any]) -> None:
     class Tied(Net):
         def __init__(self) -> None:
