@@ -45,6 +45,10 @@ class Objective(ABC):
     #: Whether outputs of other shapes than (example, classes) and (example, position, classes) make sense.
     any_shape: ClassVar[bool] = False
 
+    # As they are in a class of the user's that does not call this class's __init__.
+    output: str | None = None
+    position: Any = None
+
     def __init__(self, *, output: str | None = None, position: Any = None) -> None:
         if output is not None and not isinstance(output, str):
             raise ObjectiveError(

@@ -48,7 +48,7 @@ class Respond:
     @property
     def at_one_position(self) -> bool:
         """Whether one of several positions of each example counts, as far as can be told before there is an output."""
-        return getattr(self._objective, "position", None) is not None and self._batch.shape[1] > 1
+        return self._objective.position is not None and self._batch.shape[1] > 1
 
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """See `embgrad.backend.Reads`: the rows that count, where these are few."""

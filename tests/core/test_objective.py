@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum, TokenBatch
+from embgrad.responding import Respond
 
 EXAMPLES, POSITIONS, CLASSES = 3, 4, 5
 RIGHT = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
@@ -526,3 +527,21 @@ def test_a_softmax_in_single_precision_is_told(classes: int) -> None:
     assert rows.dtype == np.float32
     with pytest.raises(embgrad.ObjectiveError, match="end in a softmax"):
         CrossEntropy([0, 1, 1]).evaluate(rows, BATCH)
+
+
+def test_an_objective_of_ones_own_need_not_call_ours() -> None:
+    class Squares(Objective):
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def _rows(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+            return self.factor * (rows.values**2).sum(1), 2 * self.factor * rows.values
+
+    output = drawn(0, EXAMPLES, CLASSES)
+    values, cotangent = Squares(3.0).evaluate(output, BATCH)
+    np.testing.assert_allclose(values, 3 * (output**2).sum(1))
+    np.testing.assert_allclose(cotangent, 6 * output)
+    assert Squares(3.0).describe() == {"class": "Squares"}
+    responding = Respond(Squares(3.0), BATCH, 1)
+    assert not responding.at_one_position
+    np.testing.assert_allclose(responding({None: output})[0][None], 6 * output)
