@@ -15,22 +15,28 @@ from embgrad.replaying import with_functions
 from embgrad_tensorflow.lookup import writes_of
 from embgrad_tensorflow.state import Snapshot, in_mode
 
-__all__ = ["of_the_user"]
+__all__ = ["of_the_user", "snapshot_of"]
+
+
+def snapshot_of(model: Any, request: Request) -> Snapshot:
+    """The model as it is, and what `call` holds."""
+    call = request.call
+    return Snapshot([*as_parts(model), *([] if call is None else [call])], request.training)
 
 
 @contextlib.contextmanager
-def of_the_user(model: Any, request: Request) -> Iterator[Request]:
+def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Request]:
     """The request with functions that find the model in the mode that is asked for; what they wrote is put back at the end.
 
     Args:
-        model: as in `run`; so is `request`.
+        request: what is asked.
+        taken: gives the model as it is, where there are such functions: it takes a while.
     """
     respond = request.respond
     if not (isinstance(respond, NativeObjective) or request.override or request.add or request.edit):
         yield request
         return
-    call = request.call
-    snapshot = Snapshot([*as_parts(model), *([] if call is None else [call])], request.training)
+    snapshot = taken()
     written: list[Any] = []
 
     def seen(operation: Any, inputs: Any, attrs: Any, outputs: Any, name: Any = None, graph: Any = None) -> None:

@@ -19,7 +19,7 @@ from embgrad.points import WORD
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
 from embgrad.traces import Traces
-from embgrad_tensorflow.beside import of_the_user
+from embgrad_tensorflow.beside import of_the_user, snapshot_of
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.rerun import OtherUseError, has_a_row_each, run_trace
@@ -148,7 +148,7 @@ class _Keeper:
         return self._first()
 
     def _run(self, trace: Trace, request: Request) -> Run:
-        with of_the_user(self._model, request) as asked:
+        with of_the_user(request, lambda: snapshot_of(self._model, request)) as asked:
             return run_trace(trace, self._planned, self._batch, asked)
 
     def _first(self) -> Run:

@@ -21,7 +21,7 @@ from embgrad.points import split_name
 from embgrad.structures import first
 from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
-from embgrad_tensorflow.beside import of_the_user
+from embgrad_tensorflow.beside import of_the_user, snapshot_of
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.kept import run_kept
@@ -66,11 +66,15 @@ class _Pass:
         self._request = request
 
     @contextlib.contextmanager
-    def as_found(self) -> Iterator[None]:
-        """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds."""
+    def as_found(self, snapshot: Snapshot | None = None) -> Iterator[None]:
+        """Run the model in its mode, watched; afterwards it is as it was, also when it raises, and so is what `call` holds.
+
+        Args:
+            snapshot: the model as it is; taken now unless it has been.
+        """
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
         with eagerly(), whole_tracebacks(), contextlib.ExitStack() as held:
-            snapshot = Snapshot([*parts, *([] if call is None else [call])], self._request.training)
+            snapshot = snapshot or snapshot_of(self._model, self._request)
             held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
                 self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
@@ -108,14 +112,15 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     """Run the model's Python."""
-    with of_the_user(model, request) as asked:
-        return _passed(model, batch, asked, planned)
+    snapshot = snapshot_of(model, request)
+    with of_the_user(request, lambda: snapshot) as asked:
+        return _passed(model, batch, asked, planned, snapshot)
 
 
-def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
+def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
     one = _Pass(model, request, PointWatch(batch, request.reached, request.times), tape)
-    with tape, one.as_found():
+    with tape, one.as_found(snapshot):
         _watch_variables(tape, model, one.watcher.tables, request)
         returned = planned.call()
     chosen = _resolve(one.watcher)
