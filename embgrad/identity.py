@@ -148,6 +148,7 @@ class _Reading:
         if isinstance(value, types.ModuleType):
             return (Same(value), self._by_names(value, names))
         if isinstance(value, functools.partial):
+            names |= self._names_of(value.func)
             return (kind, *self._each((value.func, value.args, value.keywords, vars(value)), names))
         if isinstance(value, type):
             return self._class(value, names) if self._is_ours(value.__module__) else Same(value)
@@ -189,6 +190,9 @@ class _Reading:
             return (Same(function) if function.__closure__ is None else code, *self._each(held, names))
         read = [own[name] for name in globals_of(code) if name in own]
         named = [one for one in (function.__kwdefaults__, vars(function)) if one]
+        names = names.union(
+            *map(self._names_of_ours, (*cells, *read))
+        )  # of helpers, to which it may give what it reads
         return (code, id(own), *self._each([*cells, *read, *named], names))
 
     def _class(self, kind: type, names: frozenset[str]) -> Hashable:
@@ -230,14 +234,31 @@ class _Reading:
         held = getattr(value, "__dict__", None)
         if not names or type(held) is not dict:
             return ()
-        asked = [name for name in sorted([one for one in names if one in held]) if (id(value), name) not in self._told]
+        members = self._members(type(value), names)
+        names = names.union(*map(self._names_of, itertools.chain.from_iterable(members.values())))
+        named = sorted([one for one in names if one in held or one in members])
+        asked = [name for name in named if (id(value), name) not in self._told]
         self._told.update([(id(value), name) for name in asked])
         if not isinstance(value, types.ModuleType) or self._is_ours(value.__name__):
-            return tuple([(name, self._of(held[name], names)) for name in asked])
+            found = {name: [*members.get(name, ()), *([held[name]] if name in held else ())] for name in asked}
+            return tuple([(name, *self._each(parts, names)) for name, parts in found.items()])
         inside = [held[name] for name in asked if isinstance(held[name], types.ModuleType)]
         plain = [(name, held[name]) for name in asked if isinstance(held[name], PLAIN)]
         # A package may load a module when it is first asked for it: one that holds nothing of this kind makes no difference.
         return (*plain, *itertools.chain.from_iterable([self._by_names(one, names) for one in inside]))
+
+    def _members(self, kind: type, names: frozenset[str]) -> dict[str, list[Any]]:
+        """What those classes of an object hold that are the user's, under these names and those in the methods found so."""
+        held: dict[str, list[Any]] = {}
+        for name, parts in itertools.chain.from_iterable(
+            [members_of(one).items() for one in kind.__mro__ if self._is_ours(one.__module__)]
+        ):
+            held.setdefault(name, []).extend(parts)
+        found: dict[str, list[Any]] = {}
+        while wanted := [name for name in names if name in held and name not in found]:
+            found.update({name: held[name] for name in wanted})
+            names = names.union(*[self._names_of(part) for name in wanted for part in held[name]])
+        return found
 
     def _is_ours(self, module: str | None) -> bool:
         """Whether what is written in a module is the user's."""
@@ -254,6 +275,12 @@ class _Reading:
     def _names_of(self, function: Any) -> frozenset[str]:
         code = getattr(function, "__code__", None)
         return names_in(code) if isinstance(code, types.CodeType) else frozenset()
+
+    def _names_of_ours(self, held: Any) -> frozenset[str]:
+        """The names in a function or method, where the user has written it."""
+        inner = held.__func__ if isinstance(held, types.MethodType) else held
+        ours = isinstance(inner, types.FunctionType) and self._is_ours(inner.__globals__.get("__name__"))
+        return self._names_of(inner) if ours else frozenset()
 
 
 class Same:

@@ -159,6 +159,18 @@ class Table(dict[str, float]):
         return self[name] * self.factor
 
 
+class Installed(np.vectorize):
+    """Stands for an object of a class of the user's whose base a package has brought, such as a module or a trainer."""
+
+    power, by = 1.0, 1.0
+
+    def _scaled(self, inputs: Any) -> Any:
+        return self.by * inputs**self.power
+
+    def call(self, inputs: Any) -> Any:
+        return self._scaled(inputs)
+
+
 def by_class(inputs: Any) -> Any:
     return inputs * Scale.power
 
@@ -200,6 +212,29 @@ def test_what_a_class_of_the_users_holds_counts() -> None:
     changed_and_back(
         held, lambda: setattr(Scale, "call", lambda self, inputs: inputs), lambda: setattr(Scale, "call", method)
     )
+
+
+def test_what_methods_read_of_an_object_counts_where_a_package_brought_a_base_of_its_class() -> None:
+    held, scaled = Installed(len), Installed._scaled
+    functions = (held.call, lambda inputs: held.call(inputs), functools.partial(Installed.call, held))
+    for function in functions:
+        changed_and_back(function, functools.partial(setattr, held, "by", 2.0), functools.partial(delattr, held, "by"))
+        changed_and_back(function, lambda: setattr(Installed, "power", 2.0), lambda: setattr(Installed, "power", 1.0))
+        changed_and_back(
+            function,
+            lambda: setattr(Installed, "_scaled", lambda self, inputs: inputs),
+            lambda: setattr(Installed, "_scaled", scaled),
+        )
+
+
+def test_what_a_helper_reads_of_an_object_counts_that_it_is_given() -> None:
+    held = Installed(len)
+
+    def helper(given: Any, inputs: Any) -> Any:
+        return given.by * inputs
+
+    for function in (functools.partial(helper, held), lambda inputs: helper(held, inputs)):
+        changed_and_back(function, functools.partial(setattr, held, "by", 2.0), functools.partial(delattr, held, "by"))
 
 
 def test_what_hangs_on_a_function_counts() -> None:
