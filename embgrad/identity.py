@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import itertools
 import operator
+import random
 import types
 import weakref
 from collections.abc import Hashable, Iterable, Iterator
@@ -37,11 +38,12 @@ PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 #: What is told by its type and its value, and holds nothing else.
 _EXACT: Final = frozenset({*PLAIN, type(Ellipsis), type(NotImplemented), range, types.CodeType})
 
-#: What Python makes of a class's slots and of methods that are written in C.
+#: What Python makes of a class's slots, of a named tuple's names, and of methods that are written in C.
 _DESCRIPTORS: Final = frozenset(
     {
         *(types.MemberDescriptorType, types.GetSetDescriptorType, types.MethodDescriptorType),
         *(types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+        type(vars(inspect.Attribute)["name"]),  # which is a named tuple
     }
 )
 
@@ -217,7 +219,7 @@ class _Reading:
         is_value = isinstance(value, Hashable) and (compares or not gc.is_tracked(value))
         if is_value and (root_of(kind) in OPEN or not kind.__weakrefoffset__):
             return (kind, value)  # such as a date, a dtype, a device
-        if kind.__weakrefoffset__ and not isinstance(value, Iterator):
+        if kind.__weakrefoffset__ and not isinstance(value, (Iterator, random.Random)):
             wrapped = getattr(value, "__wrapped__", None)  # as functools.lru_cache and tf.function have it
             function = wrapped if isinstance(wrapped, types.FunctionType) else None
             return (Same(value), self._of(function, names), self._by_names(value, names))

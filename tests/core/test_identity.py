@@ -13,10 +13,11 @@ import gc
 import itertools
 import operator
 import pathlib
+import random
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -148,6 +149,12 @@ class Slotted:
 
     def call(self, inputs: Any) -> Any:
         return self.by * inputs
+
+
+class Named(NamedTuple):
+    """A tuple of the user's with names."""
+
+    by: float
 
 
 class Table(dict[str, float]):
@@ -308,6 +315,11 @@ def test_what_is_a_value_is_equal_to_a_copy(value: Any) -> None:
     assert identity_of(one) == identity_of(other)
 
 
+def test_a_tuple_with_names_counts_by_what_it_holds() -> None:
+    one, same, other = [identity_of(lambda inputs, held=Named(by): held.by * inputs) for by in (1.0, 1.0, 2.0)]
+    assert one == same != other
+
+
 def test_a_module_of_the_users_counts_by_what_is_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, inner = types.ModuleType("settings"), types.ModuleType("settings.inner")
     vars(settings).update(by=1.0, other=1.0, inner=inner)
@@ -353,7 +365,9 @@ def test_what_decorators_have_made_goes_by_what_they_were_given() -> None:
     changed_and_back(inside, lambda: set_factor(2.0), lambda: set_factor(1.0))
 
 
-@pytest.mark.parametrize("held", [itertools.count(), iter([1]), (one for one in (1, 2)), np.random.default_rng()])
+@pytest.mark.parametrize(
+    "held", [itertools.count(), iter([1]), (one for one in (1, 2)), np.random.default_rng(), random.Random(0)]
+)
 def test_what_nothing_tells_of_has_no_identity(held: Any) -> None:
     with pytest.raises(UntoldError, match=f"made around an object of the class '{type(held).__qualname__}'"):
         identity_of(lambda inputs: next(held))
