@@ -18,7 +18,7 @@ from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.points import WORD
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
-from embgrad.traces import Traces
+from embgrad.traces import Traces, UnsettledError
 from embgrad_tensorflow.beside import of_the_user, snapshot_of
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
@@ -36,7 +36,10 @@ __all__ = ["run_kept"]
 #: How many lengths have a trace of their own, where one of any length cannot be had.
 LENGTHS: Final = 8
 
-_forms: Traces[_Form] = Traces()
+#: After how many ways of asking in a row, each with a trace that no later call has used, none is made at once.
+PATIENCE: Final = 16
+
+_forms: Traces[_Form] = Traces(patience=PATIENCE)
 
 #: Why a trace does not serve.
 FAILURES: Final = (UntraceableError, UnfitError, ReplayError, FailedError, OtherUseError)
@@ -88,7 +91,7 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         expect_traceable(model)
         key = (_key(planned, request), _variables(model) if planned.graph is None else ())
         form = _forms.get(as_parts(model), key, lambda: _Form(planned.fixed))
-    except (UntraceableError, UntoldError, TypeError) as error:
+    except (UntraceableError, UntoldError, UnsettledError, TypeError) as error:
         return replace(plain(request), uncompiled=str(error))
     return _Keeper(form, model, batch, request, planned, plain).run()
 

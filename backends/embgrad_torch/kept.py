@@ -18,7 +18,7 @@ from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.locks import held
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
-from embgrad.traces import Traces
+from embgrad.traces import Traces, UnsettledError
 from embgrad_torch import inputs
 from embgrad_torch.inputs import Plan, dtype_name
 from embgrad_torch.program import FailedError, programmed
@@ -44,7 +44,10 @@ LENGTHS: Final = 8
 #: How many shapes are remembered of one way of asking, each with the trace that serves.
 SHAPES: Final = 256
 
-_forms: Traces[_Form] = Traces()
+#: After how many ways of asking in a row, each with a trace that no later call has used, none is made at once.
+PATIENCE: Final = 16
+
+_forms: Traces[_Form] = Traces(patience=PATIENCE)
 
 #: Runs a request without a trace.
 Plain = Callable[[Request], Run]
@@ -84,7 +87,7 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, plain: Plain) -> R
             _expect_traceable(known, request)
         planned = inputs.planned(model, batch, request.call, inputs.device_of(known.modules))
         form = _forms.get(parts, _key(known, planned, request), _Form)
-    except (UntraceableError, UntoldError) as error:
+    except (UntraceableError, UntoldError, UnsettledError) as error:
         return replace(plain(request), uncompiled=str(error))
     except TypeError:
         return replace(plain(request), uncompiled="a part of the model cannot be referred to weakly")

@@ -16,7 +16,7 @@ import embgrad
 from embgrad.registry import backend_named
 from embgrad.testing import reference
 from embgrad.testing.conformance import example_batch, example_weights
-from embgrad.traces import Traces
+from embgrad.traces import Traces, UnsettledError
 from tests.conformance.harness_reference import Harness
 
 
@@ -47,6 +47,25 @@ def test_a_trace_is_made_once_and_the_longest_unused_goes() -> None:
     assert made == ["a", "b", "c", "b"]
     traces.forget([model])
     assert traces.count([model]) == 0
+
+
+def test_where_each_key_is_another_none_is_made_until_one_comes_twice() -> None:
+    traces: Traces[list[int]] = Traces(patience=3)
+    model, made = Model(), []
+
+    def get(key: int) -> list[int]:
+        return traces.get([model], key, lambda: made.append(key) or [key])  # type: ignore[func-returns-value]
+
+    for key in (0, 1, 2):
+        get(key)
+    for key in (3, 4):
+        with pytest.raises(UnsettledError, match="the last 3 calls each asked for something else"):
+            get(key)
+    assert made == [0, 1, 2]
+    get(4)
+    get(4)
+    get(5)
+    assert made == [0, 1, 2, 4, 5]
 
 
 def test_traces_go_with_their_model() -> None:

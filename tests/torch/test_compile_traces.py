@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from embgrad_torch import kept
 from torch import nn
 
 import embgrad
+from embgrad.traces import Traces
 from tests.compiled import calls_that_change, same
 from tests.torch.kept_traces import IDS, LONGER, PROJECTION, Net, agree, falls_back
 
@@ -254,6 +256,28 @@ def test_a_call_of_ones_own_around_equal_values_takes_one_trace(traces: list[Any
             ),
         )
     assert len(traces) == 1
+
+
+def test_a_call_of_ones_own_that_reads_something_else_each_time_is_not_traced_for_ever(
+    traces: list[Any], monkeypatch: Any
+) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def call(self, model: Any, inputs: Any) -> Any:
+            return model(inputs)
+
+    monkeypatch.setattr(kept, "_forms", Traces(patience=2))
+    model, trainer = Net(), Trainer()
+    for made in (1, 2, 2, 2):
+        trainer.losses.append(1.0)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            embgrad.gradients(model, IDS, PROJECTION, call=trainer.call, compile=True)
+        assert len(traces) == made
+    assert "the last 2 calls each asked for something else" in str(said[-1].message)
+    agree(model, IDS, call=trainer.call)
 
 
 class Layered(Net):
