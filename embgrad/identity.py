@@ -162,7 +162,11 @@ class _Reading:
         return (self._of(kind, names), *found, *self._attributes(value, names | self._of_methods(kind)))
 
     def _each(self, values: Iterable[Any], names: frozenset[str]) -> tuple[Hashable, ...]:
-        return tuple([self._of(one, names) for one in values])
+        given = tuple(values)
+        kinds = tuple(map(type, given))
+        if _EXACT.issuperset(kinds):  # as a vocabulary is: told at once
+            return (kinds if len(set(kinds)) > 1 else kinds[:1], given)
+        return tuple([self._of(one, names) for one in given])
 
     def _contents(self, value: Any, names: frozenset[str]) -> tuple[Hashable, ...] | None:
         """What stands for the contents of a number, a text, an array or a container; None for what is none of them."""
@@ -175,7 +179,7 @@ class _Reading:
         if isinstance(value, (list, tuple, collections.deque)):
             return self._each([*value], names)  # which another thread may be changing
         if isinstance(value, (set, frozenset)):
-            return (frozenset(self._each([*value], names)),)
+            return (frozenset([self._of(one, names) for one in [*value]]),)
         if isinstance(value, (dict, types.MappingProxyType)):
             made = getattr(value, "default_factory", None)
             return (*self._each(itertools.chain.from_iterable([*value.items()]), names), self._of(made, names))

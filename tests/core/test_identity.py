@@ -14,6 +14,7 @@ import itertools
 import operator
 import pathlib
 import random
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -313,6 +314,33 @@ def test_what_is_a_value_is_equal_to_a_copy(value: Any) -> None:
         (lambda inputs, held=held: held) for held in (value, value if type(value) is object else copy.copy(value))
     ]
     assert identity_of(one) == identity_of(other)
+
+
+@pytest.mark.parametrize("held", [[*range(9_999)], {str(number): number for number in range(9_999)}])
+def test_many_numbers_and_texts_are_told_at_once(held: Any) -> None:
+    calls: list[str] = []
+
+    def function(inputs: Any) -> Any:
+        return held, inputs
+
+    before = identity_of(function)
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        assert identity_of(function) == before
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(calls) < 1_000
+    place = 7 if isinstance(held, list) else "7"
+    held[place] = 7.0
+    assert identity_of(function) != before
+    held[place] = 7
+    assert identity_of(function) == before
+
+
+def test_the_order_of_a_set_does_not_count() -> None:
+    one, other = {0, 8}, {8, 0}
+    assert [*one] != [*other]
+    assert identity_of(functools.partial(by_class, one)) == identity_of(functools.partial(by_class, other))
 
 
 def test_a_tuple_with_names_counts_by_what_it_holds() -> None:
