@@ -81,7 +81,7 @@ def stream(
             batches in the same order all the same, each example's numbers the same to rounding. At masked positions that were
             not run values and activations are zeros. Holds the results of a window in memory. Not with `split`, `training`
             or a Scalar objective, where it counts who is in a batch, nor with a model to which padding counts: an example is run
-            alone once, to see that.
+            alone, to see that.
         override: as in `gradients`; arrays broadcast to each batch, and have no example axis of their own. So does `add`.
         ahead: how many batches (windows) may be ready before they are asked for; 0 for none, and no thread. With `training`
             it is 0: a source that runs the same model would find it in training mode now and then.

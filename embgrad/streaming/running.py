@@ -176,7 +176,7 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
 
 
 def _tried_alone(plan: Plan, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> bool:
-    """Whether a piece has an example with padding; that has the same numbers then as in a batch of it alone.
+    """Whether a piece has an example with padding that tells; that has the same numbers then as in a batch of it alone.
 
     Raises:
         UnsupportedError: it has others.
@@ -190,12 +190,16 @@ def _tried_alone(plan: Plan, group: Group, number: int, ran: Mapping[str, Embedd
     owner, place = piece.places[row]
     text = group.portions[owner].texts[place]
     alone = replace(group, pieces=(Piece(padded([text], plan.source.padding), (piece.places[row],)),))
+    unchecked = replace(plan, options={**plan.options, "check": False})
     try:
-        found = _run(replace(plan, options={**plan.options, "check": False}), alone, 0)
+        found = _run(unchecked, alone, 0)
     except Exception:  # a model may take no other number of examples: then nothing is known
         return True
-    expect_same_alone(group.portions[owner].start + place, row, ran, found, plan.source.padding.side)
-    return True
+
+    def again() -> Mapping[str, EmbeddingGradients]:
+        return _run(unchecked, group, number)
+
+    return expect_same_alone(group.portions[owner].start + place, row, ran, found, plan.source.padding.side, again)
 
 
 def _in_order(

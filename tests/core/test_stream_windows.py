@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
-from tests.core.streams import DIM, LABELLED, forward, model, rows, texts, tokenizer
+from tests.core.streams import DIM, LABELLED, VOCAB, forward, model, rows, texts, tokenizer
 
 
 @settings(max_examples=30)
@@ -319,4 +319,39 @@ def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
         match=r"example \d+ of the source has other numbers alone than with \d+ positions of padding",
     ):
         list(embgrad.stream(built, texts(12), embgrad.Logit(0), window=12, **asked))
-    assert runs[before:].count(3) < 4, "it is refused before the window's other batches are run"
+    alone = runs[before:].count(1)
+    assert runs[before:].count(3) == 2 * alone, "one batch is run, and once more: the window's others are not"
+
+
+@pytest.mark.framework("torch")
+def test_gradients_that_are_rounding_alone_do_not_refuse_a_window() -> None:
+    """The sum of what a layer norm gives is zero whatever goes in, and its gradient is what rounding leaves of that."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    bert = transformers.BertModel(config).eval()
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 6}
+    source = ["ab", "abcdefg", "abcd", "a", "xyzuvw", "hij"]
+    found = [*embgrad.stream(bert, source, embgrad.Sum(output="sequence", position=0), **asked)]
+    assert len(found) == 2
+    assert 0 < max(np.abs(one.values).max() for one in found) < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:the model .* mask")
+def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone() -> None:
+    heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
+    source = [(text, float(len(text) > 5)) for text in ["ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi"]]
+    objective = embgrad.Labelled(lambda weights: embgrad.Projection(np.outer(weights, [1.0, 2.0, 3.0])))
+    with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other numbers alone than with 2"):
+        list(embgrad.stream(heedless, source, objective, tokenizer=Right(), batch_size=3, window=6))
+
+
+def test_numbers_that_are_drawn_in_each_pass_do_not_refuse_a_window() -> None:
+    random = np.random.default_rng(0)
+    noise = {"word": lambda value: random.normal(size=value.shape)}
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 12, "add": noise}
+    assert len(list(embgrad.stream(model(), texts(12), embgrad.Logit(0), **asked))) == 4
