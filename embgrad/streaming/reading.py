@@ -145,7 +145,7 @@ class _Reading:
         """A mapping's keys in an order that counts."""
         if isinstance(value, collections.OrderedDict) or not all(map(_is_plain, value)):
             return list(value)
-        return sorted(value, key=repr)
+        return sorted(value, key=self._digest)  # the text of a set is another in each process
 
     def _function(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
@@ -194,11 +194,21 @@ class _Reading:
         if kind.__module__ in HOLDERS or dataclasses.is_dataclass(kind) or root_of(kind) == "embgrad":
             return [_named(kind), self.of(own)]
         if compares(kind) and (parts := parts_of(value)) is not None:
-            return [_named(kind), self.of(parts)]
+            return [_named(kind), self._all_of(parts)]
         if (array := _as_table(value)) is not None:
             return self._array(value, array)
         text = LONGEST * "." if kind.__dictoffset__ else repr(value)
         return [_named(kind), text] if len(text) < LONGEST and " at 0x" not in text else _named(kind)
+
+    def _all_of(self, parts: Any) -> Any:
+        """What a value of a library's is made of, such as a table of pandas, as far down as it tells."""
+        whole = _Reading(self._digest, dict(self._seen), True)
+        try:
+            held = whole.of(parts)
+        except UnreadableError:
+            return self.of(parts)
+        self._seen.update(whole._seen)
+        return held
 
     def _of_users(self, value: Any, own: Mapping[str, Any]) -> list[Any]:
         """An object of a class of the user's."""

@@ -138,6 +138,7 @@ MODULES = {
 #: What has another order, or another identity, in each process.
 OF_PROCESSES = (
     "S = {'a', 'b', 'c'}",
+    "S = {frozenset(one): len for one in ('aeim', 'bfjn', 'cgko', 'dhlp')}",
     "def f(x): return 1\ndef g(x): return 2\nclass K: pass\nS = {f, g, K}",
     "class C: pass\nS = C()\nS.a = object()\nS.b = {S: 1}",
     "import random, threading\nS = [threading.Lock(), random.Random(), np.random.default_rng()]",
@@ -150,6 +151,18 @@ def test_functions_are_told_by_what_they_read_in_their_module(source: str, one: 
     first, second, third = (function_digest(in_a_module(source.format(part), "make")) for part in (one, other, one))
     assert first != second
     assert first == third
+
+
+def test_functions_are_told_by_the_tables_that_they_read() -> None:
+    pandas = pytest.importorskip("pandas")
+
+    def told(*columns: Any) -> list[str]:
+        frame = pandas.DataFrame({"label": columns, "text": "x"})
+        return [function_digest(closing_over_any(held)) for held in (frame, frame["label"], frame.set_index("label"))]
+
+    assert told(1, 2) == told(1, 2)
+    for column in ([2, 1], [1, 2, 3], ["1", "2"]):
+        assert not set(told(1, 2)) & set(told(*column))
 
 
 def test_functions_are_the_same_in_each_process() -> None:
