@@ -205,8 +205,9 @@ def _array(values: list[Any]) -> np.ndarray:
         array = np.array(values)
     except ValueError:  # rows of different lengths
         array = np.empty(0, object)
-    if array.dtype != object and len(array) == len(values):
+    if array.dtype.kind not in "OS" and len(array) == len(values):  # NumPy's own bytes lose zeros at their end
         return array
     objects = np.empty(len(values), object)
-    objects[:] = [np.asarray(one) if isinstance(one, list) else one for one in values]
+    for row, one in enumerate(values):  # one by one: of arrays of one shape NumPy would make one
+        objects[row] = _array(one) if isinstance(one, list) else one
     return objects

@@ -302,6 +302,21 @@ def test_columns_are_a_mapping() -> None:
         columns["gold"]
 
 
+@pytest.mark.parametrize(
+    "rows", [[[[1, 2], [3]], [[4], [5, 6]]], [[[1], [2, 3]], None], [[[[1], []]], [[[1], []]]], [[None, 1], [2, 3]]]
+)
+def test_lists_of_several_lengths_in_each_other_are_objects(rows: list[Any]) -> None:
+    def lists(value: Any) -> Any:
+        return [lists(one) for one in value] if isinstance(value, np.ndarray) else value
+
+    found = Columns(pa.table({"spans": rows}))["spans"]
+    assert (found.dtype, found.shape, lists(found)) == (object, (2,), rows)
+
+
+def test_bytes_keep_their_zeros() -> None:
+    assert list(Columns(pa.table({"image": [b"a\0", b"bc\0\0"]}))["image"]) == [b"a\0", b"bc\0\0"]
+
+
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.list_(pa.string_view())])
 def test_types_that_arrow_cannot_pick_from_stay_as_they_are(items: Items, kind: pa.DataType) -> None:
     rows = items(6)
