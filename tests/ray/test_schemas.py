@@ -217,6 +217,16 @@ def test_what_parquet_cannot_hold_is_refused_at_once(items: Items, tmp_path: Pat
     ):
         embgrad.ray.write(file, unbuilt, labelled, tmp_path / "out", ids="ids_")
     expect_parquet(json_table(b'{"a": [{"b": [1, null]}], "c": null, "d": "x"}', "a").schema)
+    expect_parquet(pa.schema([("t", pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((2, 3), "f4")).type)]))
+
+
+def test_gradients_as_tensors_are_rows_of_a_next_run(items: Items, tmp_path: Path) -> None:
+    first = embgrad.ray.gradients(
+        ray.data.from_items(items(6)), models.reference, labelled, ids="ids_", output="values", length=9, prefix="g_"
+    )
+    found, schema = written(first.materialize(), tmp_path / "out")
+    assert sorted(found) == list(range(6))
+    assert schema.field("g_values").type.shape == [9, models.DIM]
 
 
 def test_two_columns_of_one_name_are_refused(items: Items, tmp_path: Path) -> None:
