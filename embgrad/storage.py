@@ -17,7 +17,7 @@ from embgrad.headers import once
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
 
-__all__ = ["FORMAT", "expect_results", "load", "save"]
+__all__ = ["FORMAT", "expect_results", "load", "plain", "save"]
 
 #: The version of the file format; a reader refuses a later one. A single result is written as version 1, which every
 #: embgrad reads; several are version 2.
@@ -145,14 +145,14 @@ def _entry_of(result: EmbeddingGradients, name: str) -> str:
         "certificate": None if result.certificate is None else result.certificate.to_dict(),
     }
     try:
-        return json.dumps(entry, default=_plain)
+        return json.dumps(entry, default=plain)
     except (TypeError, ValueError, RecursionError) as error:  # keys that are no text, or something that holds itself
         raise EmbgradError(
             f"the result {brief(name)} cannot be saved: its provenance is nothing that JSON can hold, {error}"
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON cannot hold, as it can: NumPy's numbers and arrays as Python's, other objects as their text."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
 

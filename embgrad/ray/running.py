@@ -25,6 +25,7 @@ from embgrad.ray.settings import OUTPUTS, Asked, settings
 from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.rowsparse import RowSparse
+from embgrad.storage import plain
 from embgrad.validation import count_or_none
 from embgrad.version import __version__
 
@@ -280,7 +281,7 @@ def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) 
         "inputs": inputs,
         **asdict(wanted),
     }
-    text = json.dumps(manifest, indent=2)  # before there is a file
+    text = json.dumps(manifest, indent=2, default=plain)  # before there is a file
     system.create_dir(path)
     with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
         stream.write(text.encode())

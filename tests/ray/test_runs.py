@@ -213,6 +213,25 @@ def test_tables_of_each_row_in_gluon(items: Items) -> None:
         assert np.abs(table.to_dense() - expected[row["key"]].to_dense()).max() < CLOSE["float32"] * scale
 
 
+class Scaled(embgrad.Sum):
+    """An objective of the user's, with an argument that is no number of Python's."""
+
+    def __init__(self, scale: Any) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "scale": self.scale}
+
+
+def test_what_was_asked_is_written_down_whatever_it_is_of(items: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    embgrad.ray.write(
+        ray.data.from_items(items(3)), models.reference, Scaled(np.float32(2)), out, ids="ids_", batch_size=4
+    )
+    assert json.loads((out / "_embgrad.json").read_text())["objective"] == {"class": "Scaled", "scale": 2.0}
+
+
 @pytest.mark.parametrize("name", ["ray.data", "pyarrow"])
 def test_what_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
