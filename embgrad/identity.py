@@ -196,9 +196,8 @@ class _Reading:
             return (Same(function) if function.__closure__ is None else code, *self._each(held, names))
         read = [own[name] for name in globals_of(code) if name in own]
         named = [one for one in (function.__kwdefaults__, vars(function)) if one]
-        names = names.union(
-            *map(self._names_of_ours, (*cells, *read))
-        )  # of helpers, to which it may give what it reads
+        # Those of helpers, too, to which it may give what it reads.
+        names = names.union(*map(self._names_of_ours, (*cells, *read)))
         return (code, id(own), *self._each([*cells, *read, *named], names))
 
     def _class(self, kind: type, names: frozenset[str]) -> Hashable:
