@@ -39,9 +39,9 @@ def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Req
     snapshot = taken()
     written: list[Any] = []
 
-    def seen(operation: Any, inputs: Any, attrs: Any, outputs: Any, name: Any = None, graph: Any = None) -> None:
+    def seen(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
         if graph is None:
-            written.extend(writes_of(operation, inputs))
+            written.extend(writes_of(op_type, inputs))
 
     def inside(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def called(given: Any) -> Any:

@@ -153,18 +153,6 @@ def test_functions_are_told_by_what_they_read_in_their_module(source: str, one: 
     assert first == third
 
 
-def test_functions_are_told_by_the_tables_that_they_read() -> None:
-    pandas = pytest.importorskip("pandas")
-
-    def told(*columns: Any) -> list[str]:
-        frame = pandas.DataFrame({"label": columns, "text": "x"})
-        return [function_digest(closing_over_any(held)) for held in (frame, frame["label"], frame.set_index("label"))]
-
-    assert told(1, 2) == told(1, 2)
-    for column in ([2, 1], [1, 2, 3], ["1", "2"]):
-        assert not set(told(1, 2)) & set(told(*column))
-
-
 def test_functions_are_the_same_in_each_process() -> None:
     sources = [f"{one}\ndef make(labels): return S, labels in {{'p', 'q', 'r'}}" for one in OF_PROCESSES]
     script = "import sys\nfrom tests.core.test_stream_digests import function_digest, in_a_module\n"

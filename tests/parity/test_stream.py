@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import tokenizers
 
@@ -173,3 +174,16 @@ def test_an_objective_is_told_by_the_weights_of_a_layer_that_it_calls(framework:
     assert function_digest(reading(one)) != function_digest(reading(other))
     # The stream's own model goes by its weights, which are compared by themselves.
     assert function_digest(reading(one), [one]) == function_digest(reading(other), [other])
+
+
+def test_functions_are_told_by_the_tables_of_pandas_that_they_read() -> None:
+    def reading(value: Any) -> Any:
+        return lambda labels: embgrad.CrossEntropy([int(label is value) for label in labels])
+
+    def told(*columns: Any) -> list[str]:
+        frame = pandas.DataFrame({"label": columns, "text": "x"})
+        return [function_digest(reading(held)) for held in (frame, frame["label"], frame.set_index("label"))]
+
+    assert told(1, 2) == told(1, 2)
+    for column in ([2, 1], [1, 2, 3], ["1", "2"]):
+        assert not set(told(1, 2)) & set(told(*column))
