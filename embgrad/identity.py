@@ -255,15 +255,18 @@ class _Reading:
     def _members(self, kind: type, names: frozenset[str]) -> dict[str, list[Any]]:
         """What those classes of an object hold that are the user's, under these names and those in the methods found so."""
         held: dict[str, list[Any]] = {}
-        for name, parts in itertools.chain.from_iterable(
-            [members_of(one).items() for one in kind.__mro__ if self._is_ours(one.__module__)]
-        ):
-            held.setdefault(name, []).extend(parts)
+        for own in self._members_of_ours(kind):
+            for name, parts in own.items():
+                held.setdefault(name, []).extend(parts)
         found: dict[str, list[Any]] = {}
         while wanted := [name for name in names if name in held and name not in found]:
             found.update({name: held[name] for name in wanted})
             names = names.union(*[self._names_of(part) for name in wanted for part in held[name]])
         return found
+
+    def _members_of_ours(self, kind: type) -> list[dict[str, list[Any]]]:
+        """Of a class and each of its bases that is the user's what its members are made of."""
+        return [members_of(one) for one in kind.__mro__ if self._is_ours(one.__module__)]
 
     def _is_ours(self, module: str | None) -> bool:
         """Whether what is written in a module is the user's."""
@@ -273,8 +276,8 @@ class _Reading:
         """The names in the code of a class's methods, less those that a package brings."""
         known = _names.setdefault(kind, {})
         if self._module not in known:
-            bases = [members_of(base).values() for base in kind.__mro__ if self._is_ours(base.__module__)]
-            known[self._module] = frozenset().union(*map(self._names_of, itertools.chain(*itertools.chain(*bases))))
+            parts = [part for own in self._members_of_ours(kind) for made_of in own.values() for part in made_of]
+            known[self._module] = frozenset().union(*map(self._names_of, parts))
         return known[self._module]
 
     def _names_of(self, function: Any) -> frozenset[str]:

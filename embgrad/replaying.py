@@ -11,7 +11,7 @@ import numpy as np
 
 from embgrad.backend import Change, NativeObjective, Request, Run
 
-__all__ = ["Gave", "Recorder", "ReplayError", "Tries", "Watching", "agreeing", "with_functions"]
+__all__ = ["Gave", "Recorder", "ReplayError", "Tries", "Watching", "agreeing", "with_functions", "wrapped"]
 
 #: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
@@ -43,6 +43,14 @@ def with_functions(request: Request, made: Callable[[str, str, Change], Change],
         return {key: made(option, key, one) for key, one in getattr(request, option).items()}
 
     return replace(request, override=of("override"), add=of("add"), edit=of("edit"), **others)
+
+
+def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Request:
+    """The request with another function around each of the user's: those at its points, and a native objective's."""
+    respond = request.respond
+    if isinstance(respond, NativeObjective):
+        respond = replace(respond, function=around(respond.function))
+    return with_functions(request, lambda option, key, change: around(change), respond=respond)
 
 
 class Gave:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from tensorflow.python.framework import op_callbacks
 
 from embgrad.backend import NativeObjective, Request
 from embgrad.calling import as_parts
-from embgrad.replaying import with_functions
+from embgrad.replaying import wrapped
 from embgrad_tensorflow.lookup import writes_of
 from embgrad_tensorflow.state import Snapshot, in_mode
 
@@ -32,8 +31,7 @@ def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Req
         request: what is asked.
         taken: gives the model as it is, where there are such functions: it takes a while.
     """
-    respond = request.respond
-    if not (isinstance(respond, NativeObjective) or request.override or request.add or request.edit):
+    if not (isinstance(request.respond, NativeObjective) or request.override or request.add or request.edit):
         yield request
         return
     snapshot = taken()
@@ -54,9 +52,7 @@ def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Req
 
         return called
 
-    if isinstance(respond, NativeObjective):
-        respond = replace(respond, function=inside(respond.function))
     try:
-        yield with_functions(request, lambda option, key, change: inside(change), respond=respond)
+        yield wrapped(request, inside)
     finally:
         snapshot.restore(written)

@@ -16,7 +16,7 @@ from embgrad.backend import Change, NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.locks import held
 from embgrad.points import UNNAMED_TABLE
-from embgrad.replaying import with_functions
+from embgrad.replaying import wrapped
 from embgrad.watching import PointWatch
 from embgrad_torch.answered import answered_by, dtype_of
 from embgrad_torch.inputs import Plan, device_of
@@ -190,10 +190,7 @@ def _with_the_model_as_asked(request: Request, known: Structure) -> Request:
 
         return called
 
-    respond = request.respond
-    if isinstance(respond, NativeObjective):
-        respond = replace(respond, function=inside(respond.function))
-    return with_functions(request, lambda option, key, change: inside(change), respond=respond)
+    return wrapped(request, inside)
 
 
 class _Running:

@@ -42,9 +42,8 @@ def update(made: _Hash, value: Any) -> None:
     """
     kind = type(value)
     if value is None or kind in _NUMBERS:
-        _put(
-            made, kind.__name__, (hex(value) if kind is int else repr(value)).encode()
-        )  # of a long one there is no text
+        text = hex(value) if kind is int else repr(value)  # of a very long number Python gives no decimal text
+        _put(made, kind.__name__, text.encode())
     elif kind is str:
         _put(made, "str", value.encode("utf-8", "surrogatepass"))
     elif kind is bytes:
