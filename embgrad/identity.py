@@ -35,6 +35,9 @@ __all__ = ["CHANGING", "PLAIN", "Same", "UntoldError", "asked_of", "code_of", "i
 #: What is the same where it is equal.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
+#: Those of which equal ones may differ (0.0 and −0.0), and of which one may be unequal to itself: told as they are written.
+_WRITTEN: Final = (float, complex)
+
 #: What is told by its type and its value, and holds nothing else.
 _EXACT: Final = frozenset({*PLAIN, type(Ellipsis), type(NotImplemented), range, types.CodeType})
 
@@ -139,7 +142,7 @@ class _Reading:
         """
         kind = type(value)
         if kind in _EXACT or kind in _DESCRIPTORS:
-            return (kind, value)
+            return (kind, _exact(value))
         if id(value) in self._seen:
             return ("again", self._seen[id(value)][1], self._by_names(value, names))
         self._seen[id(value)] = (value, len(self._seen))
@@ -165,6 +168,8 @@ class _Reading:
         given = tuple(values)
         kinds = tuple(map(type, given))
         if _EXACT.issuperset(kinds):  # as a vocabulary is: told at once
+            if not _EXACT.difference(_WRITTEN).issuperset(kinds):
+                given = tuple(map(_exact, given))
             return (kinds if len(set(kinds)) > 1 else kinds[:1], given)
         return tuple([self._of(one, names) for one in given])
 
@@ -175,7 +180,7 @@ class _Reading:
                 return (value.dtype.str, value.shape, self._of(value.tolist(), names))
             return (value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).digest())
         if isinstance(value, PLAIN):
-            return (value,)
+            return (_exact(value),)
         if isinstance(value, (list, tuple, collections.deque)):
             return self._each([*value], names)  # which another thread may be changing
         if isinstance(value, (set, frozenset)):
@@ -289,6 +294,12 @@ class _Reading:
         inner = held.__func__ if isinstance(held, types.MethodType) else held
         ours = isinstance(inner, types.FunctionType) and self._is_ours(inner.__globals__.get("__name__"))
         return self._names_of(inner) if ours else frozenset()
+
+
+def _exact(value: Any) -> Any:
+    """A number, a text or nothing as what is equal to those alone that are the same."""
+    written = next((kind for kind in _WRITTEN if isinstance(value, kind)), None)
+    return value if written is None else written.__repr__(value)
 
 
 class Same:

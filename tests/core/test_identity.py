@@ -337,6 +337,26 @@ def test_many_numbers_and_texts_are_told_at_once(held: Any) -> None:
     assert identity_of(function) == before
 
 
+@pytest.mark.parametrize(
+    "hold", [lambda value: value, lambda value: [1.5, value], lambda value: {"scale": value, "a": np}]
+)
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (0j, -0j), (1, 1.0), (True, 1)])
+def test_equal_numbers_that_differ_are_not_the_same(hold: Callable[[Any], Any], one: Any, other: Any) -> None:
+    def around(held: Any) -> Any:
+        return lambda inputs: (held, inputs)
+
+    assert identity_of(around(hold(one))) == identity_of(around(hold(one)))
+    assert identity_of(around(hold(one))) != identity_of(around(hold(other)))
+
+
+def test_what_is_no_number_is_the_same_as_another() -> None:
+    held = [1.5, float("nan")]
+    function = lambda inputs: (held, inputs)  # noqa: E731
+    before = identity_of(function)
+    held[1] = float("nan")
+    assert identity_of(function) == before
+
+
 def test_the_order_of_a_set_does_not_count() -> None:
     one, other = {0, 8}, {8, 0}
     assert [*one] != [*other]
