@@ -23,14 +23,13 @@ from embgrad_tensorflow.compiled import function_calls, runs_model
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.run import closed_graphs, points
-from embgrad_tensorflow.state import depth, expect_eager, tapes_of_this_thread
+from embgrad_tensorflow.state import depth, expect_eager, pushes, tapes_of_this_thread
 from embgrad_tensorflow.tap import dense, with_mask
 from embgrad_tensorflow.walk import Tables, handle_of
 
 __all__ = ["capture"]
 
 _gradient_calls: Final = Interception(lambda: tf.GradientTape, "gradient")
-_pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
 _ears: ContextVar[tuple[_Ear, ...]] = ContextVar("ears", default=())
 
@@ -57,7 +56,7 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         with (
             calls_go_to(_module_called, ear.modules.classes),
             _gradient_calls.by(_gradient),
-            _pushes.by(_pushed),
+            pushes.by(_pushed),
             function_calls.by(_function_called),
         ):
             yield

@@ -19,10 +19,10 @@ from tensorflow.python.eager import backprop
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gen_array_ops, gen_linalg_ops, gen_math_ops, gen_nn_ops, math_ops
 
-from embgrad_tensorflow.fewrows import FewRows, Rows
+from embgrad_tensorflow.fewrows import Compute, FewRows, Rows
 from embgrad_tensorflow.tracedrows import TracedRows
 
-__all__ = ["lean_gradients"]
+__all__ = ["by_rows", "lean_gradients"]
 
 #: The dtypes that the rules below are for: complex numbers would have to be conjugated.
 REAL: Final = frozenset({tf.bfloat16, tf.float16, tf.float32, tf.float64})
@@ -50,6 +50,22 @@ def lean_gradients(known: Iterable[tuple[Any, Rows]] = ()) -> Iterator[None]:
     finally:
         _local.rows = was
         _count(-1)
+
+
+def by_rows(name: str, gradient: Any, operands: Sequence[Any], compute: Compute) -> Sequence[Any] | None:
+    """The gradients with respect to the operands where few rows of that of the result are not zero; None where it has others.
+
+    Args:
+        name: what takes each row by itself.
+        gradient: that of its result, (…, dim).
+        operands: its operands, of which the gradient with respect to the first is asked for.
+        compute: computes it.
+    """
+    rows: FewRows | None = getattr(_local, "rows", None)
+    if rows is None or not _is_plain(gradient) or not _is_for(rows, gradient):
+        return None
+    others = frozenset(range(1, len(operands)))
+    return rows.gradients(name, dict, gradient, (operands, None), others, compute)
 
 
 def _count(more: int) -> None:
@@ -86,12 +102,17 @@ def _gradient(
             return found
         return backprop._gradient_function(name, attrs, count, inputs, outputs, [gradient], skipped, scope)
 
-    if ours and called in rows.names and (type(rows) is FewRows) == isinstance(gradients[0], ops.EagerTensor):
+    if ours and called in rows.names and _is_for(rows, gradients[0]):
         operands = ([None] * count if inputs is None else inputs, outputs)
         found = rows.gradients(called, lambda: _said(attrs), gradients[0], operands, left_out, compute)
         if found is not None:
             return found
     return compute(gradients[0], inputs, outputs)
+
+
+def _is_for(rows: FewRows, gradient: Any) -> bool:
+    """Whether both are of a graph, or both of none."""
+    return (type(rows) is FewRows) == isinstance(gradient, ops.EagerTensor)
 
 
 def _is_plain(gradient: Any) -> bool:

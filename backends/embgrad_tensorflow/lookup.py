@@ -146,6 +146,10 @@ class Watcher:
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
 
+    def tell(self, handlers: Mapping[str, Callable[..., None]]) -> None:
+        """Tell others of operations by which nothing is looked up: of the name, operands, attributes and results."""
+        self._handlers = {**handlers, **self._handlers}
+
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""

@@ -16,6 +16,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
 
 from embgrad.errors import UnsupportedError
+from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad_tensorflow.containers import refilling
 from embgrad_tensorflow.structure import structure
@@ -29,6 +30,7 @@ __all__ = [
     "in_mode",
     "on_our_own",
     "other_tapes_paused",
+    "pushes",
     "tapes_of_this_thread",
     "wants_eager",
     "whole_tracebacks",
@@ -42,6 +44,9 @@ GENERATORS: Final = ("SeedGenerator", "Generator")
 
 #: What a model is made of.
 GROWN: Final = frozenset({"variable", "module"})
+
+#: Called by a tape that begins to record.
+pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
 Undo = Callable[[], None]
 

@@ -51,7 +51,8 @@ NOTES: Final = """## Where it is below code by hand, and where above
 - TensorFlow, eager: the pullback leaves out what TensorFlow's gradient functions compute for operands that nobody asked \
 about (biases, constants, kernels, the table that is a language model's head). Of an objective that reads one position of \
 each example, as the pooled output does, the gradients behind the last attention have few rows that are not zero, and only \
-these are multiplied; for an objective over all positions there is nothing of that to gain.
+these are multiplied; for an objective over all positions there is nothing of that to gain. A layer norm is some ten \
+operations, each with a gradient of its own; the norm's as a whole takes half as many passes over memory.
 - TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand; for objectives that read one \
 position of each example there is a trace of its own, as it must know that beforehand. With `jit_compile=True` by hand \
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
