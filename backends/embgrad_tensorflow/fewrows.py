@@ -75,6 +75,7 @@ class FewRows:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Rows]] = {}
+        self._full: dict[int, weakref.ref[Any]] = {}
 
     def gradients(
         self,
@@ -115,6 +116,22 @@ class FewRows:
             else self._spread(one, rows, gradient if operand is None else operand, width)
             for number, (one, operand, width) in enumerate(zip(found, inputs, widths, strict=True))
         ]
+
+    def went_on(self, gradient: Any, found: Any) -> None:
+        """Gradients that come of one that has been looked through in vain are not looked through again.
+
+        Args:
+            gradient: that of an operation's result.
+            found: those with respect to its operands, None for others.
+        """
+        if self._is_full(gradient):
+            for one in found if isinstance(found, (list, tuple)) else [found]:
+                if isinstance(one, tf.Tensor):
+                    self._full[id(one)] = weakref.ref(one)
+
+    def _is_full(self, gradient: Any) -> bool:
+        reference = self._full.get(id(gradient))
+        return reference is not None and reference() is gradient
 
     def _computed(
         self,
@@ -191,12 +208,13 @@ class FewRows:
             reference, rows = self._known[id(gradient)]
             if reference() is gradient:
                 return rows
-        if not self._may_have_few(gradient):
+        if self._is_full(gradient) or not self._may_have_few(gradient):
             return None
         shape = gradient._shape_tuple()
         count = math.prod(shape[:-1])
         entries = np.asarray(gradient).reshape(count, shape[-1])  # shares the memory
         if not _may_be_few(entries):
+            self._full[id(gradient)] = weakref.ref(gradient)
             return None
         places = np.flatnonzero(entries.any(axis=1))
         if not 0 < FEW * len(places) <= count:

@@ -8,6 +8,7 @@ Rows of zeros are left out too, which may change the last bits of others: a prod
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -52,8 +53,8 @@ def lean_gradients(known: Iterable[tuple[Any, Rows]] = ()) -> Iterator[None]:
         _count(-1)
 
 
-def by_rows(name: str, gradient: Any, operands: Sequence[Any], compute: Compute) -> Sequence[Any] | None:
-    """The gradients with respect to the operands where few rows of that of the result are not zero; None where it has others.
+def by_rows(name: str, gradient: Any, operands: Sequence[Any], compute: Compute) -> Sequence[Any]:
+    """The gradients with respect to the operands, those of few rows where that of the result has no others.
 
     Args:
         name: what takes each row by itself.
@@ -63,9 +64,13 @@ def by_rows(name: str, gradient: Any, operands: Sequence[Any], compute: Compute)
     """
     rows: FewRows | None = getattr(_local, "rows", None)
     if rows is None or not _is_plain(gradient) or not _is_for(rows, gradient):
-        return None
+        return compute(gradient, operands, None)
     others = frozenset(range(1, len(operands)))
-    return rows.gradients(name, dict, gradient, (operands, None), others, compute)
+    found = rows.gradients(name, dict, gradient, (operands, None), others, compute)
+    if found is None:
+        found = compute(gradient, operands, None)
+        rows.went_on(gradient, found)
+    return found
 
 
 def _count(more: int) -> None:
@@ -98,9 +103,11 @@ def _gradient(
 
     def compute(gradient: Any, inputs: Any, outputs: Any) -> Any:
         found = None if rule is None else rule(gradient, inputs, attrs, left_out)
-        if found is not None:
-            return found
-        return backprop._gradient_function(name, attrs, count, inputs, outputs, [gradient], skipped, scope)
+        if found is None:
+            found = backprop._gradient_function(name, attrs, count, inputs, outputs, [gradient], skipped, scope)
+        if ours and called != "GatherNd":  # which takes out rows, so that those of others are zero
+            rows.went_on(gradient, found)
+        return found
 
     if ours and called in rows.names and _is_for(rows, gradients[0]):
         operands = ([None] * count if inputs is None else inputs, outputs)
@@ -278,6 +285,12 @@ def _said(attrs: Any) -> Mapping[str, Any]:
 
 
 def _constant(sizes: Sequence[int]) -> Any:
+    return _kept_constant(tuple(sizes))
+
+
+@functools.lru_cache(1024)
+def _kept_constant(sizes: tuple[int, ...]) -> Any:
+    """A pullback asks for the same few shapes again and again."""
     return tf.constant(sizes, tf.int32)
 
 

@@ -274,13 +274,15 @@ class Norms:
         is_by_rows = over == [source.shape.rank - 1]
         axes = [-1] if is_by_rows else over  # of some rows, too
 
-        def compute(gradient: Any, operands: Sequence[Any], _: Any = None) -> Sequence[Any]:
+        def compute(gradient: Any, operands: Sequence[Any], _: Any) -> Sequence[Any]:
             return [_gradient(gradient, operands, axes, scale, mean is not None), *[None] * (len(operands) - 1)]
 
         def backward(gradient: Any) -> Sequence[Any]:
             gradient = tf.convert_to_tensor(gradient)  # from IndexedSlices, where rows of it were looked up
-            found = by_rows("LayerNorm", gradient, operands, compute) if is_by_rows else None
-            return (found or compute(gradient, operands))[:1]
+            found = (
+                by_rows("LayerNorm", gradient, operands, compute) if is_by_rows else compute(gradient, operands, None)
+            )
+            return found[:1]
 
         def give() -> None:
             if not _is_constant(output):
