@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import gen_array_ops
 
+from embgrad_tensorflow.bytensor import ByTensor
+
 __all__ = ["REDUCING", "ROWWISE", "Compute", "FewRows", "Rows", "sizes", "taken"]
 
 #: Gradients with fewer entries are not looked through: that would take as long as it saves.
@@ -75,7 +77,7 @@ class FewRows:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Rows]] = {}
-        self._full: dict[int, weakref.ref[Any]] = {}
+        self._full: ByTensor[bool] = ByTensor()
 
     def gradients(
         self,
@@ -124,14 +126,10 @@ class FewRows:
             gradient: that of an operation's result.
             found: those with respect to its operands, None for others.
         """
-        if self._is_full(gradient):
+        if self._full.get(gradient):
             for one in found if isinstance(found, (list, tuple)) else [found]:
                 if isinstance(one, tf.Tensor):
-                    self._full[id(one)] = weakref.ref(one)
-
-    def _is_full(self, gradient: Any) -> bool:
-        reference = self._full.get(id(gradient))
-        return reference is not None and reference() is gradient
+                    self._full[one] = True
 
     def _computed(
         self,
@@ -208,13 +206,13 @@ class FewRows:
             reference, rows = self._known[id(gradient)]
             if reference() is gradient:
                 return rows
-        if self._is_full(gradient) or not self._may_have_few(gradient):
+        if self._full.get(gradient) or not self._may_have_few(gradient):
             return None
         shape = gradient._shape_tuple()
         count = math.prod(shape[:-1])
         entries = np.asarray(gradient).reshape(count, shape[-1])  # shares the memory
         if not _may_be_few(entries):
-            self._full[id(gradient)] = weakref.ref(gradient)
+            self._full[gradient] = True
             return None
         places = np.flatnonzero(entries.any(axis=1))
         if not 0 < FEW * len(places) <= count:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -17,6 +16,7 @@ from tensorflow.python.framework import op_callbacks
 from embgrad.points import layout_of
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.asserted import COMPARISONS, Comparisons
+from embgrad_tensorflow.bytensor import ByTensor
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, OneHots, is_identity
 from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
@@ -136,7 +136,7 @@ class Watcher:
         self.tables = tables
         self._replacing = Replacing()
         self._depth = depth()  # so that a pass inside of this one is not taken for a part of it
-        self._reads: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._reads: ByTensor[Any] = ByTensor()
         self._handlers: dict[str, Callable[..., None]] = dict.fromkeys(LOOKUPS, self._looked_up)
         self._handlers |= dict.fromkeys(SAME_TABLE, self._same_table)
         self._handlers["ReadVariableOp"] = self._read
@@ -284,11 +284,10 @@ class Watcher:
         """The variable that an operand is, or was read from; None where it was computed."""
         if getattr(operand, "dtype", None) == tf.resource:
             return operand
-        reference, handle = self._reads.get(id(operand), (None, None))
-        return handle if reference is not None and reference() is operand else None
+        return self._reads.get(operand)
 
     def _remember(self, tensor: Any, handle: Any) -> None:
-        self._reads[id(tensor)] = (weakref.ref(tensor), handle)
+        self._reads[tensor] = handle
 
 
 def table_of(source: Any) -> tuple[tuple[int, ...] | None, Any]:

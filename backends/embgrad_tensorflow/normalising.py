@@ -13,6 +13,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.ops import gen_math_ops
 
+from embgrad_tensorflow.bytensor import ByTensor
 from embgrad_tensorflow.leangradients import by_rows
 from embgrad_tensorflow.state import pushes
 
@@ -128,7 +129,7 @@ class Norms:
     def __init__(self, *, traced: bool = False) -> None:
         self._traced = traced
         self._due: list[Callable[[], None]] = []
-        self._known: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._known: ByTensor[Any] = ByTensor()
         self._stopped = False
         self.handlers: Mapping[str, Handler] = {
             "Add": self._add,
@@ -176,7 +177,7 @@ class Norms:
             self._know(outputs[0], _Variance(squares.source, over, squares.mean))
 
     def _stop_gradient(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        mean = self._found(inputs[0])  # nothing is recorded just now
+        mean = self._known.get(inputs[0])  # nothing is recorded just now
         if isinstance(mean, _Mean):
             self._know(outputs[0], replace(mean, stopped=True))
 
@@ -295,18 +296,14 @@ class Norms:
 
     def _part(self, tensor: Any) -> Any:
         """What a tensor is in a norm; None where it is nothing, or not recorded, as all but a mean that is stopped has to be."""
-        part = self._found(tensor)
+        part = self._known.get(tensor)
         if part is None or _is_constant(tensor) != (isinstance(part, _Mean) and part.stopped):
             return None
         return part
 
-    def _found(self, tensor: Any) -> Any:
-        reference, part = self._known.get(id(tensor), (None, None))
-        return part if reference is not None and reference() is tensor else None
-
     def _know(self, tensor: Any, part: Any) -> None:
         if not self._stopped:
-            self._known[id(tensor)] = (weakref.ref(tensor), part)
+            self._known[tensor] = part
 
 
 def _is_constant(tensor: Any) -> bool:

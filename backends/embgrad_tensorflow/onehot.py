@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import weakref
 from typing import Any, Final
 
 import numpy as np
+
+from embgrad_tensorflow.bytensor import ByTensor
 
 __all__ = ["KEEPING", "MAKING", "PRODUCTS", "OneHots", "is_identity", "makes_one_hot"]
 
@@ -36,7 +37,7 @@ class OneHots:
     """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._known: ByTensor[Any] = ByTensor()
 
     def follow(self, operation: str, inputs: Any, attrs: Any, output: Any) -> None:
         """Take down an operation that makes one-hot rows, or that keeps them what they are."""
@@ -74,11 +75,10 @@ class OneHots:
         self._know(tensor, indices)
 
     def _know(self, tensor: Any, indices: Any) -> None:
-        self._known[id(tensor)] = (weakref.ref(tensor), indices)
+        self._known[tensor] = indices
 
     def _indices(self, tensor: Any) -> Any:
-        reference, indices = self._known.get(id(tensor), (None, None))
-        return indices if reference is not None and reference() is tensor else None
+        return self._known.get(tensor)
 
 
 def _made(inputs: Any, attrs: Any) -> np.ndarray | None:
