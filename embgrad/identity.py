@@ -168,7 +168,7 @@ class _Reading:
         given = tuple(values)
         kinds = tuple(map(type, given))
         if _EXACT.issuperset(kinds):  # as a vocabulary is: told at once
-            if not _EXACT.difference(_WRITTEN).issuperset(kinds):
+            if not set(_WRITTEN).isdisjoint(kinds):
                 given = tuple(map(_exact, given))
             return (kinds if len(set(kinds)) > 1 else kinds[:1], given)
         return tuple([self._of(one, names) for one in given])

@@ -42,6 +42,20 @@ class Normed(tf.Module):
 
 
 @pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
+    """Grows by the shape of each gradient that ours is given, and whether that is in a trace."""
+    shapes: list[tuple[Any, bool]] = []
+    gradient = normalising._gradient
+
+    def noted(given: Any, *others: Any) -> Any:
+        shapes.append((tuple(given.shape), not tf.executing_eagerly()))
+        return gradient(given, *others)
+
+    monkeypatch.setattr(normalising, "_gradient", noted)
+    return shapes
+
+
+@pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Grows by a name for each layer norm whose gradient is ours."""
     names: list[str] = []
@@ -255,9 +269,11 @@ def test_a_norm_is_tensorflows_in_fewer_passes(name: str, dtype: str, served: li
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=rounding * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*SERVED} - {"of_what_is_centred"})
-)  # where a gradient is stopped it is no slope
+#: Where a gradient is stopped it is no slope.
+SLOPES = sorted({*SERVED} - {of_what_is_centred.__name__})
+
+
+@pytest.mark.parametrize("name", SLOPES)
 def test_a_norm_is_the_slope_of_the_model(name: str) -> None:
     model = Normed(SERVED[name][0])
     found = embgrad.gradients(model, IDS, embgrad.Sum())
@@ -321,16 +337,8 @@ def test_keras_has_its_layers_so(keras: str, epsilon: float, served: list[str]) 
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
-def test_few_rows_are_computed_alone(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_are_computed_alone(served: list[str], pulled: list[tuple[Any, bool]]) -> None:
     """Of an objective that reads one position, in a batch that is large enough to be looked through."""
-    shapes: list[tuple[int, ...]] = []
-    gradient = normalising._gradient
-
-    def noted(given: Any, *others: Any) -> Any:
-        shapes.append(tuple(given.shape))
-        return gradient(given, *others)
-
-    monkeypatch.setattr(normalising, "_gradient", noted)
     random = np.random.default_rng(2)
 
     class Wide(tf.Module):
@@ -348,7 +356,7 @@ def test_few_rows_are_computed_alone(served: list[str], monkeypatch: pytest.Monk
     model, ids = Wide(), random.integers(0, 50, (16, 80))
     found = embgrad.gradients(model, ids, read)
     assert served == ["LayerNorm"]
-    assert shapes == [(16, 64)]
+    assert pulled == [((16, 64), False)]
     expected = own_table_gradient(model.table, lambda: tf.reduce_sum(read(model(ids))))
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=1e-12, atol=1e-14)
 
@@ -407,16 +415,7 @@ def test_a_norm_in_a_branch_of_a_trace_keeps_its_own(served: list[str]) -> None:
     assert served == ["LayerNorm"]  # in the model that the trace is compared with
 
 
-def test_few_rows_are_computed_alone_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks: list[int] = []
-    gradient = normalising._gradient
-
-    def noted(given: Any, *others: Any) -> Any:
-        if not tf.executing_eagerly():
-            ranks.append(given.shape.rank)
-        return gradient(given, *others)
-
-    monkeypatch.setattr(normalising, "_gradient", noted)
+def test_few_rows_are_computed_alone_in_a_trace(pulled: list[tuple[Any, bool]]) -> None:
     random = np.random.default_rng(2)
     layers = KERAS["keras2"].layers
     model = KERAS["keras2"].Sequential(
@@ -425,6 +424,6 @@ def test_few_rows_are_computed_alone_in_a_trace(monkeypatch: pytest.MonkeyPatch)
     ids = random.integers(0, 50, (16, 80))
     found = embgrad.gradients(model, ids, embgrad.Projection(np.ones(64), position=3), compile=True)
     assert found.provenance["compiled"]
-    assert ranks == [2]
+    assert [len(shape) for shape, traced in pulled if traced] == [2]
     plain = embgrad.gradients(model, ids, embgrad.Projection(np.ones(64), position=3))
     np.testing.assert_allclose(found.values, plain.values, rtol=1e-5, atol=1e-7)
