@@ -17,6 +17,7 @@ from embgrad.points import layout_of
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.asserted import COMPARISONS, Comparisons
 from embgrad_tensorflow.bytensor import ByTensor
+from embgrad_tensorflow.following import one_after_another
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, OneHots, is_identity
 from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
@@ -147,8 +148,10 @@ class Watcher:
         self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
 
     def tell(self, handlers: Mapping[str, Callable[..., None]]) -> None:
-        """Tell others of operations by which nothing is looked up: of the name, operands, attributes and results."""
-        self._handlers = {**handlers, **self._handlers}
+        """Tell others of operations, too: of the name, operands, attributes and results."""
+        own = self._handlers
+        both = {name: one_after_another(own[name], one) for name, one in handlers.items() if name in own}
+        self._handlers = {**own, **handlers, **both}
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import record
 from tensorflow.python.ops import gen_math_ops
 
 from embgrad_tensorflow.bytensor import ByTensor
+from embgrad_tensorflow.following import DTYPES, Follower, is_constant
 from embgrad_tensorflow.leangradients import by_rows
-from embgrad_tensorflow.state import pushes
 
 __all__ = ["Norms"]
-
-#: Narrower ones are rounded too coarsely for another order of operations to go unseen.
-DTYPES: Final = frozenset({tf.float32, tf.float64})
-
-Handler = Callable[[str, Any, Any, Any], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,27 +103,19 @@ class _Shift:
     sign: int
 
 
-class Norms:
+class Norms(Follower):
     """Follows layer norms through the operations of a forward pass, and gives the tapes the gradient of each as that of one.
 
     With x̂ = (x − mean(x)) / √(variance + ε) as it is (Ba, Kiros and Hinton, 2016, arXiv:1607.06450), or x̂ = x / √(mean(x²) + ε)
     (Zhang and Sennrich, 2019, arXiv:1910.07467), in the orders of operations in which Keras 2 and 3, `tf.nn` and code by hand
     have them. A norm whose scale or shift has a gradient, whose statistics are stopped, or that is written otherwise, keeps
     its operations' own.
-
-    Args:
-        traced: whether the pass is traced into a graph; then the tapes are given the gradients once it is over.
-
-    Attributes:
-        handlers: by the operation's name what is to be told of it, see `Watcher`.
     """
 
     def __init__(self, *, traced: bool = False) -> None:
-        self._traced = traced
-        self._due: list[Callable[[], None]] = []
+        super().__init__(traced=traced)
         self._known: ByTensor[Any] = ByTensor()
-        self._stopped = False
-        self.handlers: Mapping[str, Handler] = {
+        self.handlers = {
             "Add": self._add,
             "AddV2": self._add,
             "Mean": self._mean,
@@ -146,23 +130,10 @@ class Norms:
             "Sub": self._subtract,
         }
 
-    @contextlib.contextmanager
-    def until_another_tape(self) -> Iterator[None]:
-        """Follow norms until a tape of the model's own begins to record, in the midst of one as it may be."""
-
-        def begun(original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
-            self._stopped = True
-            self._known.clear()
-            return original(tape, *args, **kwargs)
-
-        with pushes.by(begun):
-            yield
-
-    def passed(self) -> None:
-        """The pass is over."""
-        for give in self._due:
-            give()
-        self._due.clear()
+    def stop(self) -> None:
+        """See `Follower.stop`."""
+        super().stop()
+        self._known.clear()
 
     def _mean(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         source, axes = inputs[0], tf.get_static_value(inputs[1])
@@ -262,11 +233,7 @@ class Norms:
             self._complete(shift.mean.source(), shift.mean, scaled.scale, output)
 
     def _complete(self, source: Any, mean: _Mean | None, scale: _Scale, output: Any) -> None:
-        """The norm's last operation has run: what it gave comes from x at once, for all tapes.
-
-        Where TensorFlow records an operation after it has told of it, as it does in a graph, and those that its fast path does
-        not take, it would put that over this.
-        """
+        """The norm's last operation has run: what it gave comes from x at once, for all tapes."""
         statistics = [scale.tensor] if mean is None else [mean.tensor, scale.tensor]
         if source is None or output.shape != source.shape:
             return
@@ -279,41 +246,28 @@ class Norms:
             return [_gradient(gradient, operands, axes, scale, mean is not None), *[None] * (len(operands) - 1)]
 
         def backward(gradient: Any) -> Sequence[Any]:
-            gradient = tf.convert_to_tensor(gradient)  # from IndexedSlices, where rows of it were looked up
             found = (
                 by_rows("LayerNorm", gradient, operands, compute) if is_by_rows else compute(gradient, operands, None)
             )
             return found[:1]
 
-        def give() -> None:
-            if not _is_constant(output):
-                record.record_operation_backprop_only("LayerNorm", [output], [source], backward)
-
-        if self._traced:
-            self._due.append(give)
-        else:
-            give()
+        self.give("LayerNorm", output, [source], backward)
 
     def _part(self, tensor: Any) -> Any:
         """What a tensor is in a norm; None where it is nothing, or not recorded, as all but a mean that is stopped has to be."""
         part = self._known.get(tensor)
-        if part is None or _is_constant(tensor) != (isinstance(part, _Mean) and part.stopped):
+        if part is None or is_constant(tensor) != (isinstance(part, _Mean) and part.stopped):
             return None
         return part
 
     def _know(self, tensor: Any, part: Any) -> None:
-        if not self._stopped:
+        if not self.stopped:
             self._known[tensor] = part
-
-
-def _is_constant(tensor: Any) -> bool:
-    """Whether no tape asks for a gradient with respect to it."""
-    return not pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor])
 
 
 def _is_known(constant: Any) -> bool:
     """Whether it is a constant, of which it is known what it spreads out."""
-    return _is_constant(constant) and constant.shape.is_fully_defined()
+    return is_constant(constant) and constant.shape.is_fully_defined()
 
 
 def _gradient(gradient: Any, operands: Sequence[Any], axes: list[int], scale: _Scale, centred: bool) -> Any:

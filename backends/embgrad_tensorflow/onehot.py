@@ -9,7 +9,7 @@ import numpy as np
 
 from embgrad_tensorflow.bytensor import ByTensor
 
-__all__ = ["KEEPING", "MAKING", "PRODUCTS", "OneHots", "is_identity", "makes_one_hot"]
+__all__ = ["KEEPING", "MAKING", "PRODUCTS", "OneHots", "attribute", "is_identity", "makes_one_hot"]
 
 #: The operations that may make one-hot rows, and those after which they may be the same still.
 MAKING: Final = ("OneHot", "Equal")
@@ -57,11 +57,11 @@ class OneHots:
 
     def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
         """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
-        if len(inputs) != 2 or any(_attribute(attrs, name) for name in PRODUCTS[operation]):
+        if len(inputs) != 2 or any(attribute(attrs, name) for name in PRODUCTS[operation]):
             return None
         rows, table = inputs
         if operation == "Einsum":
-            swapped = _einsum(_attribute(attrs, "equation"))
+            swapped = _einsum(attribute(attrs, "equation"))
             if swapped is None:
                 return None
             rows, table = (table, rows) if swapped else (rows, table)
@@ -118,7 +118,7 @@ def is_identity(table: Any) -> bool:
 
 def makes_one_hot(rank: int, attrs: Any, on: Any, off: Any) -> bool:
     """Whether `OneHot` of indices of that rank gives rows of zeros and a one, on the last axis."""
-    axis = _attribute(attrs, "axis")
+    axis = attribute(attrs, "axis")
     return bool((axis is None or int(axis) in (-1, rank)) and on == 1 and off == 0)
 
 
@@ -133,5 +133,6 @@ def _einsum(equation: Any) -> bool | None:
     return None
 
 
-def _attribute(attrs: Any, name: str) -> Any:
+def attribute(attrs: Any, name: str) -> Any:
+    """An operation's attribute, as op callbacks tell these: names and values in turn. None where it has none."""
     return attrs[attrs.index(name) + 1] if name in attrs else None

@@ -28,12 +28,12 @@ from embgrad_tensorflow.kept import run_kept
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
-from embgrad_tensorflow.normalising import Norms
 from embgrad_tensorflow.ownmask import left_out
 from embgrad_tensorflow.parameters import Parameters, native_variable
 from embgrad_tensorflow.precision import TurningWatcher
 from embgrad_tensorflow.restored import plan_restored
 from embgrad_tensorflow.savedmodel import opened
+from embgrad_tensorflow.shortcuts import Shortcuts
 from embgrad_tensorflow.state import (
     Snapshot,
     eagerly,
@@ -63,8 +63,8 @@ class _Pass:
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
         self.watcher = TurningWatcher(watch, Tables(as_parts(model)), self.taps)
-        self._norms = Norms()
-        self.watcher.tell(self._norms.handlers)
+        self._shortcuts = Shortcuts()
+        self.watcher.tell(self._shortcuts.handlers)
         self._model = model
         self._request = request
 
@@ -89,7 +89,7 @@ class _Pass:
             self.watcher.closed = opening.closed
             held.enter_context(in_mode(self._request.training))
             held.enter_context(self.watcher.watching())
-            held.enter_context(self._norms.until_another_tape())
+            held.enter_context(self._shortcuts.until_another_tape())
             yield
 
 

@@ -29,9 +29,9 @@ from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
-from embgrad_tensorflow.normalising import Norms
 from embgrad_tensorflow.returned import tensors_in
 from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
+from embgrad_tensorflow.shortcuts import Shortcuts
 from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.tap import Taps, dense
@@ -170,11 +170,11 @@ class _Tracing:
         taps = _SymbolicTaps(tape, self._request, number)
         script = Script({*self._chosen.values(), *self._request.reached} - {"word"})
         tracer = Tracer(script, Tables(self._parts), taps)
-        norms = Norms(traced=True)
-        tracer.tell(norms.handlers)
-        with tape, self._watched(script, tracer, taps), norms.until_another_tape():
+        shortcuts = Shortcuts(traced=True)
+        tracer.tell(shortcuts.handlers)
+        with tape, self._watched(script, tracer, taps), shortcuts.until_another_tape():
             returned = self._planned.invoke(self._with(tensors))
-            norms.passed()
+            shortcuts.passed()
         missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
         if missing:
             raise UntraceableError(f"the traced pass does not come by {missing[0]!r}")

@@ -229,7 +229,7 @@ class Tracer:
                 self._multiplied(name, inputs, attrs, outputs[0])
             elif name.startswith(WRITES) and inputs and inputs[0].dtype == tf.resource:
                 self._wrote(name, inputs[0])
-            elif name in self._others and outputs[0].graph is self._graph:
+            if name in self._others and outputs[0].graph is self._graph:
                 self._others[name](name, inputs, attrs, outputs)
         except BaseException as error:
             self._failure = error

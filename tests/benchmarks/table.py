@@ -52,13 +52,15 @@ NOTES: Final = """## Where it is below code by hand, and where above
 about (biases, constants, kernels, the table that is a language model's head). Of an objective that reads one position of \
 each example, as the pooled output does, the gradients behind the last attention have few rows that are not zero, and only \
 these are multiplied; for an objective over all positions there is nothing of that to gain. A layer norm is some ten \
-operations, each with a gradient of its own; the norm's as a whole takes half as many passes over memory.
+operations, each with a gradient of its own; the norm's as a whole takes half as many passes over memory, and that of \
+attention one over its weights, where TensorFlow's take five.
 - TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand; for objectives that read one \
 position of each example there is a trace of its own, as it must know that beforehand. With `jit_compile=True` by hand \
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
 objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
-each call: it is not compiled by XLA, and stands above that. XLA before and after an objective in NumPy takes some 1.4 times \
-as long as one `tf.function`, since all that the pullback needs of the forward pass then goes from one to the other.
+each call: it is not compiled by XLA, and stands above that for small batches, where an operation's way costs more than what \
+it computes. XLA before and after an objective in NumPy takes some 1.4 times as long as one `tf.function`, since all that \
+the pullback needs of the forward pass then goes from one to the other.
 - TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
 to the lookup but by the gradient of the whole table.
 - Gluon: the net's graph is cut at the lookup, as by hand. Imperative, MXNet's backward pass of a layer norm takes ten times \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,21 +53,6 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool]]:
 
     monkeypatch.setattr(normalising, "_gradient", noted)
     return shapes
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Grows by a name for each layer norm whose gradient is ours."""
-    names: list[str] = []
-
-    class Record:
-        @staticmethod
-        def record_operation_backprop_only(name: str, *given: Any) -> None:
-            names.append(name)
-            record.record_operation_backprop_only(name, *given)
-
-    monkeypatch.setattr(normalising, "record", Record)
-    return names
 
 
 def mean(x: Any, axis: Any = -1) -> Any:

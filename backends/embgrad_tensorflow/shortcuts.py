@@ -1,0 +1,58 @@
+"""All that a pass over a model follows, so that one gradient takes the place of several: layer norms and attention."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from embgrad_tensorflow.attending import Attentions
+from embgrad_tensorflow.following import Handler, one_after_another
+from embgrad_tensorflow.normalising import Norms
+from embgrad_tensorflow.state import depth, pushes
+
+__all__ = ["Shortcuts"]
+
+
+class Shortcuts:
+    """The followers of one forward pass.
+
+    Args:
+        traced: whether it is traced into a graph.
+
+    Attributes:
+        handlers: by the operation's name what is to be told of it, see `Watcher`.
+    """
+
+    def __init__(self, *, traced: bool = False) -> None:
+        self._depth = depth()
+        self._followers = (Norms(traced=traced), Attentions(traced=traced))
+        told: dict[str, list[Handler]] = {}
+        for follower in self._followers:
+            for name, handler in follower.handlers.items():
+                told.setdefault(name, []).append(handler)
+        self.handlers: Mapping[str, Handler] = {name: one_after_another(*handlers) for name, handlers in told.items()}
+
+    @contextlib.contextmanager
+    def until_another_tape(self) -> Iterator[None]:
+        """Follow the pass until a tape of the model's own begins to record. What was found on the way is not kept."""
+
+        def begun(original: Callable[..., Any], tape: Any, *args: Any, **kwargs: Any) -> Any:
+            if depth() == self._depth:  # else it is that of a pass inside of this one
+                self._stop()
+            return original(tape, *args, **kwargs)
+
+        try:
+            with pushes.by(begun):
+                yield
+        finally:
+            self._stop()
+
+    def passed(self) -> None:
+        """The pass is over."""
+        for follower in self._followers:
+            follower.passed()
+
+    def _stop(self) -> None:
+        for follower in self._followers:
+            follower.stop()
