@@ -24,6 +24,7 @@ from embgrad.composition import (
     attributes_of,
     content_of,
     globals_of,
+    imported_in,
     is_installed,
     members_of,
     names_in,
@@ -199,11 +200,15 @@ class _Reading:
         if not self._is_ours(own.get("__name__")):
             held = [one for one in cells if callable(one) or isinstance(one, PLAIN)]
             return (Same(function) if function.__closure__ is None else code, *self._each(held, names))
+        loaded = imported_in(function)
         read = [own[name] for name in globals_of(code) if name in own]
+        read += [one for one in loaded if self._is_ours(one.__name__)]
         named = [one for one in (function.__kwdefaults__, vars(function)) if one]
         # Those of helpers, too, to which it may give what it reads.
         names = names.union(*map(self._names_of_ours, (*cells, *read)))
-        return (code, id(own), *self._each([*cells, *read, *named], names))
+        # A package that is loaded meanwhile makes no difference but by the numbers in it.
+        packages = [self._by_names(one, names) for one in loaded if not self._is_ours(one.__name__)]
+        return (code, id(own), *self._each([*cells, *read, *named], names), *filter(None, packages))
 
     def _class(self, kind: type, names: frozenset[str]) -> Hashable:
         """What a class of the user's holds, and its bases."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.encoding import padded
-from embgrad.errors import BatchError, FileFormatError, brief
+from embgrad.errors import BatchError, EmbgradWarning, FileFormatError, brief
 from embgrad.gradient import gradients
 from embgrad.native import as_objective, described
 from embgrad.progress import Progress
@@ -26,7 +27,7 @@ from embgrad.streaming.sortable import expect_restorable, expect_same_alone, exp
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer, kept_of
-from embgrad.task import Task
+from embgrad.task import Task, level_of_user
 
 __all__ = ["Plan", "State", "results_of"]
 
@@ -188,18 +189,37 @@ def _tried_alone(plan: Plan, group: Group, number: int, ran: Mapping[str, Embedd
         return False
     row = int(padded_ones[np.argmin(lengths[padded_ones])])
     owner, place = piece.places[row]
-    text = group.portions[owner].texts[place]
-    alone = replace(group, pieces=(Piece(padded([text], plan.source.padding), (piece.places[row],)),))
     unchecked = replace(plan, options={**plan.options, "check": False})
-    try:
-        found = _run(unchecked, alone, 0)
-    except Exception:  # a model may take no other number of examples: then nothing is known
+    found = _run_alone(unchecked, group, number, row)
+    if found is None:
         return True
 
     def again() -> Mapping[str, EmbeddingGradients]:
         return _run(unchecked, group, number)
 
     return expect_same_alone(group.portions[owner].start + place, row, ran, found, plan.source.padding.side, again)
+
+
+def _run_alone(plan: Plan, group: Group, number: int, row: int) -> Mapping[str, EmbeddingGradients] | None:
+    """The results of an example of a piece without padding: alone, or as many times as there are examples in the piece, where
+    the model takes no other number. None where it takes neither, which is said."""
+    piece = group.pieces[number]
+    owner, place = piece.places[row]
+    why: Exception | None = None
+    for count in dict.fromkeys((1, len(piece.batch))):
+        batch = padded([group.portions[owner].texts[place]] * count, plan.source.padding)
+        try:
+            return _run(plan, replace(group, pieces=(Piece(batch, (piece.places[row],) * count),)), 0)
+        except Exception as error:  # the model's own, of a batch that it does not take
+            why = error
+    warnings.warn(
+        "window puts examples together by length, and whether padding counts to the model could not be seen: it did not take "
+        f"example {group.portions[owner].start + place} of the source without padding ({brief(why, 160)}). "
+        "Compare some results with those of a stream without window",
+        EmbgradWarning,
+        stacklevel=level_of_user() + 1,
+    )
+    return None
 
 
 def _in_order(

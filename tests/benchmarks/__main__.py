@@ -1,6 +1,7 @@
 """The benchmarks: each mode in a process of its own, the rivals in an environment of theirs, and the page that says it all.
 
-`python -m tests.benchmarks --write docs/performance.md`, or `make bench`. Nothing is asserted.
+`python -m tests.benchmarks --write docs/performance.md --json docs/performance.json`, or `make bench`. Nothing is asserted but
+that the page is what these figures give: `--parts '' --beside docs/performance.json --write docs/performance.md` writes it anew.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     found: dict[str, list[dict[str, Any]]] = {"missing": []}
     kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
+    if options.parts:
+        found["machine"] = [{"machine": machine(options.frameworks)}]
+        _measure(options, kept, found)
+    print(_write(beside(kept, found), options))
+    return 0
+
+
+def _measure(
+    options: argparse.Namespace, kept: dict[str, list[dict[str, Any]]], found: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Fill what was found."""
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or str(minilm_folder())
         rivals = _rivals(options, found)
@@ -40,8 +52,6 @@ def main(arguments: list[str] | None = None) -> int:
             kept["missing"] = [row for row in kept.get("missing", ()) if row["what"] != job.what]
             _note(job, run(job, Path(folder)), found)
             _write(beside(kept, found), options)  # what was measured is there, should the rest be stopped
-    print(_write(beside(kept, found), options))
-    return 0
 
 
 def beside(kept: Found, found: Found) -> dict[str, list[dict[str, Any]]]:
@@ -66,11 +76,21 @@ def _named(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _write(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> str:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    text = page(found, machine(options.frameworks), quick=options.quick)
+        options.json.write_text(_figures(found), encoding="utf-8")
+    text = page(found, quick=options.quick)
     if options.write:
         options.write.write_text(text, encoding="utf-8")
     return text
+
+
+def _figures(found: Found) -> str:
+    """JSON with a row on each line, so that two runs can be compared as texts."""
+    sections = [f"{json.dumps(section)}: [\n{_rows(rows)}]" for section, rows in found.items()]
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    return ",\n".join(map(json.dumps, rows)) + "\n" * bool(rows)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -84,7 +104,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", default=(), type=_sizes, help="only these, such as 4x64,16x128")
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), type=_listed)
     parser.add_argument("--modes", default="", type=_listed, help="only modes that hold one of these in their name")
-    parser.add_argument("--parts", default=",".join(PARTS), type=_listed, help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), type=_listed, help=f"of {', '.join(PARTS)}; '' for those of --beside alone"
+    )
     return parser.parse_args(arguments)
 
 

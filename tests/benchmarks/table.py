@@ -104,11 +104,11 @@ minutes for each, in code by hand as in ours.
 """
 
 
-def page(found: Found, machine: str, *, quick: bool) -> str:
+def page(found: Found, *, quick: bool) -> str:
     """The whole page, Markdown."""
     size = LIMIT_SIZE if not quick else (4, 64)
     found = {**found, "sizes": joined(found.get("sizes", ()))}
-    parts = [OPENING, f"Measured on: {machine}.\n"]
+    parts = [OPENING, *(f"Measured on: {row['machine']}.\n" for row in found.get("machine", ()))]
     if quick:
         parts.append("**A quick run: small sizes and few rounds, to see that it runs. Its figures are no result.**\n")
     parts += [

@@ -45,6 +45,32 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
         assert f"## {heading}\n" in written
 
 
+def test_the_page_is_what_the_figures_beside_it_give() -> None:
+    """No figure and no verdict of it is written by hand; `python -m tests.benchmarks` says how it is made of them anew."""
+    figures = json.loads((ROOT / "docs" / "performance.json").read_text(encoding="utf-8"))
+    assert table.page(figures, quick=False) == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_made_anew_of_figures_alone(tmp_path: Path) -> None:
+    figures, page = ROOT / "docs" / "performance.json", tmp_path / "page.md"
+    same = tmp_path / "figures.json"
+    given = [
+        "--parts",
+        "",
+        "--frameworks",
+        "reference",
+        "--beside",
+        str(figures),
+        "--json",
+        str(same),
+        "--write",
+        str(page),
+    ]
+    assert benchmarks.main(given) == 0
+    assert page.read_text(encoding="utf-8") == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert json.loads(same.read_text(encoding="utf-8")) == json.loads(figures.read_text(encoding="utf-8"))
+
+
 def test_a_process_that_fails_is_told_of(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--model", str(tmp_path)]
     command += ["--frameworks", "reference", "--parts", "peaks"]
@@ -100,7 +126,7 @@ TIMES = {"forward": 1.0, "by hand: a": 2.5, "by hand: b": 2.0, "backward": 3.0}
 def test_limits_are_of_the_fastest_code_by_hand(ours: float, verdicts: list[str]) -> None:
     found = {"sizes": [{**ROW, "times": {**TIMES, "gradients": ours}}]}
     assert [limit.verdict for limit in limits.limits(found, (16, 128))] == verdicts
-    assert f"**{ours / 2:.2f}**" in table.page(found, "a machine", quick=False)
+    assert f"**{ours / 2:.2f}**" in table.page(found, quick=False)
 
 
 def test_code_by_hand_that_is_compiled_for_each_shape_counts_and_is_told_of() -> None:
@@ -124,7 +150,7 @@ def test_of_all_rounds_of_several_processes_the_ratio_in_the_middle_counts() -> 
     ]
     alone = {**ROW, "positions": 8, "times": {**TIMES, "gradients": 2.2}}
     refused = {**ROW, "mode": "Gluon, imperative", "times": TIMES, "refused": "no"}
-    written = table.page({"sizes": [*rows, alone, refused, refused]}, "a machine", quick=False)
+    written = table.page({"sizes": [*rows, alone, refused, refused]}, quick=False)
     assert "| PyTorch | 1000 | 2.00 | 2.00 | **1.00** | 0.90 to 1.05 | 0.56 | 0.67 |" in written
     assert "| PyTorch: full backward / `gradients` | ≥ 1.3 | 1.500 | 1.500 | yes |" in written
     assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | 1.000 | – | yes |" in written
@@ -135,7 +161,7 @@ def test_of_all_rounds_of_several_processes_the_ratio_in_the_middle_counts() -> 
 
 def test_processes_whose_rounds_are_not_known_are_joined_by_their_least_times() -> None:
     rows = [{**ROW, "times": {**TIMES, "gradients": ours}} for ours in (2.4, 2.0, 2.2)]
-    written = table.page({"sizes": rows}, "a machine", quick=False)
+    written = table.page({"sizes": rows}, quick=False)
     assert "| PyTorch | 1000 | 2.00 | 2.00 | **1.00** | 1.00 to 1.20 | 1.00 | 0.67 |" in written
 
 
@@ -143,7 +169,7 @@ def test_what_was_refused_or_failed_stands_on_the_page() -> None:
     refused = {**ROW, "times": TIMES, "refused": "UnsupportedError: no | compiler"}
     rival = {"tool": "captum", "version": "1", "call": "", "note": "", "failed": "ImportError: none"}
     rivals = {name: [rival] for name in ("rivals", "rivals_small")}
-    written = table.page({"sizes": [refused], **rivals, "missing": []}, "a machine", quick=False)
+    written = table.page({"sizes": [refused], **rivals, "missing": []}, quick=False)
     assert "| `gradients`, PyTorch, 16 × 128 | UnsupportedError: no \\| compiler |" in written
     assert written.count("could not be run: ImportError: none") == 3  # a limit, and both tables
     assert "| PyTorch: `gradients` / by hand | ≤ 1.02 | not measured | – | no |" in written
@@ -152,7 +178,7 @@ def test_what_was_refused_or_failed_stands_on_the_page() -> None:
 def test_other_tools_small_calls_stand_beside_ours() -> None:
     times = {"theirs": 1.75e-3, "ours": 2.5e-3, "by hand": 1.5e-3}
     row = {"tool": "captum", "version": "1", "call": "a call", "note": "as it is", "times": times}
-    written = table.page({"rivals_small": [row]}, "a machine", quick=False)
+    written = table.page({"rivals_small": [row]}, quick=False)
     assert "| captum 1 | a call | as it is | 1.5 | +0.25 | +1.00 |" in written
 
 

@@ -386,6 +386,62 @@ def test_a_module_of_the_users_counts_by_what_is_read_of_it(monkeypatch: pytest.
     assert identity_of(call) == before
 
 
+def test_a_module_that_a_function_imports_as_it_runs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    package, inner = types.ModuleType("settings_of_mine"), types.ModuleType("settings_of_mine.inner")
+    vars(package).update(by=1.0, other=1.0, inner=inner)
+    vars(inner).update(factor=1.0, other=1.0)
+
+    def whole(inputs: Any) -> Any:
+        import settings_of_mine.inner
+
+        return inputs * settings_of_mine.by * settings_of_mine.inner.factor
+
+    def some(inputs: Any) -> Any:
+        from settings_of_mine import by
+        from settings_of_mine.inner import factor as of_this
+
+        return [inputs * by * of_this for _ in range(2)]
+
+    def inside(inputs: Any) -> Any:
+        return [*(lambda: some(inputs))(), inputs]
+
+    here: dict[str, Any] = {"__package__": "settings_of_mine", "__name__": "settings_of_mine.main"}
+    exec(
+        "def near(inputs):\n    from . import by\n    from .inner import factor\n    return inputs * by * factor", here
+    )
+    near, far = here["near"], types.FunctionType(here["near"].__code__, {"__name__": "nowhere"})
+    assert identity_of(far) == identity_of(far)  # that it is in no package it finds by itself
+    for call in (whole, some, inside, near):
+        absent = identity_of(call)
+        with monkeypatch.context() as loaded:
+            loaded.setitem(sys.modules, "settings_of_mine", package)
+            loaded.setitem(sys.modules, "settings_of_mine.inner", inner)
+            assert identity_of(call) != absent
+            for module, name in ((package, "by"), (inner, "factor")):
+                changed_and_back(call, lambda: setattr(module, name, 2.0), lambda: setattr(module, name, 1.0))  # noqa: B023
+            before = identity_of(call)
+            inner.other = package.other = 2.0  # type: ignore[attr-defined]
+            assert identity_of(call) == before
+        assert identity_of(call) == absent
+
+
+def test_a_package_that_a_function_imports_counts_by_the_numbers_that_are_read_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def call(inputs: Any) -> Any:
+        import numpy as numbers
+
+        return inputs * numbers.core_number  # type: ignore[attr-defined]
+
+    absent = identity_of(call)
+    monkeypatch.setattr(np, "another", 1.0, raising=False)
+    assert identity_of(call) == absent
+    monkeypatch.setattr(np, "core_number", 1.0, raising=False)
+    before = identity_of(call)
+    monkeypatch.setattr(np, "core_number", 2.0)
+    assert absent != identity_of(call) != before
+
+
 def test_a_package_counts_by_the_numbers_that_are_read_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(inputs: Any) -> Any:
         return inputs * np.core_number * np.tanh(inputs)  # type: ignore[attr-defined]

@@ -323,6 +323,39 @@ def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
     assert runs[before:].count(3) == 2 * alone, "one batch is run, and once more: the window's others are not"
 
 
+def taking(takes: Any) -> ReferenceModel:
+    """A model to which padding on the left counts, and that takes some batches alone."""
+
+    def forward(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        if not takes(attention_mask):
+            raise ValueError(f"a batch of {len(input_ids)}")
+        return _from_the_left(self, input_ids, attention_mask)
+
+    return ReferenceModel(forward, {name: one.value for name, one in by_place().parameters.items()})
+
+
+def test_a_model_that_takes_one_number_of_examples_is_seen_by_copies_of_one() -> None:
+    of_three = taking(lambda mask: len(mask) == 3)
+    asked: dict[str, Any] = {"tokenizer": Left(), "batch_size": 3}
+    assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), **asked))) == 4
+    with pytest.raises(embgrad.UnsupportedError, match=r"example \d+ of the source has other numbers alone than with"):
+        list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))
+    asked["tokenizer"] = Right()
+    assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))) == 4
+
+
+def test_a_model_that_takes_no_example_without_padding_is_told_of() -> None:
+    with_padding = taking(lambda mask: not mask.all())
+    asked: dict[str, Any] = {"tokenizer": Right(), "batch_size": 3, "window": 3}
+    with pytest.warns(
+        embgrad.EmbgradWarning,
+        match=r"whether padding counts .* did not take example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
+    ) as warned:
+        found = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
+    assert len(found) == 1
+    assert [one.filename for one in warned] == [__file__]
+
+
 @pytest.mark.framework("torch")
 def test_gradients_that_are_rounding_alone_do_not_refuse_a_window() -> None:
     """The sum of what a layer norm gives is zero whatever goes in, and its gradient is what rounding leaves of that."""
