@@ -16,6 +16,9 @@ __all__ = ["Gave", "Recorder", "ReplayError", "Tries", "Watching", "agreeing", "
 #: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
 
+#: Of so many stretches of values that are to be told again sums are kept; of fewer values each is one.
+STRETCHES: Final = 4096
+
 #: The function of a native objective, and what takes which of the tensors that the model returned its value depends on → the
 #: function, which tells that when it is called.
 Watching = Callable[[Callable[[Any], Any], Callable[[tuple[int, ...]], None]], Callable[[Any], Any]]
@@ -61,24 +64,61 @@ class Gave:
     """
 
     def __init__(self) -> None:
-        self._calls: list[tuple[np.ndarray, np.ndarray]] = []
+        self.calls: list[tuple[_Glimpse, np.ndarray]] = []
 
-    def again(self, change: Change) -> Change:
-        """The function for another try."""
-        place = 0
+    def again(self, change: Change) -> Again:
+        """The function for another try. Of one that is for a try already, what it gave there is known, and kept once."""
+        return Again(change.gave, change.change) if isinstance(change, Again) else Again(self, change)
 
-        def once(value: np.ndarray) -> np.ndarray:
-            nonlocal place
-            place += 1
-            if place > len(self._calls) or _apart(self._calls[place - 1][0], value, agreeing([value.dtype.name]), 0):
-                del self._calls[place - 1 :]
-                came = value.copy()
-                self._calls.append((came, np.array(change(value))))
-            _, gave = self._calls[place - 1]
-            again: np.ndarray = gave.copy()
-            return again
 
-        return once
+class Again:
+    """A function for one try.
+
+    Args:
+        gave: what it gave in earlier ones.
+        change: the function itself.
+    """
+
+    def __init__(self, gave: Gave, change: Change) -> None:
+        self.gave = gave
+        self.change = change
+        self._place = 0
+
+    def __call__(self, value: np.ndarray) -> np.ndarray:
+        """See `embgrad.backend.Change`."""
+        calls, came = self.gave.calls, _Glimpse(value)
+        if self._place >= len(calls) or calls[self._place][0].is_apart(came):
+            del calls[self._place :]
+            calls.append((came, np.array(self.change(value))))
+        _, gave = calls[self._place]
+        self._place += 1
+        again: np.ndarray = gave.copy()
+        return again
+
+
+class _Glimpse:
+    """What tells whether other values are the same to rounding, without these: they would be kept for as long as a pass takes.
+
+    Two sums over each of some thousand stretches, weighted so that hardly a change leaves both as they were.
+
+    Args:
+        values: any array of floating-point numbers.
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        flat = values.reshape(-1)
+        length = max(1, flat.size // STRETCHES)
+        whole = np.zeros((-(-flat.size // length), length), values.dtype)
+        np.copyto(whole.reshape(-1)[: flat.size], flat, where=np.isfinite(flat))
+        places = np.arange(length)
+        weights = np.stack([np.cos(places), np.sin(np.sqrt(2) * (places + 1))], 1)
+        self._sums = whole @ weights.astype(values.dtype)
+        self._about = (values.shape, values.dtype, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
+
+    def is_apart(self, other: _Glimpse) -> bool:
+        """Whether they differ by more than rounding."""
+        far = agreeing([self._about[1].name])
+        return self._about != other._about or _apart(self._sums, other._sums, far, 0)
 
 
 class Tries:

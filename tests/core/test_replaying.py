@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import NativeObjective, PointValues, Request, Run
-from embgrad.replaying import Recorder, ReplayError, Tries
+from embgrad.replaying import Gave, Recorder, ReplayError, Tries
 
 VALUE = np.arange(6.0).reshape(2, 3)
 
@@ -91,6 +91,41 @@ def test_a_function_is_called_once_in_several_tries() -> None:
     np.testing.assert_array_equal(one(VALUE * 1e-9), VALUE * 1e-9 + 3)  # another value, however small
     np.testing.assert_array_equal(one(VALUE[:1].copy()), VALUE[:1] + 4)
     assert len(called) == 4
+
+
+def test_what_a_function_gave_is_kept_once_where_a_try_takes_several_itself() -> None:
+    """As one does that a call makes with points found by few examples, of a trace that turns out not to serve."""
+    called: list[Any] = []
+
+    def change(value: Any) -> Any:
+        called.append(value)
+        return value + len(called)
+
+    gave = Gave()
+    for _ in range(2):
+        tries = Tries(Request(("word",), lambda _: [], add={"word": gave.again(change)}))
+        for _ in range(2):
+            np.testing.assert_array_equal(tries.next().add["word"](VALUE), VALUE + 1)
+    assert len(called) == len(gave.calls) == 1
+
+
+@pytest.mark.parametrize("other", [1e3, np.nan, np.inf])
+def test_one_entry_of_many_makes_another_value(other: float) -> None:
+    """Wherever it is."""
+    values = np.ones((300, 100))
+    tries = Tries(Request(("word",), lambda _: [], add={"word": lambda value: value * 2}))
+    np.testing.assert_array_equal(tries.next().add["word"](values), values * 2)
+    for place in (1, 2, 6, 14_000, 29_999):
+        changed = values.copy()
+        changed.flat[place] = other
+        np.testing.assert_array_equal(tries.next().add["word"](changed), changed * 2)
+
+
+def test_large_values_are_not_kept() -> None:
+    gave = Gave()
+    gave.again(lambda value: value[:0])(np.ones((1000, 1000)))
+    ((glimpse, _),) = gave.calls
+    assert sum(one.nbytes for one in vars(glimpse).values() if isinstance(one, np.ndarray)) < 1 << 17
 
 
 def test_what_a_try_raises_comes_out_and_is_not_remembered() -> None:
