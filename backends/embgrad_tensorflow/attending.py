@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -18,39 +18,22 @@ __all__ = ["Attentions"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Scores:
-    """x · factor or x / factor, and constants added to that: what a softmax may be taken of.
+class _Made:
+    """Scores, or their softmax.
 
     Attributes:
         tensor: them.
-        source: x.
-        factor: the factor, a single number.
-        divides: whether it is divided by.
+        source: what they come from, before it was scaled.
+        scale: does to a tensor what was done to it; constants may have been added.
     """
 
     tensor: weakref.ref[Any]
     source: Any
-    factor: Any
-    divides: bool
+    scale: Callable[[Any], Any] = field(default=lambda tensor: tensor)
 
     def are(self, tensor: Any) -> bool:
         """Whether this tensor is them."""
         return self.tensor() is tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Weights:
-    """The softmax of scores.
-
-    Attributes:
-        tensor: it.
-        source: what they come from.
-        scale: does to a tensor what was done to it.
-    """
-
-    tensor: weakref.ref[Any]
-    source: Any
-    scale: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +61,13 @@ class Attentions(Follower):
     weights is left of five. Where anything else comes between the softmax and the product, such as dropout in training, or a
     point at which gradients are read, the operations keep their own gradients.
 
-    What a softmax was taken of is kept until the next operation has used it, and no longer: TensorFlow would drop it.
+    What a softmax was taken of is kept until the product, or another softmax, and no longer: TensorFlow would drop it.
     """
 
     def __init__(self, *, traced: bool = False) -> None:
         super().__init__(traced=traced)
-        self._scores: _Scores | None = None
-        self._weights: _Weights | None = None
+        self._scores: _Made | None = None
+        self._weights: _Made | None = None
         self.handlers = {
             "Add": self._add,
             "AddV2": self._add,
@@ -105,14 +88,15 @@ class Attentions(Follower):
 
     def _multiply(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         for source, factor in (inputs, inputs[::-1]):
-            self._scaled(source, factor, False, outputs[0])
+            self._scaled(source, factor, gen_math_ops.mul, outputs[0])
 
     def _divide(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        self._scaled(inputs[0], inputs[1], True, outputs[0])
+        self._scaled(inputs[0], inputs[1], gen_math_ops.real_div, outputs[0])
 
-    def _scaled(self, source: Any, factor: Any, divides: bool, output: Any) -> None:
+    def _scaled(self, source: Any, factor: Any, by: Callable[[Any, Any], Any], output: Any) -> None:
+        """By a single number, which may be that of attention's scores."""
         if factor._shape_tuple() == () and self._is_wide(output) and is_constant(factor) and not is_constant(source):
-            self._scores = _Scores(weakref.ref(output), source, factor, divides)
+            self._scores = _Made(weakref.ref(output), source, lambda tensor: by(tensor, factor))
 
     def _add(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         for one, other in (inputs, inputs[::-1]):
@@ -134,11 +118,8 @@ class Attentions(Follower):
         self._weights = None
         if is_constant(source) or not self._is_wide(source):
             return
-        if scores is None or not scores.are(source):
-            self._weights = _Weights(weakref.ref(outputs[0]), source, lambda tensor: tensor)
-            return
-        scaled, factor = gen_math_ops.real_div if scores.divides else gen_math_ops.mul, scores.factor
-        self._weights = _Weights(weakref.ref(outputs[0]), scores.source, lambda tensor: scaled(tensor, factor))
+        found = scores if scores is not None and scores.are(source) else _Made(weakref.ref(source), source)
+        self._weights = replace(found, tensor=weakref.ref(outputs[0]))
 
     def _pass_on(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         """As dropout does in evaluation mode."""
@@ -199,7 +180,7 @@ class Attentions(Follower):
 
     def _is_weights(self, tensor: Any) -> bool:
         """Whether it is those, and a tape knows of it: it is told of what an operation gave only after we are."""
-        return self._weights is not None and self._weights.tensor() is tensor and not is_constant(tensor)
+        return self._weights is not None and self._weights.are(tensor) and not is_constant(tensor)
 
     def _is_wide(self, tensor: Any) -> bool:
         """Whether it may hold the weights of an attention, or what they are made of."""

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import strategies as st
 
 import embgrad
 from tests.tensorflow.helpers import own_table_gradient
+from tests.tensorflow.programs import Language, Step, Steps
 
 EXAMPLES, HEADS, POSITIONS = 2, 2, 3
 IDS: Final = np.array([[4, 0, 3], [1, 5, 2]])
 
-#: By name what a step computes of one value, and of two. A head is as wide as there are positions, so that most go together.
-OF_ONE: Final[dict[str, Callable[[Any], Any]]] = {
-    "identity": tf.identity,
-    "mean": lambda x: tf.reduce_mean(x, -1, keepdims=True),
-    "negative": lambda x: -x,
-    "softmax": tf.nn.softmax,
-    "softmax over queries": lambda x: tf.nn.softmax(x, axis=-2),
-    "stopped": tf.stop_gradient,
-    "turned": lambda x: tf.linalg.matrix_transpose(x),
-}
-OF_TWO: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "scores": lambda x, y: tf.matmul(x, y, transpose_b=True),
-    "product": tf.matmul,
-    "product of the first turned": lambda x, y: tf.matmul(x, y, transpose_a=True),
-    "einsum": lambda x, y: tf.einsum("bhqk,bhkd->bhqd", x, y),
-    "einsum over queries": lambda x, y: tf.einsum("bhqk,bhqd->bhkd", x, y),
-    "einsum, values first": lambda x, y: tf.einsum("bhkd,bhqk->bhqd", x, y),
-    "sum": lambda x, y: x + y,
-    "difference": lambda x, y: x - y,
-    "times": lambda x, y: x * y,
-    "quotient": lambda x, y: x / y,
-}
-
-#: An operation, and the numbers of the values that it takes: of queries, keys, values, the mask, a number, one with a gradient,
-#: and each step's.
-Step = tuple[str, tuple[int, ...]]
-
+#: What is given: queries, keys, values, the mask, a number, and one with a gradient.
 Q, K, V, MASK, NUMBER, SLOPED, FIRST = range(7)
+
+#: A head is as wide as there are positions, so that most go together.
+LANGUAGE: Final = Language(
+    FIRST,
+    of_one={
+        "identity": tf.identity,
+        "mean": lambda x: tf.reduce_mean(x, -1, keepdims=True),
+        "negative": lambda x: -x,
+        "softmax": tf.nn.softmax,
+        "softmax over queries": lambda x: tf.nn.softmax(x, axis=-2),
+        "stopped": tf.stop_gradient,
+        "turned": lambda x: tf.linalg.matrix_transpose(x),
+    },
+    of_two={
+        "scores": lambda x, y: tf.matmul(x, y, transpose_b=True),
+        "product": tf.matmul,
+        "product of the first turned": lambda x, y: tf.matmul(x, y, transpose_a=True),
+        "einsum": lambda x, y: tf.einsum("bhqk,bhkd->bhqd", x, y),
+        "einsum over queries": lambda x, y: tf.einsum("bhqk,bhqd->bhkd", x, y),
+        "einsum, values first": lambda x, y: tf.einsum("bhkd,bhqk->bhqd", x, y),
+        "sum": lambda x, y: x + y,
+        "difference": lambda x, y: x - y,
+        "times": lambda x, y: x * y,
+        "quotient": lambda x, y: x / y,
+    },
+)
 
 #: As transformers, code by hand, and Keras go.
 ATTENTIONS: Final[tuple[tuple[Step, ...], ...]] = (
@@ -77,54 +75,21 @@ ATTENTIONS: Final[tuple[tuple[Step, ...], ...]] = (
 )
 
 
-@dataclass(frozen=True)
-class Program:
-    """Steps, and the numbers of the values that are added up in the end."""
-
-    steps: tuple[Step, ...]
-    read: tuple[int, ...]
-
-    def __call__(self, rows: Any) -> Any:
-        """One number an example."""
-        heads = [tf.stack([tf.sin(rows * (number + 1)), tf.cos(rows - number)], 1) for number in range(3)]
-        mask = tf.constant([[[[0.0, -2.0, 0.5]]]] * EXAMPLES, rows.dtype)
-        values = [*heads, mask, tf.constant(1.7, rows.dtype), tf.reduce_mean(rows)]
-        for name, operands in self.steps:
-            function: Any = OF_ONE.get(name) or OF_TWO[name]
-            values.append(function(*[values[number] for number in operands]))
-        read = [tf.sin(values[number]) + tf.zeros_like(heads[0]) for number in self.read]
-        return tf.reduce_sum(tf.add_n(read) * (1 + heads[1]), [1, 2, 3])
-
-
 class Attending(tf.Module):
-    """Rows → a program's numbers."""
+    """Rows → what a program makes of them → one number an example."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Steps) -> None:
         super().__init__()
         self.table = tf.Variable(np.random.default_rng(3).normal(size=(EXAMPLES * POSITIONS, POSITIONS)))
         self.program = program
 
     def __call__(self, input_ids: Any, **_: Any) -> Any:
-        return self.program(tf.nn.embedding_lookup(self.table, input_ids))
-
-
-@st.composite
-def changed(draw: Any) -> Program:
-    """An attention with up to three changes: another operation, another operand, another value that is read, too."""
-    steps = list(draw(st.sampled_from(ATTENTIONS)))
-    for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(steps) - 1))
-        name, operands = steps[place]
-        if draw(st.booleans()):
-            name = draw(st.sampled_from(sorted(OF_ONE if len(operands) == 1 else OF_TWO)))
-        else:
-            which = draw(st.integers(0, len(operands) - 1))
-            other = draw(st.integers(0, FIRST + place - 1))
-            operands = (*operands[:which], other, *operands[which + 1 :])
-        steps[place] = (name, operands)
-    last = FIRST + len(steps) - 1
-    also = draw(st.lists(st.integers(FIRST, last), max_size=2))
-    return Program(tuple(steps), (last, *also))
+        rows = tf.nn.embedding_lookup(self.table, input_ids)
+        heads = [tf.stack([tf.sin(rows * (number + 1)), tf.cos(rows - number)], 1) for number in range(3)]
+        mask = tf.constant([[[[0.0, -2.0, 0.5]]]] * EXAMPLES, rows.dtype)
+        given = [*heads, mask, tf.constant(1.7, rows.dtype), tf.reduce_mean(rows)]
+        read = [tf.sin(one) + tf.zeros_like(heads[0]) for one in LANGUAGE.run(self.program, given)]
+        return tf.reduce_sum(tf.add_n(read) * (1 + heads[1]), [1, 2, 3])
 
 
 def expected_of(model: Attending) -> np.ndarray:
@@ -138,8 +103,8 @@ def expected_of(model: Attending) -> np.ndarray:
 
 
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
-@hypothesis.given(program=changed())
-def test_a_changed_attention_is_tensorflows(program: Program) -> None:
+@hypothesis.given(program=LANGUAGE.changed(ATTENTIONS))
+def test_a_changed_attention_is_tensorflows(program: Steps) -> None:
     model = Attending(program)
     expected = expected_of(model)
     found = embgrad.gradients(model, IDS, embgrad.Sum())
@@ -147,8 +112,8 @@ def test_a_changed_attention_is_tensorflows(program: Program) -> None:
 
 
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
-@hypothesis.given(program=changed())
-def test_a_changed_attention_in_a_trace_is_tensorflows(program: Program) -> None:
+@hypothesis.given(program=LANGUAGE.changed(ATTENTIONS))
+def test_a_changed_attention_in_a_trace_is_tensorflows(program: Steps) -> None:
     model = Attending(program)
     expected = expected_of(model)
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
@@ -161,5 +126,5 @@ def test_each_attention_as_it_is_has_its_gradient_from_here(
     steps: tuple[Step, ...], times: int, served: list[str]
 ) -> None:
     """Else nothing above would be about what it is meant to be. A second product of the same weights has its own."""
-    embgrad.gradients(Attending(Program(steps, (FIRST + len(steps) - 1,))), IDS, embgrad.Sum())
+    embgrad.gradients(Attending(LANGUAGE.unchanged(steps)), IDS, embgrad.Sum())
     assert served == ["Attention"] * times

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import hypothesis
@@ -11,33 +9,33 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from embgrad_tensorflow import normalising
-from hypothesis import strategies as st
 
 import embgrad
+from tests.tensorflow.programs import Language, Step, Steps
 from tests.tensorflow.test_normalising import IDS, Normed
 
-#: By name what a step computes of one value, and of two.
-OF_ONE: Final[dict[str, Callable[[Any], Any]]] = {
-    "mean": lambda x: tf.reduce_mean(x, -1, keepdims=True),
-    "mean over positions": lambda x: tf.reduce_mean(x, 1, keepdims=True),
-    "negative": lambda x: -x,
-    "root": tf.sqrt,
-    "root below": tf.math.rsqrt,
-    "square": tf.square,
-    "stopped": tf.stop_gradient,
-}
-OF_TWO: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "sum": lambda x, y: x + y,
-    "difference": lambda x, y: x - y,
-    "product": lambda x, y: x * y,
-    "quotient": lambda x, y: x / y,
-    "squared difference": tf.math.squared_difference,
-}
-
-#: An operation, and the numbers of the values that it takes: of the rows, the scale, the shift, epsilon, and each step's.
-Step = tuple[str, tuple[int, ...]]
-
+#: What is given: the rows, the scale, the shift, and epsilon.
 X, SCALE, SHIFT, EPSILON, FIRST = range(5)
+
+LANGUAGE: Final = Language(
+    FIRST,
+    of_one={
+        "mean": lambda x: tf.reduce_mean(x, -1, keepdims=True),
+        "mean over positions": lambda x: tf.reduce_mean(x, 1, keepdims=True),
+        "negative": lambda x: -x,
+        "root": tf.sqrt,
+        "root below": tf.math.rsqrt,
+        "square": tf.square,
+        "stopped": tf.stop_gradient,
+    },
+    of_two={
+        "sum": lambda x, y: x + y,
+        "difference": lambda x, y: x - y,
+        "product": lambda x, y: x * y,
+        "quotient": lambda x, y: x / y,
+        "squared difference": tf.math.squared_difference,
+    },
+)
 
 #: As `tf.nn`, Keras 3, code by hand and root-mean-square norms go.
 NORMS: Final[tuple[tuple[Step, ...], ...]] = (
@@ -88,45 +86,20 @@ NORMS: Final[tuple[tuple[Step, ...], ...]] = (
 )
 
 
-@dataclass(frozen=True)
-class Program:
-    """Steps, and the numbers of the values that are added up in the end."""
+def normed(program: Steps) -> Normed:
+    """A model of what a program makes of rows: a sum as wide as they are."""
 
-    steps: tuple[Step, ...]
-    read: tuple[int, ...]
+    def read(x: Any, scale: Any, shift: Any) -> Any:
+        epsilon = tf.fill((1, 1, 1), tf.constant(1e-2, x.dtype))
+        return sum(LANGUAGE.run(program, [x, scale[None, None], shift[None, None], epsilon]), tf.zeros_like(x))
 
-    def __call__(self, x: Any, scale: Any, shift: Any) -> Any:
-        """The sum, as wide as the rows."""
-        values = [x, scale[None, None], shift[None, None], tf.fill((1, 1, 1), tf.constant(1e-2, x.dtype))]
-        for name, operands in self.steps:
-            function: Any = OF_ONE.get(name) or OF_TWO[name]
-            values.append(function(*[values[number] for number in operands]))
-        return sum((values[number] for number in self.read), tf.zeros_like(x))
-
-
-@st.composite
-def changed(draw: Any) -> Program:
-    """A norm with up to three changes: another operation, another operand, another value that is read, too."""
-    steps = list(draw(st.sampled_from(NORMS)))
-    for _ in range(draw(st.integers(0, 3))):
-        place = draw(st.integers(0, len(steps) - 1))
-        name, operands = steps[place]
-        if draw(st.booleans()):
-            name = draw(st.sampled_from(sorted(OF_ONE if len(operands) == 1 else OF_TWO)))
-        else:
-            which = draw(st.integers(0, len(operands) - 1))
-            other = draw(st.integers(0, FIRST + place - 1))
-            operands = (*operands[:which], other, *operands[which + 1 :])
-        steps[place] = (name, operands)
-    last = FIRST + len(steps) - 1
-    also = draw(st.lists(st.integers(FIRST, last), max_size=2))
-    return Program(tuple(steps), (last, *also))
+    return Normed(read)
 
 
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
-@hypothesis.given(program=changed())
-def test_a_changed_norm_is_tensorflows(program: Program) -> None:
-    model = Normed(program)
+@hypothesis.given(program=LANGUAGE.changed(NORMS))
+def test_a_changed_norm_is_tensorflows(program: Steps) -> None:
+    model = normed(program)
     with tf.GradientTape() as tape:
         total = tf.reduce_sum(model(IDS))
     hypothesis.assume(np.isfinite(total))
@@ -152,6 +125,6 @@ def test_each_norm_as_it_is_has_its_gradient_from_here(monkeypatch: Any) -> None
 
     monkeypatch.setattr(normalising.Norms, "_complete", noted)
     for number, steps in enumerate(NORMS):
-        model = Normed(Program(steps, (FIRST + len(steps) - 1,)))
+        model = normed(LANGUAGE.unchanged(steps))
         embgrad.gradients(model, IDS, embgrad.Sum())
         assert len(completed) == number + 1
