@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.arrays import to_numpy, whole_numbers
 from embgrad.batch import CONVENTIONS, TokenBatch
+from embgrad.encoded import Encoded, Padding, padded
 from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.fast_tokenizers import padding_of_huggingface, padding_of_tokenizers, with_huggingface, with_tokenizers
 from embgrad.preprocessing import is_preprocessor, preprocessed
 from embgrad.validation import count_or_none
 
-__all__ = [
-    "Encoded",
-    "Padding",
-    "as_example",
-    "encode",
-    "encoded",
-    "expect_id",
-    "expect_tokens",
-    "padded",
-    "padding_of",
-]
+__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of"]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One example before padding: a list of the same length in each field.
-
-    Attributes:
-        ids: the token ids.
-        types: segment numbers; None where the tokenizer does not say, since zeros are not the same to every model (GPT-2
-            adds the embedding of token 0).
-        tokens: the tokens' texts; None where the tokenizer does not say.
-        words: the number of each token's word, -1 for none; None where the tokenizer does not say.
-        truncated: how many tokens were cut off.
-        convention: the convention in which the tokenizer answered; None where it was none.
-    """
-
-    ids: Sequence[int]
-    types: Sequence[int] | None = None
-    tokens: Sequence[str] | None = None
-    words: Sequence[int] | None = None
-    truncated: int = 0
-    convention: str | None = None
-
-
-@dataclass(frozen=True)
-class Padding:
-    """What fills up the shorter examples."""
-
-    id: int = 0
-    type: int = 0
-    token: str = "[PAD]"
-    side: str = "right"
 
 
 def encode(
@@ -187,9 +144,9 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
     ancestors = {base.__name__ for base in type(tokenizer).__mro__}
     if "PreTrainedTokenizerBase" in ancestors:
-        return _with_huggingface, _padding_of_huggingface(tokenizer)
+        return with_huggingface, padding_of_huggingface(tokenizer)
     if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "to_str"):
-        return _with_tokenizers, _padding_of_tokenizers(tokenizer)
+        return with_tokenizers, padding_of_tokenizers(tokenizer)
     if hasattr(tokenizer, "tokenize") and hasattr(tokenizer, "convert_tokens_to_ids"):
         pad = int(_ids_of(tokenizer.convert_tokens_to_ids([BERT_SPECIAL[2]]), 0)[0])
         return _with_pieces, Padding(id=pad)
@@ -199,102 +156,6 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
         "object with tokenize and convert_tokens_to_ids, or a callable that returns ids"
     )
-
-
-def _padding_of_huggingface(tokenizer: Any) -> Padding:
-    """The tokenizer's own padding; GPT-2's has none, and under the mask any id serves."""
-    return Padding(
-        id=0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
-        type=int(tokenizer.pad_token_type_id),
-        token=str(tokenizer.pad_token or "[PAD]"),
-        side=str(tokenizer.padding_side),
-    )
-
-
-def _padding_of_tokenizers(tokenizer: Any) -> Padding:
-    own = tokenizer.padding
-    if own:
-        return Padding(int(own["pad_id"]), int(own["pad_type_id"]), str(own["pad_token"]), str(own["direction"]))
-    for token in (BERT_SPECIAL[2], "<pad>"):
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return Padding(id=int(found), token=token)
-    return Padding()
-
-
-#: Held while a Hugging Face tokenizer is used, which is set up anew at each call, and may be that of several streams.
-_setting: Final = threading.RLock()
-
-
-def _with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    with _setting, _settings_kept(getattr(tokenizer, "backend_tokenizer", None)), _failures_told():
-        return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
-
-
-@contextlib.contextmanager
-def _settings_kept(tokenizer: Any) -> Iterator[None]:
-    """Give a `tokenizers.Tokenizer` its truncation and padding back, which a Hugging Face tokenizer sets at each call."""
-    if tokenizer is None:
-        yield
-        return
-    truncation, padding = tokenizer.truncation, tokenizer.padding
-    try:
-        yield
-    finally:
-        tokenizer.no_truncation() if truncation is None else tokenizer.enable_truncation(**truncation)
-        tokenizer.no_padding() if padding is None else tokenizer.enable_padding(**padding)
-
-
-@contextlib.contextmanager
-def _failures_told() -> Iterator[None]:
-    """As an error of ours what the library `tokenizers` raises where its file is broken: a bare Exception, or none at all."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":  # which is Rust's panic
-            raise
-        raise BatchError(
-            f"the tokenizer cannot encode the texts: {error}; expected a tokenizer whose vocabulary holds its special tokens; "
-            "fetch its tokenizer.json again"
-        ) from error
-
-
-def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
-    whole = tokenizer(*example, padding=False, truncation=False, verbose=False)
-    cut = whole
-    if max_length is not None and len(whole["input_ids"]) > max_length:
-        cut = tokenizer(*example, padding=False, truncation=True, max_length=max_length)
-    ids = list(cut["input_ids"])
-    types = cut.get("token_type_ids")
-    words = None
-    if getattr(tokenizer, "is_fast", False):
-        words = _words(cut.word_ids(0), cut.sequence_ids(0))
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    return Encoded(ids, types, [str(token) for token in tokens], words, len(whole["input_ids"]) - len(ids))
-
-
-def _with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    """With a copy, since padding and truncation are settings of the tokenizer, and it is the user's."""
-    own = type(tokenizer).from_str(tokenizer.to_str())
-    own.no_padding()
-    if max_length is not None:
-        own.enable_truncation(max_length)
-    unlimited = type(tokenizer).from_str(tokenizer.to_str())
-    unlimited.no_padding()
-    unlimited.no_truncation()
-    inputs: list[Any] = [example if len(example) == 2 else example[0] for example in examples]
-    with _failures_told():
-        whole, encoded = unlimited.encode_batch(inputs), own.encode_batch(inputs)
-    return [
-        Encoded(one.ids, types, one.tokens, _words(one.word_ids, one.sequence_ids), len(full.ids) - len(one.ids))
-        for one, full, types in zip(encoded, whole, _types_that_tell(encoded), strict=True)
-    ]
-
-
-def _types_that_tell(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
-    """The types of each encoding, or None where all are zero: these tokenizers give zeros whether the model has types or not."""
-    tell = any(any(one.type_ids) for one in encoded)
-    return [one.type_ids if tell else None for one in encoded]
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
@@ -372,55 +233,3 @@ def _ids_of(given: Any, number: int) -> list[int]:
             f"the tokenizer returned {brief(given)} for example {number}: expected a list of at least one whole number"
         )
     return [int(one) for one in whole]
-
-
-def _words(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
-    """Word numbers that go on from the first text of a pair to the second; -1 for special tokens."""
-    first = max(
-        (word for word, text in zip(words, sequences, strict=True) if text == 0 and word is not None), default=-1
-    )
-    return [
-        -1 if word is None or text is None else word + (first + 1 if text else 0)
-        for word, text in zip(words, sequences, strict=True)
-    ]
-
-
-def expect_tokens(there: bool) -> None:
-    """Refuse what has no token.
-
-    Raises:
-        BatchError: there is none.
-    """
-    if not there:
-        raise BatchError(
-            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
-        )
-
-
-def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
-    """The examples as a batch, as long as the longest, or as `least`.
-
-    Raises:
-        BatchError: there is no token at all.
-    """
-    longest = max(least, *(len(one.ids) for one in encoded))
-    expect_tokens(longest > 0)
-
-    def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
-        gaps = [[filler] * (longest - len(row)) for row in rows]
-        if padding.side == "left":
-            return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
-        return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
-
-    types = [one.types for one in encoded if one.types is not None]
-    tokens = [one.tokens for one in encoded if one.tokens is not None]
-    words = [one.words for one in encoded if one.words is not None]
-    return TokenBatch(
-        filled([one.ids for one in encoded], padding.id),
-        filled([[1] * len(one.ids) for one in encoded], 0),
-        filled(types, padding.type) if len(types) == len(encoded) else None,
-        tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
-        words=filled(words, -1) if len(words) == len(encoded) else None,
-        truncated=[one.truncated for one in encoded],
-        convention=next((one.convention for one in encoded if one.convention is not None), "huggingface"),
-    )

@@ -163,7 +163,11 @@ def _objective(on: OnRay) -> Objective | Callable[[Mapping[str, Any]], Objective
     if on.labels is None:
         return parsed_objective(on.objective)
     parsed_objective(on.objective, [0])  # whether it is spelled as one
-    return functools.partial(_labelled, on.objective, on.labels)
+    made = functools.partial(_labelled, on.objective, on.labels)
+    vars(made)["__qualname__"] = (
+        f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"  # for the manifest
+    )
+    return made
 
 
 def _labelled(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:

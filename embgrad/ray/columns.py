@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.batch import TokenBatch
-from embgrad.encoding import encode, expect_tokens
+from embgrad.encoded import expect_tokens
+from embgrad.encoding import encode
 from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean, listed
 from embgrad.ray.settings import Inputs
 from embgrad.validation import as_array, checked_integers, checked_mask

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from embgrad.alone import compared_alone
 from embgrad.encoding import padding_of
 from embgrad.errors import (
     BackendError,
@@ -48,6 +49,7 @@ class Worker:
         self._asked = asked
         self._built: tuple[Any, Any] | None = None
         self._by_length = asked.inputs.convention == "ids"
+        self._tried = False  # whether it is known that padding is of no account to the model
 
     def answers(self, rows: pa.Table) -> Iterator[Answer]:
         """The gradients of a block's rows, in groups of like length.
@@ -74,15 +76,17 @@ class Worker:
 
     def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
         part = examples.take(chosen)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            found = self._gradients(rows_at(rows, chosen), part)
-        if not part.own.all() and "mask" in found.provenance["unused"]:
-            # The model would read our padding as text: rows of one length alone share a batch from here on.
-            self._by_length = True
+        if self._by_length and not part.own.all():
             lengths = part.own.sum(1)
             for length in np.unique(lengths):
                 yield from self._answers(rows, examples, chosen[lengths == length])
+            return
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = self._gradients(rows_at(rows, chosen), part)
+        if self._counts_padding(rows, part, chosen, found):
+            self._by_length = True  # rows of one length alone share a batch from here on
+            yield from self._answers(rows, examples, chosen)
             return
         for one in said:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -93,9 +97,38 @@ class Worker:
             )
         yield Answer(chosen, found, part.own)
 
-    def _gradients(self, rows: pa.Table, examples: Examples) -> EmbeddingGradients:
+    def _counts_padding(self, rows: pa.Table, part: Examples, chosen: np.ndarray, found: EmbeddingGradients) -> bool:
+        """Whether what fills rows up counts to the model, or to the objective: a row then has other numbers by itself.
+
+        Until that is known a row of each group is run once more, by itself. One that cannot be is taken to have others.
+        """
+        lengths = part.own.sum(1)
+        row = int(np.argmin(lengths))
+        if lengths[row] == part.own.shape[1]:
+            return False
+        if "mask" in found.provenance["unused"]:
+            return True
+        if self._tried:
+            return False
+        try:
+            one = part.take(np.array([row]))
+            alone = self._gradients(rows_at(rows, chosen[[row]]), one, check=False)
+        except Exception:  # the model's own; where the row is at fault it is named when its turn comes
+            return True
+        verdict = compared_alone(
+            {self._asked.point: found},
+            {self._asked.point: alone},
+            (row, 0),
+            "right",
+            lambda: {self._asked.point: self._gradients(rows_at(rows, chosen), part, check=False)},
+        )
+        self._tried = verdict.told
+        return verdict.difference is not None
+
+    def _gradients(self, rows: pa.Table, examples: Examples, **others: Any) -> EmbeddingGradients:
         assert self._built is not None
-        found = gradients(self._built[0], examples.batch, _objective(self._asked.objective, rows), **self._asked.passed)
+        passed = {**self._asked.passed, **others}
+        found = gradients(self._built[0], examples.batch, _objective(self._asked.objective, rows), **passed)
         assert isinstance(found, EmbeddingGradients)  # `at` is one name
         return found
 

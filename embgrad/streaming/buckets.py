@@ -11,9 +11,8 @@ import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.certificate import worst
-from embgrad.encoding import Padding, padded
+from embgrad.encoded import Padding, padded
 from embgrad.result import EmbeddingGradients
-from embgrad.streaming.sortable import follows_positions
 from embgrad.streaming.source import Portion
 
 __all__ = ["Group", "Piece", "grouped", "restored"]
@@ -123,7 +122,13 @@ def _kind(portion: Portion, row: int) -> tuple[Any, ...]:
 
 
 def restored(
-    group: Group, results: Sequence[Results], number: int, objective: Mapping[str, Any], window: int, padding: Padding
+    group: Group,
+    results: Sequence[Results],
+    number: int,
+    by_position: Mapping[str, bool],
+    objective: Mapping[str, Any],
+    window: int,
+    padding: Padding,
 ) -> dict[str, EmbeddingGradients]:
     """The results of one of a group's portions.
 
@@ -131,6 +136,7 @@ def restored(
         group: whose pieces were run.
         results: of each piece.
         number: which portion, as a place in the group.
+        by_position: by the points' names whether the second axis of their values is the positions.
         objective: what is remembered of the portion's objective.
         window: what is remembered of how the pieces were made.
         padding: what fills up the shorter examples.
@@ -145,7 +151,7 @@ def restored(
             name,
             portion,
             [(results[piece][name], place) for piece, place in origins],
-            follows_positions([result[name] for result in results]),
+            by_position[name],
             objective,
             window,
             padding,

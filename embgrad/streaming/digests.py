@@ -12,6 +12,7 @@ import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.encoding import padding_of
+from embgrad.fast_tokenizers import description_of
 from embgrad.streaming.reading import is_function, read
 
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
@@ -19,6 +20,10 @@ __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", 
 
 #: The types of Python's numbers, by whose texts they are told.
 _NUMBERS: Final = (bool, int, float, complex)
+
+
+#: What decides on a tokenizer's ids beside its description: of Hugging Face's, and of the library `tokenizers`' own.
+_SETTINGS: Final = ("truncation_side", "split_special_tokens", "model_input_names", "encode_special_tokens")
 
 
 class _Hash(Protocol):
@@ -93,8 +98,10 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
     padding = dataclasses.astuple(padding_of(tokenizer))
     own = getattr(tokenizer, "backend_tokenizer", tokenizer)
     vocabulary = getattr(tokenizer, "get_vocab", None)
-    if hasattr(own, "to_str"):
-        return f"{kind} {digest_of([_description(own.to_str(), wrapped=own is not tokenizer), padding])}"
+    told = description_of(own) if hasattr(own, "to_str") else None
+    if told is not None:
+        settings = {name: getattr(tokenizer, name, None) for name in _SETTINGS}
+        return f"{kind} {digest_of([_description(told, wrapped=own is not tokenizer), settings, padding])}"
     if callable(vocabulary):
         settings = {
             name: one for name, one in getattr(tokenizer, "init_kwargs", {}).items() if isinstance(one, (bool, int))
@@ -104,12 +111,12 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 
 def _description(description: str, *, wrapped: bool) -> Any:
-    """A tokenizer's description without what Hugging Face's tokenizers set at each call, truncation, and around it padding."""
+    """A tokenizer's description, around which Hugging Face's tokenizers set truncation and padding at each call."""
     try:
         read = json.loads(description)
     except ValueError:
         return description
-    left_out = {"truncation", "padding"} if wrapped else {"truncation"}
+    left_out = {"truncation", "padding"} if wrapped else set()
     return {key: value for key, value in read.items() if key not in left_out} if isinstance(read, dict) else read
 
 

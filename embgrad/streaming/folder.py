@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class StreamFolder:
         last = self._last  # another thread may put another one in its place
         if last is None or last[0] != shard:
             last = self._last = shard, read_shard(self.folder, self._manifest, shard)
-        return self._seen(last[1][place - shard.first])
+        return self._seen(deepcopy(last[1][place - shard.first]))  # each time as in the file, whatever is done to it
 
     def table(self) -> Any:
         """The sum of all examples' table gradients, a RowSparse; with several points a dict of them.

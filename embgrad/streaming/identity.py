@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from embgrad.calling import as_parts
 from embgrad.native import as_objective, described
 from embgrad.objective import Objective
@@ -16,7 +18,7 @@ from embgrad.streaming.source import Source
 from embgrad.task import Task
 from embgrad.weights import weights_of
 
-__all__ = ["identity", "weights_digest"]
+__all__ = ["identity", "weights_digest", "weights_sums"]
 
 #: The longest description of an objective that stands in a manifest as it is; of a longer one its digest does.
 LONGEST = 200
@@ -56,23 +58,28 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
     }
 
 
-def weights_digest(task: Task, known: str | None = None) -> str | None:
-    """How many weights have values, and a digest of these; None where the backend cannot tell.
-
-    Args:
-        task: with the model.
-        known: the same from before, which is taken for right where there are as many weights still.
-    """
+def weights_digest(task: Task) -> str | None:
+    """How many weights have values, and a digest of these; None where the backend cannot tell."""
     if "weights" not in task.backend.supports:
         return None
     weights = weights_of(task.model)
-    count = f"{len(weights)}: "
-    if known is not None and known.startswith(count):
-        return known
     made = hashlib.sha256()
     for weight in weights:
         update(made, [weight.name, weight.dtype, weight.get()])
-    return count + made.hexdigest()[:16]
+    return f"{len(weights)}: {made.hexdigest()[:16]}"
+
+
+def weights_sums(task: Task) -> dict[str, int]:
+    """By the weights' names a sum over their bytes: another one where they were changed, in a hundredth of a digest's time."""
+    if "weights" not in task.backend.supports:
+        return {}
+    return {weight.name: _sum(weight.get()) for weight in weights_of(task.model)}
+
+
+def _sum(array: np.ndarray) -> int:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = len(data) - len(data) % 8
+    return int(np.add.reduce(data[:whole].view(np.uint64))) + int(np.add.reduce(data[whole:], dtype=np.uint64))
 
 
 def _of_objective(objectives: Objectives, known: Sequence[Any]) -> str:

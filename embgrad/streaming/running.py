@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Generator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from embgrad.encoding import padded
-from embgrad.errors import BatchError, EmbgradWarning, FileFormatError, brief
+from embgrad.alone import compared_alone, follows_positions
+from embgrad.batch import TokenBatch
+from embgrad.encoded import padded
+from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, listed
 from embgrad.gradient import gradients
 from embgrad.native import as_objective, described
 from embgrad.progress import Progress
@@ -20,10 +23,10 @@ from embgrad.streaming.ahead import Ahead
 from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard
 from embgrad.streaming.heap import EVERY, trim
-from embgrad.streaming.identity import identity, weights_digest
+from embgrad.streaming.identity import identity, weights_digest, weights_sums
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
-from embgrad.streaming.sortable import expect_restorable, expect_same_alone, expect_sortable
+from embgrad.streaming.sortable import expect_restorable, expect_same, expect_sortable
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer, kept_of
@@ -42,8 +45,10 @@ class State:
         totals: where they are summed up, by the points' names.
         report: is told how far it has come.
         examples: how many are done.
-        tried: whether it is known that padding is of no account to the model, see `expect_same_alone`.
+        tried: whether it is known that padding is of no account to the model, see `compared_alone`.
+        by_position: of the points of which it is known, whether their second axis is the positions.
         reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
+        weights: of which the results are that are written, see `weights_sums`; None until the first is.
     """
 
     quiet: bool
@@ -52,7 +57,9 @@ class State:
     report: Progress = lambda done, total: None
     examples: int = 0
     tried: bool = False
+    by_position: Mapping[str, bool] = field(default_factory=dict)
     reader: threading.Thread | None = None
+    weights: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,16 +142,17 @@ def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generato
         ran.append(_run(plan, group, number))
         if plan.window is not None:
             expect_restorable([piece.batch for piece in group.pieces[: number + 1]], ran)
-            state.tried = state.tried or _tried_alone(plan, group, number, ran[-1])
+            if not state.tried:
+                _try_padding(plan, state, group, number, ran[-1])
     for number, portion in enumerate(group.portions):
         if portion.number < finished:
             continue
-        results = ran[0] if plan.window is None else _in_order(plan, group, ran, number)
+        results = ran[0] if plan.window is None else _in_order(plan, state, group, ran, number)
         kept = {name: kept_of(plan.keep, result) for name, result in results.items()}
         for name, total in state.totals.items():
             total.add(results[name].table())
         if state.writer is not None:
-            _write(plan, state.writer, portion, results, kept)
+            _write(plan, state, state.writer, portion, results, kept)
         state.examples += portion.count
         state.report(state.examples, plan.total)
         del results
@@ -176,45 +184,66 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
     return {plan.task.names[0]: found} if isinstance(found, EmbeddingGradients) else found
 
 
-def _tried_alone(plan: Plan, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> bool:
-    """Whether a piece has an example with padding that tells; that has the same numbers then as in a batch of it alone.
+def _try_padding(plan: Plan, state: State, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> None:
+    """Run one of a piece's examples with less padding than in it, or with as much as in its own batch, and take down what tells.
 
     Raises:
-        UnsupportedError: it has others.
+        UnsupportedError: its numbers are others then, or its results could not be brought back into its own batch.
     """
     piece = group.pieces[number]
-    lengths = piece.batch.real.sum(1)
-    padded_ones = np.flatnonzero((lengths > 0) & (lengths < piece.batch.shape[1]))
-    if not padded_ones.size:
-        return False
-    row = int(padded_ones[np.argmin(lengths[padded_ones])])
-    owner, place = piece.places[row]
+    lengths, whole = piece.batch.real.sum(1), piece.batch.shape[1]
+    own = np.array([_length_of(group.portions[owner]) for owner, _ in piece.places])
+    candidates = np.flatnonzero((lengths > 0) & (lengths < np.maximum(own, whole)))
+    if not candidates.size:
+        return
+    shortest = int(candidates[np.argmin(lengths[candidates])])
+    less = lengths[shortest] < whole
+    row = shortest if less else int(candidates[np.argmax(own[candidates])])
     unchecked = replace(plan, options={**plan.options, "check": False})
-    found = _run_alone(unchecked, group, number, row)
+    length = 0 if less else int(own[row])
+    found = _run_alone(unchecked, group, number, row, length)
     if found is None:
-        return True
+        state.tried = True
+        return
+    batch, other = found
+    expect_restorable([piece.batch, batch], [ran, other])
+    state.by_position = {name: follows_positions([one, other[name]]) for name, one in ran.items()}
 
     def again() -> Mapping[str, EmbeddingGradients]:
-        return _run(unchecked, group, number)
+        if less:
+            return _run(unchecked, group, number)
+        once_more = _run_alone(unchecked, group, number, row, length)
+        return other if once_more is None else once_more[1]
 
-    return expect_same_alone(group.portions[owner].start + place, row, ran, found, plan.source.padding.side, again)
+    beside, alone, rows = (ran, other, (row, 0)) if less else (other, ran, (0, row))
+    owner, place = piece.places[row]
+    verdict = compared_alone(beside, alone, rows, plan.source.padding.side, again)
+    state.tried = expect_same(group.portions[owner].start + place, verdict)
 
 
-def _run_alone(plan: Plan, group: Group, number: int, row: int) -> Mapping[str, EmbeddingGradients] | None:
-    """The results of an example of a piece without padding: alone, or as many times as there are examples in the piece, where
-    the model takes no other number. None where it takes neither, which is said."""
+def _length_of(portion: Portion) -> int:
+    assert portion.batch is not None, "what is run was encoded"
+    return portion.batch.shape[1]
+
+
+def _run_alone(
+    plan: Plan, group: Group, number: int, row: int, length: int
+) -> tuple[TokenBatch, Mapping[str, EmbeddingGradients]] | None:
+    """An example of a piece, padded to a length or to none, and its results: alone, or as many times as there are examples in
+    the piece, where the model takes no other number. None where it takes neither, which is said."""
     piece = group.pieces[number]
     owner, place = piece.places[row]
     why: Exception | None = None
     for count in dict.fromkeys((1, len(piece.batch))):
-        batch = padded([group.portions[owner].texts[place]] * count, plan.source.padding)
+        batch = padded([group.portions[owner].texts[place]] * count, plan.source.padding, length)
         try:
-            return _run(plan, replace(group, pieces=(Piece(batch, (piece.places[row],) * count),)), 0)
+            return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.places[row],) * count),)), 0)
         except Exception as error:  # the model's own, of a batch that it does not take
             why = error
+    how = f"padded to {length} positions" if length else "without padding"
     warnings.warn(
         "window puts examples together by length, and whether padding counts to the model could not be seen: it did not take "
-        f"example {group.portions[owner].start + place} of the source without padding ({brief(why, 160)}). "
+        f"example {group.portions[owner].start + place} of the source {how} ({brief(why, 160)}). "
         "Compare some results with those of a stream without window",
         EmbgradWarning,
         stacklevel=level_of_user() + 1,
@@ -223,21 +252,49 @@ def _run_alone(plan: Plan, group: Group, number: int, row: int) -> Mapping[str, 
 
 
 def _in_order(
-    plan: Plan, group: Group, ran: Sequence[Mapping[str, EmbeddingGradients]], number: int
+    plan: Plan, state: State, group: Group, ran: Sequence[Mapping[str, EmbeddingGradients]], number: int
 ) -> dict[str, EmbeddingGradients]:
     """The results of one of a window's portions."""
     portion = group.portions[number]
     assert plan.window is not None, "pieces are portions but for a window"
     assert portion.batch is not None, "what was run was encoded"
     objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
-    return restored(group, ran, number, described(objective), plan.window, plan.source.padding)
+    by_position = {name: state.by_position.get(name, follows_positions([one[name] for one in ran])) for name in ran[0]}
+    return restored(group, ran, number, by_position, described(objective), plan.window, plan.source.padding)
 
 
-def _write(plan: Plan, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
-    if portion.number == 0:  # before its first batch a model may not have had all its weights
-        run = writer.manifest.run
-        writer.put_run({**run, "weights": weights_digest(plan.task, run["weights"])})
-    writer.add(portion, results, kept)
+def _write(
+    plan: Plan, state: State, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]
+) -> None:
+    if state.weights is None:
+        _take_down_weights(plan, state, writer, first=portion.number == 0)
+    # Whoever takes a result may write into its arrays before its shard is full.
+    writer.add(portion, results, kept if state.quiet else deepcopy(dict(kept)))
+
+
+def _take_down_weights(plan: Plan, state: State, writer: Writer, *, first: bool) -> None:
+    """Take down of which weights the results are that are written from here on, which are to be of these alone.
+
+    Before its first batch a model may not have had all its weights; and until the first result it could be given others.
+    """
+    known: dict[str, int] = weights_sums(plan.task)
+    state.weights = known
+    run = writer.manifest.run
+    found = weights_digest(plan.task)
+    if first:
+        writer.put_run({**run, "weights": found})
+
+    def expect_same() -> None:
+        now = weights_sums(plan.task)
+        changed = [name for name in dict.fromkeys([*known, *now]) if known.get(name) != now.get(name)]
+        if changed or (not first and found != run["weights"]):
+            raise EmbgradError(
+                f"the model's weights are not those that the stream began with ({listed(changed) or 'all along'}): expected the "
+                f"same for all results; what {writer.folder} holds is of the first ones. Make the call again with these, or name "
+                "another folder for others"
+            )
+
+    writer.expect(expect_same)
 
 
 def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> Generator[Any, None, None]:

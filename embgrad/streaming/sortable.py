@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from embgrad.alone import Verdict, follows_positions
 from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, UnsupportedError
 from embgrad.objective import Objective, Scalar
 from embgrad.result import EmbeddingGradients
 from embgrad.streaming.source import Source
 from embgrad.task import Task
-from embgrad.tolerance import tolerance_of
 
-__all__ = ["expect_restorable", "expect_same_alone", "expect_sortable", "expect_window", "follows_positions"]
-
-
-#: How far an example's numbers may lie apart with padding and without, relatively, whatever the type: angles by which positions
-#: are told are float32 in models of any. Where padding counts it is far more, 0.5 to 1 for a BERT or GPT-2 padded on the left.
-LEAST: Final = 1e-3
-
-#: How little, beside the objective, a gradient may account for (its length times that of what it is a gradient of) to be nothing
-#: but rounding, as where it is zero: the sum of what a layer norm gives has no other.
-NOISE: Final = 1e-5
+__all__ = ["expect_restorable", "expect_same", "expect_sortable", "expect_window"]
 
 
 def expect_window(task: Task, source: Source, objective: Any) -> None:
@@ -76,14 +67,6 @@ def expect_sortable(objective: Any, side: str) -> None:
         )
 
 
-def follows_positions(results: Sequence[EmbeddingGradients]) -> bool:
-    """Whether the second axis of a point's values is the positions, in batches of several lengths."""
-    inner = {one.values.shape[2:] for one in results}
-    return len(inner) == 1 and all(
-        one.mask is not None and one.values.ndim > 2 and one.values.shape[:2] == one.ids.shape for one in results
-    )
-
-
 def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
     """Refuse what could not be brought back into batches of other examples and lengths.
 
@@ -101,89 +84,29 @@ def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[s
         _expect_one_length(batches, of_point)
 
 
-def expect_same_alone(
-    example: int,
-    row: int,
-    beside: Mapping[str, EmbeddingGradients],
-    alone: Mapping[str, EmbeddingGradients],
-    side: str,
-    again: Callable[[], Mapping[str, EmbeddingGradients]],
-) -> bool:
+def expect_same(example: int, verdict: Verdict) -> bool:
     """Refuse a model to which it counts how long the batch is that an example is in.
 
     Args:
         example: its number in the source.
-        row: where it is in the batch.
-        beside: the results of the batch, by the points' names.
-        alone: those of a batch of the example alone, which has no padding.
-        side: on which it is padded in the batch.
-        again: gives the results of the batch once more: numbers that are drawn anew in each pass tell nothing.
+        verdict: of its numbers with padding and without.
 
     Returns:
-        Whether more is known now: an example whose gradients are small beside rounding tells nothing either.
+        Whether more is known now.
 
     Raises:
         UnsupportedError: its numbers are others.
     """
-    told = False
-    for name, one in beside.items():
-        other = alone[name]
-        limit = max(LEAST, tolerance_of(one, other))
-        least = _least(one, row, limit)
-        apart = _all_apart(one, other, (row, 0), side, least)
-        if apart > limit:
-            if _all_apart(one, again()[name], (row, row), side, least) > limit:
-                return True
-            padding = one.ids.shape[1] - other.ids.shape[1]
-            raise UnsupportedError(
-                f"example {example} of the source has other numbers alone than with {padding} positions of padding: at {name!r} "
-                f"they lie {apart:.2g} apart, relatively, where rounding explains {limit:.2g}. window puts examples together by "
-                "length: expected a model to which padding does not count, as it does where positions are numbered from the left "
-                "and the tokenizer pads there; pass other positions in call=..., pad on the right, or leave window out"
-            )
-        told = told or _norm(one.values[row]) >= least
-    return told
-
-
-def _all_apart(
-    one: EmbeddingGradients, other: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
-) -> float:
-    """How far apart the numbers of an example lie that are to be the same in two batches, the second without its padding."""
-    return max(_apart(*pair) for pair in _pairs(one, other, rows, side, least))
-
-
-def _pairs(
-    one: EmbeddingGradients, other: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
-) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
-    """What is to be the same in both, with the size against which a difference counts at least."""
-    row, place = rows
-    yield one.objective[row], other.objective[place], _scale(one)
-    count, by_position = other.ids.shape[1], follows_positions([one, other])
-    values, activations = (one.values[row], other.values[place]), (one.activations[row], other.activations[place])
-    for (first, second), size in ((values, least), (activations, 0.0)):
-        own = first if not by_position else first[len(first) - count :] if side == "left" else first[:count]
-        if own.shape == second.shape:  # else it is refused with the first batch of another length
-            yield own, second, size
-
-
-def _scale(one: EmbeddingGradients) -> float:
-    """The size of a batch's objectives."""
-    return max(1.0, float(np.abs(one.objective).max()))
-
-
-def _least(one: EmbeddingGradients, row: int, limit: float) -> float:
-    """The size of an example's gradient of which rounding alone accounts for less than the limit."""
-    size = _norm(one.activations[row])
-    return NOISE * _scale(one) / (limit * size) if size else 0.0
-
-
-def _apart(one: np.ndarray, other: np.ndarray, least: float) -> float:
-    scale = max(_norm(one), _norm(other), least)
-    return _norm(np.subtract(one, other, dtype=np.float64)) / (scale or 1.0)
-
-
-def _norm(array: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(array, np.float64)))
+    found = verdict.difference
+    if found is not None:
+        raise UnsupportedError(
+            f"example {example} of the source has other numbers alone than with {found.padding} positions of padding: at "
+            f"{found.name!r} they lie {found.size:.2g} apart, relatively, where rounding explains {found.limit:.2g}. window puts "
+            "examples together by length: expected a model to which padding does not count, as it does where positions are "
+            "numbered from the left and the tokenizer pads there; pass other positions in call=..., pad on the right, or leave "
+            "window out"
+        )
+    return verdict.told
 
 
 def _expect_each_example(name: str, batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:

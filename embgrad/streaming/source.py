@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from embgrad.batch import TokenBatch
-from embgrad.encoding import Encoded, Padding, as_example, encoded, padded, padding_of
+from embgrad.encoded import Encoded, Padding, padded
+from embgrad.encoding import as_example, encoded, padding_of
 from embgrad.errors import BatchError, brief
+from embgrad.fast_tokenizers import apart
 from embgrad.forms import as_batch, batch_of
 from embgrad.generators import user_code_beside
 from embgrad.streaming.digests import update
@@ -80,6 +83,7 @@ class Source:
                 f"max_length is {brief(self.max_length)}, and there is no tokenizer that could keep it: pass tokenizer=..., or "
                 "leave it out"
             )
+        object.__setattr__(self, "tokenizer", apart(self.tokenizer))  # it is used in a thread of the source's own
         padding = Padding() if self.tokenizer is None else padding_of(self.tokenizer)
         object.__setattr__(self, "padding", padding)
 
@@ -119,7 +123,7 @@ class Source:
             text, label = self._parted(item, start + len(texts))
             text = text.rstrip("\r\n") if lines and isinstance(text, str) else text
             texts.append(as_example(text, start + len(texts)))
-            labels.append(label)
+            labels.append(_own(label))
             if len(texts) == self.size:
                 yield self._portion(number, start, texts, labels, made, number < passed)
                 number, start, texts, labels = number + 1, start + len(texts), [], []
@@ -148,6 +152,8 @@ class Source:
             given, labels = self._parted(item, number)
             try:
                 batch = as_batch(given)
+                if batch.extras:
+                    batch = batch.replace(extras={name: _own(one) for name, one in batch.extras.items()})
             except BatchError as error:
                 raise BatchError(f"batch {number} of the source: {error.message}") from error
             if self.labelled:
@@ -201,7 +207,17 @@ def _as_many(labels: Any, count: int, number: int) -> Sequence[Any]:
         raise BatchError(
             f"the labels of batch {number} of the source are {brief(labels)}: expected {count}, one an example"
         )
-    return listed
+    return [_own(one) for one in listed]
+
+
+def _own(value: Any) -> Any:
+    """A copy of a label or of a further input: its source may fill the same memory anew before it is used."""
+    if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic)):
+        return value
+    try:
+        return deepcopy(value)
+    except Exception:  # it may be anything, and what cannot be copied is taken as it is
+        return value
 
 
 def _expect_source(items: Any, tokenizer: Any) -> None:

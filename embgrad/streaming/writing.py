@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -97,8 +97,9 @@ class Writer:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self._whole = True
+        self._expect: Callable[[], None] = lambda: None
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder)
+        self._lock, self._owner = _locked(folder), os.getpid()
         try:
             self._reached = self._begun(manifest), _Held()
             self._totals = tables_of(folder, self.manifest) if manifest.keep == "table" else {}
@@ -164,7 +165,9 @@ class Writer:
 
     def flush(self, *, complete: bool = False) -> None:
         """Write what is held; it is as if the run were interrupted here, or complete."""
-        if not self._whole:  # the sums have some of a result, which nobody could take out again
+        if (
+            not self._whole
+        ):  # the sums have some of a result, which nobody could take out again; or results are of two models
             return
         manifest, held = self._reached
         last = manifest.shards[-1] if manifest.shards else None
@@ -178,6 +181,10 @@ class Writer:
         """With keep="table" the sums so far."""
         return self._totals
 
+    def expect(self, expect: Callable[[], None]) -> None:
+        """Ask that before anything more is written; where it raises, what is held is of no use, and nothing is."""
+        self._expect = expect
+
     def put_run(self, run: Mapping[str, Any]) -> None:
         """What tells the run, where it was not all known before its first batch."""
         manifest, held = self._reached
@@ -186,9 +193,14 @@ class Writer:
 
     def close(self) -> None:
         """Let others write."""
-        self._lock.close()
+        _unlock(self._lock, self._owner)
 
     def _write(self, *, complete: bool = False) -> None:
+        try:
+            self._expect()
+        except BaseException:
+            self._whole = False
+            raise
         manifest, held = self._reached
         before = manifest.shards
         if manifest.keep == "table":
@@ -262,6 +274,18 @@ def _remove_parts(folder: Path) -> None:
         if path.name.startswith((".shard-", f".{NAME}")):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+
+
+def _unlock(file: BinaryIO, owner: int) -> None:
+    """Give back what `_locked` gave the process `owner`.
+
+    A process that was forked meanwhile has the file open, too: the lock would go on until it ends, and is not its to give back.
+    """
+    if os.name != "nt" and not file.closed and os.getpid() == owner:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()
 
 
 def _locked(folder: Path) -> BinaryIO:

@@ -331,3 +331,47 @@ def test_options_that_are_refused(options: dict[str, Any], fragments: list[str])
         embgrad.encode(["a", "ab"], letters, **options)
     for fragment in fragments:
         assert fragment in str(caught.value)
+
+
+class _Spaces:
+    """A pre-tokenizer that is written in Python, which the library cannot write down."""
+
+    def pre_tokenize(self, text: Any) -> None:
+        text.split(lambda _, part: part.split(" ", "removed"))
+
+
+@pytest.mark.parametrize("max_length", [None, 2])
+def test_tokenizers_with_parts_in_python(max_length: int | None) -> None:
+    made = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "film": 2, "gripping": 3}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(_Spaces())
+    made.enable_padding(length=9)
+    made.enable_truncation(7, direction="left")
+    before = made.truncation, made.padding
+    batch = embgrad.encode(["a gripping film", "film"], made, max_length=max_length)
+    assert batch.ids.tolist() == ([[1, 3, 2], [2, 0, 0]] if max_length is None else [[3, 2], [2, 0]])
+    assert batch.truncated.tolist() == [0 if max_length is None else 1, 0]
+    assert (made.truncation, made.padding) == before
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_special_tokens_in_a_text_are_what_the_tokenizer_says(tokenizer: Tokenizer, limited: bool) -> None:
+    if limited:
+        tokenizer.enable_truncation(30)
+    for spelled in (False, True):
+        tokenizer.encode_special_tokens = spelled
+        text = "a [SEP] film"
+        assert embgrad.encode([text], tokenizer).ids.tolist() == [tokenizer.encode(text).ids]
+    assert tokenizer.encode_special_tokens
+
+
+def test_of_a_tokenizer_that_draws_nothing_is_cut_off() -> None:
+    """Byte-pair encoding with dropout gives other tokens each time."""
+    merges = [("a", "b"), ("c", "d"), ("ab", "cd")]
+    vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "d", "ab", "cd", "abcd"])}
+    drawing = Tokenizer(models.BPE(vocabulary, merges, dropout=0.5))
+    for max_length in (None, 4):
+        for _ in range(20):
+            assert not embgrad.encode(["abcd"] * 8, drawing, max_length=max_length).truncated.any()
+    cut = embgrad.encode(["abcdabcdabcd"] * 8, drawing, max_length=1)
+    assert (cut.truncated >= 0).all()
+    assert cut.ids.shape == (8, 1)

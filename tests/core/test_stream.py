@@ -18,7 +18,7 @@ import pytest
 
 import embgrad
 from embgrad.streaming.heap import trim
-from embgrad.testing.reference import ReferenceModel
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.core.streams import (
     CLASSES,
     DIM,
@@ -425,6 +425,37 @@ def test_saliencies_in_place_of_results() -> None:
         np.testing.assert_array_equal(one.ids, full.ids)
 
 
+def _scaled(self: Any, input_ids: np.ndarray, scale: Any = 1.0) -> Tensor:
+    return (lookup(self["E"], input_ids).sum(1) * Tensor(np.asarray(scale, "float32")[..., None])) @ self["W"]
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+@pytest.mark.parametrize("kind", [np.array, list])
+@pytest.mark.parametrize("what", ["labels", "extras", "texts"])
+def test_a_source_may_fill_the_same_memory_anew(what: str, kind: Any, ahead: int) -> None:
+    """Labels and further inputs are copied where ids are, before the source goes on."""
+    scaling = ReferenceModel(_scaled, {name: one.value for name, one in model().parameters.items()})
+
+    def source(own: Any) -> Iterator[Any]:
+        """Batches, or texts, with what `own` gives of memory that is filled anew for each."""
+        refilled = kind([0, 0])
+        for number in range(6):
+            refilled[:] = [number % 3, (number + 1) % 3]
+            given = own(refilled)
+            batch = {"input_ids": [[3, 4], [5, 6]], **({"scale": given} if what == "extras" else {})}
+            yield batch if what == "extras" else ("ab" if what == "texts" else batch, given)
+
+    def numbers(own: Any, ahead: int) -> list[list[float]]:
+        objective: Any = embgrad.Logit(0) if what == "extras" else LABELLED
+        asked: dict[str, Any] = {"ahead": ahead}
+        if what == "texts":
+            objective = embgrad.Labelled(lambda labels: embgrad.CrossEntropy([int(one[0]) for one in labels]))
+            asked.update(tokenizer=tokenizer, batch_size=3)
+        return [one.objective.tolist() for one in embgrad.stream(scaling, source(own), objective, **asked)]
+
+    assert numbers(lambda one: one, ahead) == numbers(kind, 0)
+
+
 @pytest.mark.parametrize("reread", [False, True])
 def test_a_table_that_grows_has_no_sum(reread: bool, tmp_path: Path) -> None:
     """As where a training loop resizes the vocabulary beside the stream."""
@@ -449,7 +480,11 @@ def test_a_table_that_grows_has_no_sum(reread: bool, tmp_path: Path) -> None:
         r"the sum so far is of a table of shape \(40, 4\), and the next gradient of one of \(41, 4\): expected gradients of "
         "one table; was the vocabulary resized in between"
     )
-    with pytest.raises(embgrad.FileFormatError, match=message):
+    if reread:
+        message = (
+            r"the model's weights are not those that the stream began with \('E'\): expected the same for all results"
+        )
+    with pytest.raises(embgrad.EmbgradError if reread else embgrad.FileFormatError, match=message):
         run.table()
 
 

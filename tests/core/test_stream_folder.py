@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 import embgrad
 from embgrad.streaming import folder as reading
@@ -25,6 +27,7 @@ from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import (
     COUNT,
     LABELLED,
+    LETTERS,
     by_hand,
     expect_same_bits,
     forward,
@@ -565,6 +568,122 @@ def test_another_tokenizer_is_another_run(tmp_path: Path, make: Any) -> None:
     with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
         run(tmp_path, tokenizer=make(1))
     run(tmp_path, tokenizer=make(0)).finish()
+
+
+def _trained() -> tokenizers.Tokenizer:
+    vocabulary = {token: number for number, token in enumerate(["[UNK]", "[SEP]", *LETTERS])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    made.add_special_tokens(["[SEP]"])
+    return made
+
+
+def _cutting(made: tokenizers.Tokenizer) -> None:
+    made.enable_truncation(3)
+
+
+def _cutting_elsewhere(made: tokenizers.Tokenizer) -> None:
+    made.enable_truncation(8, direction="left")
+
+
+def _spelling(made: tokenizers.Tokenizer) -> None:
+    made.encode_special_tokens = True
+
+
+@pytest.mark.parametrize("other", [_cutting, _cutting_elsewhere, _spelling])
+def test_a_tokenizer_that_is_set_up_otherwise_is_another_run(tmp_path: Path, other: Any) -> None:
+    with run(tmp_path, tokenizer=_trained()) as parts:
+        next(parts)
+    changed = _trained()
+    other(changed)
+    with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+        run(tmp_path, tokenizer=changed)
+    run(tmp_path, tokenizer=_trained()).finish()
+
+
+def test_a_stream_has_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    """What is set up anew while it runs counts for the next one."""
+    shared = _trained()
+    with run(tmp_path, tokenizer=shared, ahead=0) as parts:
+        next(parts)
+        shared.enable_truncation(2)
+        found = [result.ids.shape[1] for result in parts]
+    assert max(found) > 2
+    assert shared.truncation is not None
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency"])
+def test_what_is_done_to_a_result_is_not_what_is_written(tmp_path: Path, keep: str) -> None:
+    def changed(result: Any) -> None:
+        for name in ("values", "activations", "objective", "norm", "dot", "ids"):
+            if getattr(result, name, None) is not None:
+                getattr(result, name)[...] = 0
+
+    expected = list(run(tmp_path / "one", keep=keep))
+    for result in run(tmp_path / "other", keep=keep):
+        changed(result)
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+    folder = embgrad.open_stream(tmp_path / "other")
+    for _ in range(2):
+        found = folder[3]
+        np.testing.assert_array_equal(found.objective, expected[3].objective)
+        np.testing.assert_array_equal(found.ids, expected[3].ids)
+        changed(found)
+
+
+@pytest.mark.parametrize("keep", ["all", "saliency", "table"])
+def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str) -> None:
+    """The results so far are of the first ones, and go on with these."""
+    given = model()
+    original = given.parameters["U"].value.copy()
+
+    def trained(done: int, total: int | None) -> None:
+        if done == 10:
+            given.parameters["U"].value[0, 0] += 1e-6
+
+    stopped = r"the model's weights are not those that the stream began with \('U'\): expected the same for all"
+    with pytest.raises(embgrad.EmbgradError, match=stopped):
+        run(tmp_path / "one", given, keep=keep, progress=trained).finish()
+    given.parameters["U"].value = original
+    run(tmp_path / "one", given, keep=keep).finish()
+    run(tmp_path / "other", keep=keep).finish()
+    assert files(tmp_path / "one") == files(tmp_path / "other")
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_weights_count_as_they_are_at_the_first_result(tmp_path: Path, resumed: bool) -> None:
+    if resumed:
+        with run(tmp_path) as parts:
+            for _ in range(5):
+                next(parts)
+    given = model()
+    parts = run(tmp_path, given)
+    given.parameters["U"].value[...] *= 2
+    if resumed:
+        with pytest.raises(embgrad.EmbgradError, match="not those that the stream began with"):
+            parts.finish()
+        run(tmp_path).finish()
+        return
+    parts.finish()
+    with pytest.raises(embgrad.FileFormatError, match="another run: weights was"):
+        run(tmp_path)
+    run(tmp_path, given).finish()
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: Path) -> None:
+    """As a data loader's, which has all that was open when it was begun."""
+    parts = run(tmp_path)
+    next(parts)
+    waiting = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    waiting.start()
+    try:
+        with pytest.raises(embgrad.EmbgradError, match="is being written to by another stream"):
+            run(tmp_path)
+        parts.close()
+        run(tmp_path).finish()
+    finally:
+        waiting.kill()
+        waiting.join()
 
 
 def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

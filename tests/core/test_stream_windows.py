@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_batches_by_length_run_less_padding() -> None:
         return sum(rows * columns for rows, columns in runs)
 
     assert positions(None) == 16 * 22
-    assert positions(16) == 8 * 22 + 8 * 3
+    assert positions(16) == 8 * 22 + 8 * 3 + 22  # one example once more, with the padding that it is spared
 
 
 class Left:
@@ -381,6 +382,48 @@ def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone()
     objective = embgrad.Labelled(lambda weights: embgrad.Projection(np.outer(weights, [1.0, 2.0, 3.0])))
     with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other numbers alone than with 2"):
         list(embgrad.stream(heedless, source, objective, tokenizer=Right(), batch_size=3, window=6))
+
+
+@pytest.mark.filterwarnings("ignore:the model .* mask")
+@pytest.mark.parametrize("side", [Left, Right])
+def test_pieces_without_padding_do_not_hide_that_padding_counts(side: Any) -> None:
+    """As where lengths are cut to `max_length`: each piece is of one length, and each batch of the source's own is not."""
+    heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
+    asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 2}
+    for source in (["a", "abcdef"] * 2, ["abcdef", "a"] * 2, ["a", "abc", "abcdef"] * 2):
+        with pytest.raises(embgrad.UnsupportedError, match=r"other numbers alone than with \d+ positions of padding"):
+            list(embgrad.stream(heedless, source, embgrad.Logit(0), window=6, **asked))
+
+
+def slotted() -> ReferenceModel:
+    """A model with a point of five slots an example, whatever its length."""
+    random = np.random.default_rng(0)
+    weights = {"E": random.normal(size=(VOCAB, DIM)), "S": random.normal(size=(DIM, 5 * DIM))}
+
+    def forward(self: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Tensor:
+        rows = (lookup(self["E"], input_ids).tanh() * Tensor(attention_mask[..., None].astype(float))).sum(1)
+        slots = self.module("slots", lambda value: (value @ self["S"]).reshape(len(input_ids), 5, DIM), rows)
+        return slots.tanh().sum(1)
+
+    return ReferenceModel(forward, weights, ["slots"])
+
+
+def test_an_axis_that_is_as_long_as_a_batch_by_chance_is_not_cut(tmp_path: Path) -> None:
+    source = [*["a"] * 4, *["abc"] * 3, "a", *["ab"] * 2]  # five tokens is as many as slots
+    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 4, "at": "slots"}
+    plain = list(embgrad.stream(slotted(), source, embgrad.Logit(0), **asked))
+
+    def through(source: Any, **more: Any) -> embgrad.Stream:
+        return embgrad.stream(slotted(), source, embgrad.Logit(0), window=12, **asked, **more)
+
+    written = list(through(source, to=tmp_path / "whole"))
+    with through(source, to=tmp_path / "part") as begun:
+        next(begun), next(begun)
+    resumed = list(through(source, to=tmp_path / "part"))
+    for found in (written, resumed, list(through(source))):
+        assert [one.shape for one in found] == [(4, 5, DIM), (4, 5, DIM), (2, 5, DIM)]
+        for one, other in zip(plain, found, strict=True):
+            np.testing.assert_allclose(other.values, one.values, rtol=1e-5, atol=1e-7)
 
 
 def test_numbers_that_are_drawn_in_each_pass_do_not_refuse_a_window() -> None:

@@ -164,3 +164,53 @@ def test_gpt2_computes_what_it_computes_with_its_own_tokenizer() -> None:
     with torch.no_grad():
         own = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1] @ torch.tensor(vector)
     assert result.objective[0] == pytest.approx(float(own), abs=1e-5)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_loop_may_use_the_tokenizer_of_its_stream(wordpiece: Tokenizer, anew: bool) -> None:
+    """The stream reads ahead in a thread, with settings of its own, also where the loop sets the tokenizer up anew."""
+    tokenizer = wrapped(wordpiece)
+    settings: dict[str, Any] = {"truncation": True, "max_length": 4} if anew else {}
+    random = np.random.default_rng(0)
+    source = [" ".join(random.choice(["film", "plot", "thin", "two"], random.integers(5, 40))) for _ in range(300)]
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(80, 4), torch.nn.Linear(4, 2))
+    expected = [len(one) for one in tokenizer(source)["input_ids"]]
+    found: list[int] = []
+    with embgrad.stream(
+        model,
+        source,
+        lambda out: out[:, 0, 0],
+        tokenizer=tokenizer,
+        batch_size=5,
+        ahead=8,
+        call=lambda module, inputs: module(inputs["input_ids"]),
+    ) as results:
+        for result in results:
+            own = tokenizer(source[:50], **settings)["input_ids"]
+            assert max(map(len, own)) == (4 if anew else max(expected[:50]))
+            found += result.real.sum(1).tolist()
+    assert found == expected
+
+
+def test_settings_of_ones_own_are_another_run(wordpiece: Tokenizer, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(80, 4), torch.nn.Linear(4, 2))
+
+    def run(**settings: Any) -> embgrad.Stream:
+        return embgrad.stream(
+            model,
+            ["a film", "two films"],
+            lambda out: out[:, 0, 0],
+            tokenizer=PreTrainedTokenizerFast(
+                tokenizer_object=wordpiece, pad_token="[PAD]", unk_token="[UNK]", **settings
+            ),
+            call=lambda module, inputs: module(inputs["input_ids"]),
+            to=tmp_path,
+        )
+
+    run().finish()
+    for settings in ({"truncation_side": "left"}, {"split_special_tokens": True}, {"model_input_names": ["input_ids"]}):
+        with pytest.raises(embgrad.FileFormatError, match="another run: tokenizer was"):
+            run(**settings)
+    run().finish()

@@ -65,6 +65,15 @@ def maskless() -> ReferenceModel:
     return ReferenceModel(_maskless, _weights())
 
 
+def forgetful() -> ReferenceModel:
+    """It is told of padding, and reads it all the same."""
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
+        return _maskless(model, input_ids)
+
+    return ReferenceModel(forward, _weights())
+
+
 def pooling() -> ReferenceModel:
     """It has a point without positions."""
 

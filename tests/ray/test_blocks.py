@@ -140,6 +140,32 @@ def test_what_a_call_does_with_the_mask_nobody_knows(items: Items) -> None:
 
 
 @pytest.mark.framework("torch")
+@pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
+@pytest.mark.parametrize("size", [1, 3, 32])
+@pytest.mark.parametrize("output", ["saliency", "tables"])
+def test_a_model_to_which_padding_counts_is_given_none(items: Items, output: str, size: int) -> None:
+    """Which rows meet is Ray's affair: one is run alone, too, and where its numbers are others, all are by length."""
+    rows = items(11)
+    for row in worked(rows, models.forgetful, ids="ids_", output=output, batch_size=size):
+        expected = alone(row, models.forgetful)
+        np.testing.assert_allclose(row["objective"], expected.objective[0], rtol=1e-12)
+        if output == "saliency":
+            np.testing.assert_allclose(row["saliency"], expected.saliency()[0], rtol=1e-12)
+        else:
+            np.testing.assert_allclose(row["values"], expected.table().values, rtol=1e-12)
+
+
+def test_a_model_is_tried_once(items: Items) -> None:
+    runs: list[int] = []
+
+    def objective(rows: Any) -> Any:
+        runs.append(len(rows["label"]))
+        return embgrad.CrossEntropy(rows["label"])
+
+    worked(items(16), models.reference, objective, ids="ids_")
+    assert sorted(runs) == [1, 4, 4, 4, 4]
+
+
 def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
     """Where a token stands counts, and that is not to depend on which rows are in the batch."""
 
