@@ -246,10 +246,10 @@ def test_a_weight_in_two_shards(tmp_path: Path) -> None:
 def test_weights_of_many_names(tmp_path: Path) -> None:
     """Of which none is the model's: what was meant is looked for among a thousand, not among all."""
     write(tmp_path, {f"encoder.layer.{number}.wieght": np.zeros(1, np.float32) for number in range(20_000)})
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(embgrad.FileFormatError, match="lacks 39 of the model's weights"):
         embgrad.load_bert(tmp_path, "fake")
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_weights_that_do_not_fit_are_not_read(tmp_path: Path) -> None:
