@@ -10,12 +10,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["DRAWS", "Beside", "drawn", "generators_kept", "user_code_beside"]
-
-#: Why a model has no trace that draws from these generators in training mode. In evaluation mode a draw is taken to be of no
-#: account, as that of a model which asks for the mode only then.
-DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
-
+__all__ = ["Beside", "drawn", "generators_kept", "user_code_beside"]
 
 #: How often code of the user's has begun to run, and has ended, in threads beside those that passes are made in.
 _beside: Final = [0, 0]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.drawing import DRAWS, Drawing
 from embgrad.generators import generators_kept
 from embgrad.structures import first
 from embgrad.traces import Traces
@@ -159,15 +160,15 @@ class Graphs:
     def _expect_agreement(self, kept: _Kept, block: Any, args: Sequence[Any], flat: Sequence[Any]) -> None:
         """Compare what a graph of ours gives and what the block's Python gives.
 
-        To Python a symbol has the length 1 and the one item 0, as an array may have, and no sizes: once for each set of axes of
-        the arguments whose length is 1.
+        To Python a symbol has the length 1 and the one item 0, as an array may have, and no sizes: once for each of the
+        arguments' shapes.
 
         Raises:
             DeferredInitializationError: a parameter has no value yet.
             UntraceableError: they differ, or MXNet fails at one of them, or the Python keeps arrays for whoever reads them.
         """
-        single = tuple(None if array is None else tuple(size == 1 for size in array.shape) for array in flat)
-        if kept.apart is None and single not in kept.compared:
+        shapes = tuple(None if array is None else array.shape for array in flat)
+        if kept.apart is None and shapes not in kept.compared:
             mx = import_mxnet()
             try:
                 outputs = kept.outputs(flat)
@@ -176,7 +177,7 @@ class Graphs:
                 raise
             except mx.MXNetError as error:
                 raise UntraceableError(f"its graph failed ({str(error).partition(chr(10))[0]})") from None
-            kept.compared.add(single)
+            kept.compared.add(shapes)
         if kept.apart is not None:
             raise UntraceableError(kept.apart)
 
@@ -362,7 +363,9 @@ def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
         return OTHER_ARGUMENTS
     attributes = Attributes(structure([block]).blocks)
     try:
-        return _Kept(block, traced(block, names, in_format), names)
+        with Drawing() as drawing:
+            made = traced(block, names, in_format)
+        return DRAWS if drawing.seen and not _is_graph(block) else _Kept(block, made, names)
     except UntraceableError as reason:
         return str(reason)
     except Exception as error:  # its Python is run on symbols, of which it may expect anything

@@ -57,6 +57,7 @@ class _Form:
 
     Attributes:
         why: why there can be none.
+        whys: by the code of functions given as objectives why there can be none for them, which may be of their own making.
         exact: whether a trace takes only the lengths that it was made for.
         traces: by the lengths, where they are exact, and what the objective uses.
         checked: those and the lengths for which a trace gave what the model gives.
@@ -66,6 +67,7 @@ class _Form:
 
     def __init__(self, exact: bool) -> None:
         self.why: str | None = None
+        self.whys: dict[Hashable, str] = {}
         self.exact = exact
         self.by_rows = True
         self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
@@ -134,8 +136,9 @@ class _Keeper:
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
-        if self._form.why is not None:
-            return self._without(self._form.why)
+        why = self._form.why or self._form.whys.get(self._kind)
+        if why is not None:
+            return self._without(why)
         for _ in range(2):  # what an objective uses shows when it is run
             used = self._form.used.get(self._kind)
             trace = None if used is None else self._form.traces.get(self._place(used))
@@ -181,8 +184,11 @@ class _Keeper:
             generators.put_back()
             if trace is not None and isinstance(error, (UnfitError, FailedError)):  # it serves for other lengths
                 return self._as_asked(found, _failed(error))
-            self._form.why = str(error)
-            return self._as_asked(found, self._form.why)
+            if isinstance(self._request.respond, NativeObjective):
+                self._form.whys[self._kind] = str(error)
+            else:
+                self._form.why = str(error)
+            return self._as_asked(found, str(error))
 
     def _checked(self, used: tuple[int, ...], recorder: Recorder, found: Run, generators: _Generators) -> Run:
         """What a trace gives that serves, and is kept.
@@ -201,7 +207,9 @@ class _Keeper:
         made, given = self._made(used, recorder, found, generators)
         apart = recorder.apart(found, given, agreeing(made.computing))
         if apart is not None:
-            raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
+            of_its_own = isinstance(self._request.respond, NativeObjective)
+            unless = ", unless the function given as objective gives something else each time" if of_its_own else ""
+            raise UntraceableError(f"{apart} a trace of it differ from what it gives itself{unless}")
         self._form.traces[self._place(made.used)] = made
         self._form.checked.add(self._mark(made.used))
         self._form.used[self._kind] = made.used

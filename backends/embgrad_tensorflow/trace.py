@@ -18,7 +18,7 @@ from tensorflow.python.saved_model.function_deserialization import RestoredFunct
 
 from embgrad.backend import NativeObjective, Request
 from embgrad.calling import as_parts
-from embgrad.generators import DRAWS, drawn
+from embgrad.drawing import DRAWS, Drawing
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.outputs import choose_output, name_outputs
@@ -108,7 +108,7 @@ def traced(
     leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
     specs = [tf.TensorSpec([None] * one.shape.rank if relaxed else one.shape, one.dtype) for one in leaves]
     try:
-        with process_lock, made.as_found(), _drawing_nothing(request.training):
+        with process_lock, made.as_found(), _drawing_nothing():
             number = tf.TensorSpec([], tf.int64)
             function = tf.function(made.body, autograph=False).get_concrete_function(number, *specs)
     except Exception as error:  # the model's own Python, which may do anything that a graph cannot
@@ -117,11 +117,11 @@ def traced(
 
 
 @contextlib.contextmanager
-def _drawing_nothing(training: bool) -> Iterator[None]:
+def _drawing_nothing() -> Iterator[None]:
     """Refuse what draws from the generators of Python or NumPy: a trace would hold for good what was drawn."""
-    before = drawn()
-    yield
-    if training and drawn() != before:
+    with Drawing() as drawing:
+        yield
+    if drawing.seen:
         raise UntraceableError(DRAWS)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
-from embgrad.generators import DRAWS, drawn
+from embgrad.drawing import DRAWS, Drawing
 from embgrad.outputs import choose_output, name_outputs
 from embgrad_torch.drawing import random_as_found
 from embgrad_torch.inputs import Plan
@@ -234,10 +234,9 @@ class _Following:
         with _exchanged(known, self._places, weights), contextlib.ExitStack() as stack:
             mode = Lookups(self, TablePaths(known.walked))
             Modules(self, mode).on(known, stack)
-            before = drawn()
-            with mode:
+            with Drawing() as drawing, mode:
                 returned = self._planned.call(self._planned.filled(leaves))
-        if self.request.training and drawn() != before:
+        if drawing.seen:
             raise UntraceableError(DRAWS)
         outputs = self._chosen(returned)
         _expect_followed([*outputs, *self._into])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -692,6 +693,54 @@ def test_what_cannot_be_traced_falls_back_and_says_why(make: Any, options: dict[
     if not options.get("training"):
         expected = plain(net, ids, embgrad.Sum(), **options)
         assert relative(found.values, expected.values) < 1e-9
+
+
+class ByLength(HybridBlock):
+    """Its Python asks for a length where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.top = nn.Embedding(ROWS, DIM), nn.Dense(3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = F.tanh(self.embedding(x))
+        length = getattr(rows, "shape", (0, 0))[1]
+        return self.top(F.mean(rows, axis=1)) * (3 if length > 4 else 1)
+
+
+def test_what_goes_by_a_length_is_seen_at_the_length() -> None:
+    net = built(ByLength, distinct_ids(), "float32")
+    for length in (2, 4, 6, 3):
+        ids = np.arange(1, 1 + 2 * length).reshape(2, length) % ROWS
+        plain = embgrad.gradients(net, ids, OBJECTIVE)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compiled = embgrad.gradients(net, ids, OBJECTIVE, compile=True)
+        np.testing.assert_allclose(compiled.values, plain.values, rtol=1e-5, atol=1e-7)
+        assert compiled.provenance["compiled"] is (length in (2, 4))
+
+
+class Drawing(ByLength):
+    """Its Python leaves something out at random, or draws and does not look."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        share = random.random()
+        return self.top(F.mean(F.tanh(self.embedding(x)), axis=1)) * (3 if self.looks and share < 0.1 else 1)
+
+
+def test_what_python_draws_is_of_account_where_it_is_looked_at() -> None:
+    ids = distinct_ids()
+    drawing = built(lambda: Drawing(looks=True), ids, "float32")
+    random.seed(2)  # whose first numbers leave nothing out
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
+            embgrad.gradients(drawing, ids, OBJECTIVE, compile=True)
+    blind = built(lambda: Drawing(looks=False), ids, "float32")
+    assert embgrad.gradients(blind, ids, OBJECTIVE, compile=True).provenance["compiled"]
 
 
 def test_what_goes_another_way_on_arrays_is_seen_after_a_batch_of_one() -> None:

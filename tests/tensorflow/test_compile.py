@@ -393,6 +393,18 @@ class Untraceable:
             return tf.matmul(total + tf.reduce_sum(tf.gather(self.rows, ids), 1), self.weight)
 
 
+def test_what_python_draws_counts_in_evaluation_mode_too() -> None:
+    class Dropping(Net):
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * (3.0 if random.uniform(0, 1) < 0.1 else 1.0)
+
+    model = Dropping()
+    random.seed(2)  # whose first numbers leave nothing out
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+
+
 @pytest.mark.parametrize(
     ("net", "why"),
     [
@@ -416,14 +428,15 @@ def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
         np.testing.assert_array_equal(found.values, plain.values)
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+@pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])
 def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
     """In evaluation mode the draw has no say, as in Hugging Face's layer drop."""
 
     class Dropping(Net):
         def __call__(self, ids: Any, training: bool = False) -> Any:
             rows = tf.gather(self.rows, ids)
-            return self.head(2 * rows if draw() < 0.5 and training else rows)
+            share = draw()
+            return self.head(2 * rows if training and share < 0.5 else rows)
 
     model = Dropping()
     same(*both(model, IDS, PROJECTION))
@@ -432,6 +445,19 @@ def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
     with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
         found = [embgrad.gradients(model, IDS, PROJECTION, training=True, compile=True) for _ in range(12)]
     assert len({one.values.tobytes() for one in found}) == 2
+
+
+def test_an_objective_that_draws_has_no_trace_and_others_do() -> None:
+    model = Net()
+
+    def drawing(out: Any) -> Any:
+        return tf.reduce_sum(out * tf.random.normal(tf.shape(out), dtype=out.dtype), 1)
+
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="unless the function given as objective gives something else"):
+            embgrad.gradients(model, IDS, drawing, compile=True)
+    for objective in (lambda out: out[:, 0], PROJECTION):
+        same(*both(model, IDS, objective))
 
 
 def test_why_is_told_without_what_keras_adds(keras: Any) -> None:

@@ -87,14 +87,15 @@ def test_what_cannot_be_traced_falls_back(body: Any, why: str, capfd: Any) -> No
     assert "def forward" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+@pytest.mark.parametrize("draw", [lambda: random.random(), lambda: random.uniform(0, 1), lambda: np.random.rand()])
 def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
     """In evaluation mode the draw has no say, as in Hugging Face's layer drop."""
 
     class Dropping(Net):
         def body(self, rows: Any) -> Any:
             bent = super().body(rows)
-            return 2 * bent if draw() < 0.5 and self.training else bent
+            share = draw()
+            return 2 * bent if self.training and share < 0.5 else bent
 
     model = Dropping()
     agree(model, IDS)
@@ -103,6 +104,38 @@ def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
     with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
         found = [embgrad.gradients(model, IDS, PROJECTION, training=True, compile=True) for _ in range(12)]
     assert len({one.values.tobytes() for one in found}) == 2
+
+
+def _by_a_share(model: Any, rows: Any) -> Any:
+    return model.inner(rows) * (2 if random.random() < 0.1 else 1)
+
+
+def _by_a_number(model: Any, rows: Any) -> Any:
+    return model.inner(rows) * np.random.uniform(1, 1.0001)
+
+
+def _by_a_choice(model: Any, rows: Any) -> Any:
+    return model.inner(rows) * random.choice([1, 1, 1, 1, 2])
+
+
+def _by_noise(model: Any, rows: Any) -> Any:
+    return model.inner(rows) + torch.from_numpy(np.random.normal(size=rows.shape[-1])) * 1e-9
+
+
+@pytest.mark.parametrize("body", [_by_a_share, _by_a_number, _by_a_choice, _by_noise])
+def test_what_python_draws_counts_in_evaluation_mode_too(body: Any) -> None:
+    model = Net()
+    model.body = lambda rows: body(model, rows)
+
+    def found(**options: Any) -> Any:
+        random.seed(2)  # the first draws leave the model as it is
+        np.random.seed(0)
+        return embgrad.gradients(model, IDS, PROJECTION, **options)
+
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
+            compiled = found(compile=True)
+        np.testing.assert_array_equal(compiled.values, found().values)
 
 
 def test_what_is_seen_before_a_trace_falls_back() -> None:
