@@ -16,7 +16,7 @@ from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
 from embgrad_torch.fewrows import linear
 from embgrad_torch.listening import expect_uncompiled
-from embgrad_torch.operands import DIFFERENTIATING, OPERATORS, Differentiated, has_weights, values_of_weights
+from embgrad_torch.operands import MAYBE_BY_WEIGHTS, OPERATORS, Differentiated, is_by_weights, values_of_weights
 from embgrad_torch.ours import is_running
 from embgrad_torch.recomputing import Made, made_again
 from embgrad_torch.tap import At
@@ -164,8 +164,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Gradients taken in the forward pass: those of weights, where these take part by their values alone, would be lost."""
-        inputs = args[1:2] if func is torch.autograd.grad else kwargs.get("inputs")
-        if not self.pulling and (inputs is None or has_weights(inputs)):
+        if not self.pulling and is_by_weights(func, args, kwargs):
             self.differentiated = True
             raise Differentiated
         return func(*args, **kwargs)
@@ -330,7 +329,7 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
 #: The same where functions are given the values of weights.
 _HANDLERS_WITHOUT_WEIGHTS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
     **dict.fromkeys(OPERATORS, LookupMode.on_operator),
-    **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
+    **dict.fromkeys(MAYBE_BY_WEIGHTS, LookupMode.on_differentiating),
     **_HANDLERS,
 }
 

@@ -6,13 +6,47 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["DIFFERENTIATING", "OPERATORS", "Differentiated", "has_weights", "values_of_weights"]
+__all__ = [
+    *("DIFFERENTIATING", "MAYBE_BY_WEIGHTS", "OPERATORS", "ByWeights", "Differentiated", "is_by_weights"),
+    "values_of_weights",
+]
 
 
 class Differentiated(BaseException):
-    """The model takes gradients of weights in its own forward pass, which must then be there. Nobody's handler is to stop it."""
+    """The model, or the objective, takes gradients of weights, which must then be there. Nobody's handler is to stop it."""
+
+
+class ByWeights(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """Stops an objective that takes gradients of weights, of which what the model returned has the values alone.
+
+    Attributes:
+        found: whether it did, also where it has caught what told of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if func in MAYBE_BY_WEIGHTS and is_by_weights(func, args, kwargs or {}):
+            self.found = True
+            raise Differentiated
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """The objective has ended.
+
+        Raises:
+            Differentiated: it took gradients of weights, whatever it made of being stopped.
+        """
+        super().__exit__(kind, error, trace)
+        if self.found and (error is None or isinstance(error, Exception)):
+            raise Differentiated from None
 
 
 def values_of_weights(
@@ -63,11 +97,27 @@ def _value(one: Any, wanted: Collection[int]) -> Any:
     return one
 
 
-def has_weights(value: Any) -> bool:
-    """Whether it is a weight, or a sequence with one in it."""
-    if isinstance(value, (list, tuple)):
-        return any(has_weights(one) for one in value)
-    return isinstance(value, torch.nn.Parameter)
+def is_by_weights(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of one of `MAYBE_BY_WEIGHTS` may be about the gradients of weights.
+
+    Without `inputs` all leaves of the graph get theirs. A weight as a view of itself is how PyTorch comes by the node at which
+    its gradient arrives, which may then stand for the weight.
+    """
+    if func is torch.Tensor.view_as:
+        return len(args) == 2 and args[0] is args[1] and _is_weight(args[0])
+    inputs = args[1] if func is torch.autograd.grad else kwargs.get("inputs")
+    return inputs is None or _has_weights(inputs)
+
+
+def _has_weights(value: Any) -> bool:
+    """Whether it is a weight, or holds one; what can be gone through but once may."""
+    if isinstance(value, torch.Tensor):
+        return isinstance(value, torch.nn.Parameter)
+    if isinstance(value, GradientEdge):
+        return hasattr(value.node, "variable")  # as a leaf's has
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return not isinstance(value, (list, tuple)) or any(map(_has_weights, value))
 
 
 #: The types of arguments that are, or may hold, weights.
@@ -97,3 +147,6 @@ OPERATORS: Final[Collection[Callable[..., Any]]] = frozenset(
 DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset(
     {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
 )
+
+#: These, and the one by which PyTorch finds the node at which a weight's gradient arrives.
+MAYBE_BY_WEIGHTS: Final[Collection[Callable[..., Any]]] = frozenset({*DIFFERENTIATING, torch.Tensor.view_as})

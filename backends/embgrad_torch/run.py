@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from embgrad.answering import values_at
-from embgrad.backend import Call, Point, Request, Run
+from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import PointError
@@ -25,7 +25,7 @@ from embgrad_torch.attributes import Attributes
 from embgrad_torch.drawing import of_the_user, random_as_found
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
-from embgrad_torch.operands import Differentiated
+from embgrad_torch.operands import ByWeights, Differentiated
 from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
@@ -112,7 +112,7 @@ def _ways(known: Structure, batch: TokenBatch, request: Request) -> Ways | None:
 
 
 def _with_weights_if_need_be(make: Callable[[bool], Made]) -> Made:
-    """What a pass gives that has the values of weights alone, or the weights where the model differentiates by them."""
+    """What a pass gives that has the values of weights alone, or the weights where anything differentiates by them."""
     try:
         return make(False)
     except Differentiated:
@@ -140,7 +140,7 @@ def _run(
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            with _of_objective(request):
+            with _of_objective(request), _without_weights(request, weights):
                 answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
@@ -218,6 +218,11 @@ def _of_objective(request: Request) -> AbstractContextManager[None]:
     """What an objective of the user's own draws is drawn; those of embgrad draw nothing."""
     ours = isinstance(request.respond, Respond) and request.respond.is_ours
     return contextlib.nullcontext() if ours else of_the_user()
+
+
+def _without_weights(request: Request, weights: bool) -> AbstractContextManager[Any]:
+    """A function of the user's may differentiate what a pass returned by weights, and is stopped if these are not there."""
+    return contextlib.nullcontext() if weights or not isinstance(request.respond, NativeObjective) else ByWeights()
 
 
 def _befores(pulled: Sequence[Pulled]) -> list[Any]:

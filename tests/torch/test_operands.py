@@ -243,3 +243,120 @@ def test_the_users_own_pass_keeps_its_weights() -> None:
     for name, one in model.named_parameters():
         if one.grad is not None:
             assert torch.equal(captured[name], one.grad), name
+
+
+def _layers(model: Any) -> list[Any]:
+    return [*model.inner.parameters(), *model.head.parameters()]
+
+
+def _by_grad(model: Any, logits: Any) -> Any:
+    return torch.autograd.grad(logits.sin().sum(), _layers(model), create_graph=True)
+
+
+def _by_grad_of_some(model: Any, logits: Any) -> Any:
+    inputs = {"inner": model.inner.weight, "other": model.other}
+    found = torch.autograd.grad(logits.sin().sum(), inputs, create_graph=True, allow_unused=True)
+    return [one for one in found.values() if one is not None]
+
+
+def _by_grad_swallowed(model: Any, logits: Any) -> Any:
+    try:
+        return torch.autograd.grad(logits.sin().sum(), model.inner.weight, create_graph=True)
+    except:  # noqa: E722 - as such objectives do
+        return []
+
+
+def _by_edge(model: Any, logits: Any) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    return torch.autograd.grad(logits.sin().sum(), edge, create_graph=True, allow_unused=True)
+
+
+def _by_edges_alone(model: Any, logits: Any) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    output = torch.autograd.graph.get_gradient_edge(logits)
+    cotangent = torch.ones_like(logits)
+    found = torch.autograd.grad([output], [edge], [cotangent], create_graph=True, allow_unused=True)
+    return [one for one in found if one is not None]
+
+
+def _by_backward(model: Any, logits: Any) -> Any:
+    torch.autograd.backward(logits.sin().sum(), inputs=_layers(model), create_graph=True)
+    return [one.grad for one in _layers(model)]
+
+
+def _by_backward_of_a_tensor(model: Any, logits: Any) -> Any:
+    logits.sin().sum().backward(
+        create_graph=True, inputs=model.inner.parameters()
+    )  # which can be gone through but once
+    return [one.grad for one in model.inner.parameters() if one.grad is not None]
+
+
+def _by_backward_to_all(model: Any, logits: Any) -> Any:
+    logits.sin().sum().backward(create_graph=True)
+    return [model.inner.weight.grad]
+
+
+TAKING = (
+    *(_by_grad, _by_grad_of_some, _by_grad_swallowed, _by_edge, _by_edges_alone),
+    *(_by_backward, _by_backward_of_a_tensor, _by_backward_to_all),
+)
+
+
+@pytest.mark.parametrize("option", ["", "edit", "add", "override"])
+@pytest.mark.parametrize("taken", TAKING, ids=lambda one: one.__name__)
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_an_objective_that_differentiates_by_weights(taken: Callable[[Any, Any], Any], option: str) -> None:
+    model = net(WAYS["linear"])
+
+    def penalised(logits: Any) -> Any:
+        model.zero_grad()
+        return logits.sum() + sum((one**2).sum() for one in taken(model, logits) if one is not None)
+
+    def by_hand() -> Any:
+        value: Any = penalised(model(tensor()))
+        return value
+
+    value = by_hand().item()
+    model.zero_grad()
+    options = {option: {"word": lambda values: values * (option != "add")}} if option else {}
+    given = embgrad.gradients(model, IDS, embgrad.Scalar(penalised), **options)
+    assert all(one.grad is None for one in model.parameters())
+    np.testing.assert_allclose(float(given.objective), value, rtol=1e-12)
+    (own,) = torch.autograd.grad(by_hand(), model.table.weight)
+    np.testing.assert_allclose(given.values, own.numpy()[IDS], rtol=1e-9, atol=1e-13)
+
+
+def test_an_objective_that_takes_other_gradients_needs_no_weights() -> None:
+    model = net(WAYS["linear"])
+    calls = []
+
+    def objective(logits: Any) -> Any:
+        calls.append(1)
+        (slope,) = torch.autograd.grad(logits.sin().sum(), logits, create_graph=True)
+        free = torch.func.grad(lambda one: functional.linear(one, model.head.weight.T).sum())(logits.detach())
+        return logits.sum() + (slope**2).sum() + free.sum()
+
+    given = embgrad.gradients(model, IDS, embgrad.Scalar(objective))
+    assert calls == [1]
+    own = own_gradient(lambda: objective(model(tensor())), model.table.weight)
+    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
+
+
+def _by_the_edge(model: Any, rows: Any) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    (inner,) = torch.autograd.grad((model.inner(rows) ** 2).sum(), [edge], create_graph=True)
+    return functional.linear(rows, model.inner.weight - inner / 10).tanh()
+
+
+def _by_an_edge_of_before(model: Any, rows: Any) -> Any:
+    found = torch.autograd.grad((model.inner(rows) ** 2).sum(), [model.edge], create_graph=True, allow_unused=True)
+    return functional.linear(rows, model.inner.weight - (0 if found[0] is None else found[0] / 10)).tanh()
+
+
+@pytest.mark.parametrize("between", [_by_the_edge, _by_an_edge_of_before])
+def test_a_model_that_differentiates_by_where_a_weights_gradient_arrives(between: Callable[[Any, Any], Any]) -> None:
+    model = net(between)
+    model.edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    given = embgrad.gradients(model, IDS, OBJECTIVE)
+    own = own_gradient(lambda: loss(model), model.table.weight)
+    np.testing.assert_allclose(given.values, own, rtol=1e-10, atol=1e-14)
