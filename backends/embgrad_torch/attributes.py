@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import operator
 from collections.abc import Collection, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from embgrad_torch.libraries import FUNCTIONS
 from embgrad_torch.structure import Structure
 from embgrad_torch.versions import HAVE_VERSIONS, versions_of
 
@@ -20,6 +22,9 @@ _flat: Final = itertools.chain.from_iterable
 #: The containers in a module's attributes that a forward pass may fill: the user's own, and those of hooks and buffers.
 MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
 CONTAINERS: Final = frozenset({list, set, collections.deque, *MAPPINGS})
+
+#: Where modules keep what is asked before and after their calls.
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 #: What may be a tensor, or a pair of tensors.
 TENSORS: Final = frozenset({torch.Tensor, tuple, list})
@@ -53,6 +58,17 @@ class Attributes:
     def settings(self) -> Sequence[Any]:
         """What changes when anybody writes to an attribute of a module, and stays otherwise but for chance."""
         return self._versions if HAVE_VERSIONS else list(map(id, self._values))
+
+    @functools.cached_property
+    def hooks(self) -> Sequence[Any]:
+        """What is asked before and after the modules' calls."""
+        if all(one.__class__ is not collections.OrderedDict for one, _ in self._others):
+            return ()
+        return [hook for own in self._own for name in HOOKS for hook in own.get(name, {}).values()]
+
+    def functions(self) -> list[Any]:
+        """The functions among them."""
+        return self._kinds.few(FUNCTIONS, self._values)
 
     def hold(self, own: Sequence[Any]) -> bool:
         """Whether these are the modules' dicts, and nothing has been written to them or to what they hold since.

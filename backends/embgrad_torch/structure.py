@@ -26,6 +26,9 @@ _inside: Final = operator.attrgetter("_modules")
 _parameters: Final = operator.attrgetter("_parameters")
 _buffers: Final = operator.attrgetter("_buffers")
 
+#: The modules that look up rows, whether or not the passes so far have come by them.
+_LOOKING_UP: Final = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+
 #: The numbers that a model's parameters may have at most for what was found of it to be kept: it keeps weights that are
 #: replaced alive until the next call.
 LARGEST_KEPT: Final = 1 << 25
@@ -345,5 +348,9 @@ def _learned(key: tuple[int, ...], parts: Sequence[Any], modules: Sequence[Any],
         counts=list(map(len, inside)),
         children=list(map(id, _flat([one.values() for one in inside]))),
         locks=locks_of(modules),
-        ways=Ways(sum(one.numel() for one in parameters if not torch.nn.parameter.is_lazy(one))),
+        ways=Ways(
+            sum(one.numel() for one in parameters if not torch.nn.parameter.is_lazy(one)),
+            types=tuple(dict.fromkeys(map(type, modules))),
+            inside={number for number, one in enumerate(modules) if isinstance(one, _LOOKING_UP)},
+        ),
     )

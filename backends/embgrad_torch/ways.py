@@ -1,4 +1,4 @@
-"""Watches small passes where rows are looked up alone, once their way is known from a pass that was watched as a whole."""
+"""Watches small passes of libraries' models where rows are looked up alone, once a pass watched as a whole went the same way."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules import module as _of_all
 
 from embgrad.errors import EmbgradError
+from embgrad_torch.libraries import are_of_libraries, forwards_of, is_of_libraries
 from embgrad_torch.lookup import LookupMode, unheard
 from embgrad_torch.modules import heard, hooked
 from embgrad_torch.segments import in_segment
@@ -49,37 +50,55 @@ class Ways:
     """The ways that forward passes have been seen to take through a model.
 
     A pass that autograd records as many operations of, with the same lookups, is taken for one that was watched as a whole.
-    The operations are counted, not looked at: it costs nothing, and a lookup more, or what becomes of its rows, is one more.
+    The operations are counted, not looked at, which costs nothing, and tells two ways apart, but not surely: no pass is taken
+    for another where code of the user's runs, which may look up rows anywhere.
 
     Attributes:
         weights: how many numbers the model's parameters have.
-        inside: the places, among the model's modules, of those in which rows are looked up.
+        types: the types of its modules, each once.
+        inside: the places, among the model's modules, of those in which rows are looked up, or may be.
         segments: those of them that a gradient checkpoint runs, and runs again to the same saved tensors.
         seen: of each way how many operations were recorded, and the lookups by key.
         open: whether rows are looked up outside of small modules, so that the whole of each pass must be watched.
         suspended: whether a pass switched gradients off somewhere.
         settings: of the model's attributes after the last pass: what was written to since may lead another way.
+        forwards: what the modules did in the last pass that was watched as a whole, by their types.
     """
 
     weights: int
+    types: Sequence[type] = ()
     inside: set[int] = field(default_factory=set)
     segments: set[int] = field(default_factory=set)
     seen: set[tuple[int, tuple[str, ...]]] = field(default_factory=set)
     open: bool = False
     suspended: bool = False
     settings: Any = None
+    forwards: Sequence[Any] = ()
 
     def serve(self, tokens: int) -> bool:
         """Whether a pass on so many tokens may be watched in part, once its way is known."""
-        return not self.open and self.weights * tokens <= SMALL
+        return self.weights * tokens <= SMALL
+
+    def learn(self, attributes: Attributes) -> bool:
+        """Whether there is anything to be learned of a pass that is watched as a whole; if not, all is forgotten."""
+        functions = (*attributes.functions(), *attributes.hooks)
+        if self.open or not are_of_libraries(self.types, functions):
+            self.seen.clear()
+            return False
+        self.forwards = forwards_of(self.types)
+        return True
 
     def expect_settled(self, attributes: Attributes) -> None:
         """Refuse a pass that is not watched as a whole where the model is not as the last pass left it.
 
         Raises:
-            Elsewhere: something has been written to an attribute since.
+            Elsewhere: something has been written to an attribute since, or others hear of the pass.
         """
-        if attributes.settings != self.settings:
+        if attributes.settings != self.settings or forwards_of(self.types) != self.forwards:
+            raise Elsewhere
+        if _of_all._global_forward_hooks or _of_all._global_forward_pre_hooks:
+            raise Elsewhere
+        if not all(map(is_of_libraries, attributes.hooks)):
             raise Elsewhere
 
 
@@ -177,6 +196,8 @@ class Watched:
             self._mode.__exit__(None, None, None)
 
     def _keep(self, way: tuple[int, tuple[str, ...]]) -> None:
+        if self._ways.open:
+            return
         self._ways.suspended = self._ways.suspended or self._mode.suspended_grad
         if len(self._ways.seen) >= MOST_WAYS:
             self._ways.seen.clear()
@@ -188,6 +209,7 @@ class Watched:
         place = next((place for place, one in enumerate(self._modules) if one is module), None)
         if place is None or isinstance(module, torch.jit.ScriptModule) or not self._is_small(module):
             self._ways.open = True
+            self._ways.seen.clear()
         else:
             self._ways.inside.add(place)
             if in_segment():
@@ -204,7 +226,6 @@ def _is_unpatched() -> bool:
     return (
         torch.nn.Embedding.forward is _FORWARD
         and torch.nn.functional.embedding is _FUNCTION
-        and not (_of_all._global_forward_hooks or _of_all._global_forward_pre_hooks)
         and not torch._C._len_torch_function_stack()
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import ways
+from embgrad_torch import libraries, ways
 from embgrad_torch.lookup import LookupMode
 from torch import nn
 from torch.nn import functional
@@ -21,6 +21,12 @@ from tests.torch.checks import IDS, VOCAB, own_gradient, tensor
 
 OBJECTIVE = embgrad.Logit(1)
 OTHER = np.array([[7, 8, 10, 11], [12, 13, 14, 16]])
+
+
+@pytest.fixture(autouse=True)
+def _as_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models here are taken for a library's; where code of the user's runs all passes are watched as a whole."""
+    monkeypatch.setattr(libraries, "LIBRARIES", libraries.LIBRARIES | {"tests"})
 
 
 class Net(nn.Module):
