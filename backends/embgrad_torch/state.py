@@ -87,8 +87,8 @@ class _Found:
         attributes: its modules' attributes.
         plain: the parameters whose place in memory, gradient and numbers are taken down.
         inferring: whether parameters or buffers were made under inference mode.
-        flags: the modules' modes, by `training`.
-        flagged: whether these are all attributes like others.
+        flags: the modules' modes, by `training`, as they are now.
+        flagged: whether these are all attributes like others, and none is computed by a property or shared.
 
     Raises:
         UnsupportedError: there are parameters without weights.
@@ -101,8 +101,11 @@ class _Found:
         self.plain = [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
         self._all = [*parameters, *buffers]
         self.inferring = self._is_inferring()
-        self.flags = [module.training for module in model.modules]
-        self.flagged = all("training" in own for own in model.own)
+        self.flags = _flags(model)
+        kinds = set(map(type, model.modules))
+        self.flagged = all("training" in own for own in model.own) and not any(
+            hasattr(one, "training") for one in kinds
+        )
         self._tensors = [one for one in self.attributes.tensors() if _is_copied(one)]
         self._copies: list[tuple[Any, Any]] = []
         self._looked = model.looked
@@ -111,6 +114,8 @@ class _Found:
         """Whether it does, of the model as it is now."""
         if not (model.types_hold() and self.attributes.hold(model.own_now())) or self._is_inferring():
             return False
+        if not self.flagged:  # no attribute of the modules need tell that these are others
+            self.flags = _flags(model)
         model.looked = self._looked
         return True
 
@@ -182,6 +187,10 @@ def _set_mode(model: Structure, found: _Found, training: bool, stack: Undoing) -
     for part in model.parts if training else ():
         if not part.training or "train" in vars(part):
             _train(part)
+
+
+def _flags(model: Structure) -> list[bool]:
+    return [module.training for module in model.modules]
 
 
 def _set_flags(modules: Sequence[Any], flags: Sequence[bool]) -> None:

@@ -445,6 +445,38 @@ def test_what_a_model_keeps_from_call_to_call_is_what_it_was() -> None:
     assert model.frozen.requires_grad
 
 
+class Noisy(nn.Module):
+    """Noise in training, by a mode that is kept where others hold it, too."""
+
+    def __init__(self, mode: dict[str, bool]) -> None:
+        object.__setattr__(self, "mode", lambda: mode)
+        super().__init__()
+
+    @property
+    def training(self) -> bool:
+        """The mode."""
+        return self.mode()["training"]
+
+    @training.setter
+    def training(self, flag: bool) -> None:
+        self.mode()["training"] = flag
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows * torch.rand(rows.shape) if self.training else rows / 2
+
+
+def test_a_mode_that_is_kept_elsewhere_is_put_back_as_it_is_found() -> None:
+    mode = {"training": False}
+    model = nn.Sequential(Small().embedding, Noisy(mode), nn.Tanh())
+    model.train(False)
+    first = embgrad.gradients(model, IDS, embgrad.Sum()).values
+    for flag in (True, False, True, True):
+        mode["training"] = flag
+        np.testing.assert_array_equal(embgrad.gradients(model, IDS, embgrad.Sum()).values, first)
+        assert mode["training"] is flag
+        assert not model.training
+
+
 class Merged(Small):
     """An adapter that is merged into the weights in evaluation mode, as LoRA's are."""
 
