@@ -64,6 +64,11 @@ def _is_transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
+def _is_batch(gradient: Any) -> bool:
+    """Whether a gradient stands for many, as with `is_grads_batched=True`, which is none of torch.func's transforms."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(gradient))
+
+
 class _Linear(torch.autograd.Function):  # type: ignore[misc]  # PyTorch need not be there where types are checked
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any, bias: Any) -> Any:
@@ -83,7 +88,7 @@ def _product(gradient: Any, weight: Any) -> Any:
     """The gradient times the weight."""
     flat = gradient.reshape(-1, gradient.shape[-1])
     # A gradient of this gradient is not zero where this is, and one that is many at once cannot be looked at.
-    places = None if torch.is_grad_enabled() or _is_transformed() else _few(flat)
+    places = None if torch.is_grad_enabled() or _is_transformed() or _is_batch(gradient) else _few(flat)
     if places is None:
         product = flat.mm(weight)
     else:
