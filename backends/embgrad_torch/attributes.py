@@ -12,16 +12,13 @@ from typing import Any, Final
 import torch
 
 from embgrad_torch.libraries import FUNCTIONS
+from embgrad_torch.nested import CONTAINERS, is_entered, nested
 from embgrad_torch.structure import Structure
 from embgrad_torch.versions import HAVE_VERSIONS, versions_of
 
 __all__ = ["Attributes"]
 
 _flat: Final = itertools.chain.from_iterable
-
-#: The containers in a module's attributes that a forward pass may fill: the user's own, and those of hooks and buffers.
-MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
-CONTAINERS: Final = frozenset({list, set, collections.deque, *MAPPINGS})
 
 #: Where modules keep what is asked before and after their calls.
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
@@ -31,7 +28,7 @@ TENSORS: Final = frozenset({torch.Tensor, tuple, list})
 
 
 class Attributes:
-    """What the attributes of all modules are, and what those of them hold that are containers.
+    """What the attributes of all modules are, and what those of them hold that are containers, or have containers in them.
 
     Args:
         model: the model, which has just been looked at.
@@ -44,7 +41,9 @@ class Attributes:
         self._values = values = list(_flat([one.values() for one in model.own]))
         self._versions = versions_of(model.own, plain=self._are_plain)
         self._kinds = kinds = model.kinds(values, self._versions)
-        self._containers = kinds.chosen(CONTAINERS, values)
+        inner = nested(kinds.of_the_user(is_entered, values))
+        self._containers = [*kinds.chosen(CONTAINERS, values), *inner.containers]
+        self._objects = inner.objects
         self._filled = list(filter(None, self._containers))  # most are empty, such as those of hooks
         filled = {id(one): one for one in self._filled}.values()
         self._plain = [one for one in filled if type(one) is dict]
@@ -52,7 +51,7 @@ class Attributes:
         self._plain_versions = versions_of(self._plain, plain=True)
         # The order of the others is no part of their version, if they have one.
         self._others = [(one, one.copy()) for one in filled if type(one) is not dict]
-        self._tensors = kinds.few(TENSORS, values)
+        self._tensors = [*kinds.few(TENSORS, values), *inner.tensors]
 
     @property
     def settings(self) -> Sequence[Any]:
@@ -81,10 +80,11 @@ class Attributes:
             and _are_same(list(filter(None, self._containers)), self._filled)
             and versions_of(self._plain, plain=True) == self._plain_versions
             and all(_is_same(one, before) for one, before in self._others)
+            and all(vars(one) is before for one, before in self._objects)
         )
 
     def tensors(self) -> list[Any]:
-        """The tensors among them, such as a hidden state, by themselves or as a pair, each once."""
+        """The tensors among them, such as a hidden state, by themselves, as a pair or in what they hold, each once."""
         if not self._tensors:
             return []
         inner = _flat([(one,) if type(one) is torch.Tensor else one for one in self._tensors])
@@ -92,6 +92,9 @@ class Attributes:
 
     def put_back(self) -> None:
         """All are what they were."""
+        for one, before in self._objects:
+            if vars(one) is not before:
+                one.__dict__ = before
         if not _are_same(list(filter(None, self._containers)), self._filled):
             filled = set(map(id, self._filled))
             for container in self._containers:

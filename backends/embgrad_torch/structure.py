@@ -7,7 +7,7 @@ import gc
 import itertools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,9 @@ _own: Final = operator.attrgetter("__dict__")
 _inside: Final = operator.attrgetter("_modules")
 _parameters: Final = operator.attrgetter("_parameters")
 _buffers: Final = operator.attrgetter("_buffers")
+
+#: The attributes that every module has, which are seen to by name.
+_OF_TORCH: Final = frozenset(vars(torch.nn.Module()))
 
 #: The modules that look up rows, whether or not the passes so far have come by them.
 _LOOKING_UP: Final = (torch.nn.Embedding, torch.nn.EmbeddingBag)
@@ -55,6 +58,7 @@ class Kinds:
         self.ends = list(itertools.accumulate(sizes))
         self._of: dict[frozenset[type], list[bool]] = {}
         self._places: dict[frozenset[type], list[int]] = {}
+        self._of_the_user: list[int] | None = None
 
     def chosen(self, wanted: frozenset[type], values: Sequence[Any]) -> list[Any]:
         """Those of the values that are exactly of the wanted types."""
@@ -67,6 +71,14 @@ class Kinds:
         if wanted not in self._places:
             self._places[wanted] = [place for place, one in enumerate(self.types) if one in wanted]
         return [values[place] for place in self._places[wanted]]
+
+    def of_the_user(self, wanted: Callable[[type], bool], values: Sequence[Any]) -> list[Any]:
+        """Those of the values, of wanted types, that are no attributes that every module has; asked always for the same types."""
+        if self._of_the_user is None:
+            kinds = {one for one in set(self.types) if wanted(one)}
+            named = enumerate(zip(self.names, self.types, strict=True))
+            self._of_the_user = [place for place, (name, kind) in named if kind in kinds and name not in _OF_TORCH]
+        return [values[place] for place in self._of_the_user]
 
 
 class _Held:
