@@ -22,18 +22,26 @@ class _Made:
     """Scores, or their softmax.
 
     Attributes:
-        tensor: them.
+        steps: what the operations on the way from the source gave; the last are they.
         source: what they come from, before it was scaled.
         scale: does to a tensor what was done to it; constants may have been added.
     """
 
-    tensor: weakref.ref[Any]
+    steps: tuple[weakref.ref[Any], ...]
     source: Any
     scale: Callable[[Any], Any] = field(default=lambda tensor: tensor)
 
     def are(self, tensor: Any) -> bool:
         """Whether this tensor is them."""
-        return self.tensor() is tensor
+        return self.steps[-1]() is tensor
+
+    def then(self, tensor: Any) -> _Made:
+        """What the next operation gave."""
+        return replace(self, steps=(*self.steps, weakref.ref(tensor)))
+
+    def is_by_way_of(self, tensors: Sequence[Any]) -> bool:
+        """Whether one of these is a step."""
+        return any(step() is tensor for step in self.steps for tensor in tensors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +94,14 @@ class Attentions(Follower):
         super().stop()
         self._scores = self._weights = None
 
+    def forget(self, outputs: Sequence[Any]) -> None:
+        """See `Follower.forget`."""
+        super().forget(outputs)
+        if self._scores is not None and self._scores.is_by_way_of(outputs):
+            self._scores = None
+        if self._weights is not None and self._weights.is_by_way_of(outputs):
+            self._weights = None
+
     def _multiply(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         for source, factor in (inputs, inputs[::-1]):
             self._scaled(source, factor, gen_math_ops.mul, outputs[0])
@@ -96,7 +112,7 @@ class Attentions(Follower):
     def _scaled(self, source: Any, factor: Any, by: Callable[[Any, Any], Any], output: Any) -> None:
         """By a single number, which may be that of attention's scores."""
         if factor._shape_tuple() == () and self._is_wide(output) and is_constant(factor) and not is_constant(source):
-            self._scores = _Made(weakref.ref(output), source, lambda tensor: by(tensor, factor))
+            self._scores = _Made((weakref.ref(output),), source, lambda tensor: by(tensor, factor))
 
     def _add(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         for one, other in (inputs, inputs[::-1]):
@@ -111,20 +127,20 @@ class Attentions(Follower):
         if scores is None or not scores.are(one) or is_constant(one) or not is_constant(other):
             return
         if output._shape_tuple() == one._shape_tuple():
-            self._scores = replace(scores, tensor=weakref.ref(output))
+            self._scores = scores.then(output)
 
     def _soften(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         source, scores, self._scores = inputs[0], self._scores, None
         self._weights = None
         if is_constant(source) or not self._is_wide(source):
             return
-        found = scores if scores is not None and scores.are(source) else _Made(weakref.ref(source), source)
-        self._weights = replace(found, tensor=weakref.ref(outputs[0]))
+        found = scores if scores is not None and scores.are(source) else _Made((), source)
+        self._weights = found.then(outputs[0])
 
     def _pass_on(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-        """As dropout does in evaluation mode."""
+        """As dropout does in evaluation mode. `tf.custom_gradient` does so too, and has it forgotten, see `Follower.forget`."""
         if self._weights is not None and self._is_weights(inputs[0]):
-            self._weights = replace(self._weights, tensor=weakref.ref(outputs[0]))
+            self._weights = self._weights.then(outputs[0])
 
     def _matrices(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         if not self._is_weights(inputs[0]):

@@ -9,13 +9,21 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 
-__all__ = ["DTYPES", "Follower", "Handler", "is_constant", "one_after_another"]
+from embgrad.interception import Interception
+
+__all__ = ["DTYPES", "RECORDINGS", "Follower", "Handler", "is_constant", "one_after_another"]
 
 #: Narrower ones are rounded too coarsely for another order of operations to go unseen.
 DTYPES: Final = frozenset({tf.float32, tf.float64})
 
 #: Is told of an operation: of its name, operands, attributes and results.
 Handler = Callable[[str, Any, Any, Any], None]
+
+#: Called with a name, outputs and operands by who gives the tapes another gradient of what an operation gave than the
+#: operation's own: `tf.custom_gradient` does so of an identity's.
+RECORDINGS: Final = tuple(
+    Interception(lambda: pywrap_tfe, f"TFE_Py_TapeSetRecordOperation{kind}") for kind in ("", "Backprop")
+)
 
 
 class Follower:
@@ -34,17 +42,21 @@ class Follower:
     def __init__(self, *, traced: bool = False) -> None:
         self.stopped = False
         self._traced = traced
-        self._due: list[Callable[[], None]] = []
+        self._due: list[tuple[Any, Callable[[], None]]] = []
 
     def stop(self) -> None:
         """Find nothing more, in the midst of one thing as it may be."""
         self.stopped = True
 
+    def forget(self, outputs: Sequence[Any]) -> None:
+        """What operations gave has another gradient from now on than theirs, and so has what was made of it meanwhile."""
+        self._due = [one for one in self._due if not any(one[0] is output for output in outputs)]
+
     def passed(self) -> None:
         """The pass is over."""
-        for give in self._due:
+        due, self._due = self._due, []
+        for _, give in due:
             give()
-        self._due.clear()
 
     def give(self, name: str, output: Any, sources: Sequence[Any], backward: Callable[[Any], Sequence[Any]]) -> None:
         """Give the tapes the gradient of what the last operation gave.
@@ -71,7 +83,7 @@ class Follower:
                 )
 
         if self._traced:
-            self._due.append(given)
+            self._due.append((output, given))
         else:
             given()
 

@@ -135,6 +135,12 @@ class Norms(Follower):
         super().stop()
         self._known.clear()
 
+    def forget(self, outputs: Sequence[Any]) -> None:
+        """See `Follower.forget`."""
+        super().forget(outputs)
+        if any(self._known.get(output) is not None for output in outputs):
+            self._known.clear()  # what it is a part of is not looked for
+
     def _mean(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
         source, axes = inputs[0], tf.get_static_value(inputs[1])
         rank = source.shape.rank

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from embgrad_tensorflow.attending import Attentions
-from embgrad_tensorflow.following import Handler, one_after_another
+from embgrad_tensorflow.following import RECORDINGS, Handler, one_after_another
 from embgrad_tensorflow.normalising import Norms
 from embgrad_tensorflow.state import depth, pushes
 
@@ -42,8 +42,15 @@ class Shortcuts:
                 self._stop()
             return original(tape, *args, **kwargs)
 
+        def recorded(original: Callable[..., Any], name: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            for follower in self._followers:
+                follower.forget(outputs)
+            return original(name, outputs, *args, **kwargs)
+
         try:
-            with pushes.by(begun):
+            with pushes.by(begun), contextlib.ExitStack() as held:
+                for one in RECORDINGS:
+                    held.enter_context(one.by(recorded))
                 yield
         finally:
             self._stop()

@@ -14,7 +14,7 @@ from embgrad_tensorflow import attending
 from tensorflow.python.eager import record
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, assert_slopes, own_table_gradient
+from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_table_gradient, recorded_halved
 
 EXAMPLES, POSITIONS, HEADS, DIM = 3, 5, 2, 4
 IDS = np.random.default_rng(0).permutation(20)[: EXAMPLES * POSITIONS].reshape(EXAMPLES, POSITIONS)
@@ -151,6 +151,14 @@ def of_itself(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return tf.nn.softmax(product) @ product @ v
 
 
+def given_halved(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return halved(by_hand(q, k, v, mask))
+
+
+def scores_halved(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return tf.nn.softmax(halved(halved(scores(q, k)) / 2.0) + mask) @ halved(v)
+
+
 SERVED: dict[str, tuple[Function, int]] = {
     function.__name__: (function, times)
     for function, times in (
@@ -173,6 +181,8 @@ SERVED: dict[str, tuple[Function, int]] = {
         (what_is_given_used_elsewhere, 1),
         (attention_of_attention, 2),
         (of_itself, 1),
+        (given_halved, 1),
+        (scores_halved, 1),
     )
 }
 
@@ -243,6 +253,59 @@ def tape_begun_in_the_midst(q: Any, k: Any, v: Any, mask: Any) -> Any:
     return tape.gradient(inside, v)
 
 
+def weights_halved(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return halved(tf.nn.softmax(scores(q, k) / 2.0)) @ v
+
+
+def weights_halved_and_passed_on(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return tf.identity(halved(tf.identity(tf.nn.softmax(scores(q, k) / 2.0)))) @ v
+
+
+def weights_rounded(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return tf.grad_pass_through(tf.identity)(tf.nn.softmax(scores(q, k))) @ v
+
+
+def softmax_halved(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    @tf.custom_gradient
+    def softmax(x: Any) -> Any:
+        weights = tf.nn.softmax(x)
+        return tf.identity(weights), lambda gradient: 0.5 * gradient * weights
+
+    return softmax(scores(q, k) / 2.0 + mask) @ v
+
+
+def weights_and_values_halved(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    @tf.custom_gradient
+    def both(x: Any, y: Any) -> Any:
+        return (x, y), lambda *gradients: [0.5 * one for one in gradients]
+
+    weights, values = both(tf.nn.softmax(scores(q, k)), v)
+    return tf.einsum("bhqk,bhkd->bhqd", weights, values)
+
+
+def recomputed(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return tf.recompute_grad(lambda *given: by_hand(*given, mask))(q, k, v)
+
+
+def softmax_recomputed(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    return tf.recompute_grad(tf.nn.softmax)(scores(q, k)) @ v
+
+
+def weights_recorded_anew(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    whole = scores(q, k) / 2.0
+    return recorded_halved(tf.nn.softmax(whole), whole) @ v
+
+
+def scores_recorded_anew(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """What they are scaled to has another gradient only after the mask was added, from which it goes on all the same."""
+    product = scores(q, k)
+    scaled = product / 2.0
+    whole = scaled + mask
+    recorded_halved(scaled, product)
+    weights = tf.nn.softmax(whole)
+    return recorded_halved(weights, whole) @ v
+
+
 LEFT_ALONE: dict[str, Function] = {
     function.__name__: function
     for function in (
@@ -258,6 +321,15 @@ LEFT_ALONE: dict[str, Function] = {
         summed_over_heads,
         another_product,
         tape_begun_in_the_midst,
+        weights_halved,
+        weights_halved_and_passed_on,
+        weights_rounded,
+        softmax_halved,
+        weights_and_values_halved,
+        recomputed,
+        softmax_recomputed,
+        weights_recorded_anew,
+        scores_recorded_anew,
     )
 }
 
@@ -306,8 +378,12 @@ def test_attention_is_tensorflows_in_fewer_passes(name: str, dtype: str, served:
     assert_own(found, model, 5e-6 if dtype == "float32" else 1e-13)
 
 
-#: Where a gradient is stopped it is no slope.
-SLOPES = {name: function for name, (function, _) in SERVED.items() if function is not constant_values} | SPREAD
+#: Where a gradient is stopped, or another, it is no slope.
+SLOPES = {
+    name: function
+    for name, (function, _) in SERVED.items()
+    if function not in (constant_values, given_halved, scores_halved)
+} | SPREAD
 
 
 @pytest.mark.parametrize("name", SLOPES)
@@ -340,6 +416,23 @@ def test_attention_in_a_trace_is_tensorflows_too(name: str, split: bool) -> None
         found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split)
         assert found.provenance["compiled"]
         assert_own(found, model)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_what_attention_gives_has_the_gradient_that_it_was_given_last(compile: bool) -> None:
+    model = Attending(lambda q, k, v, mask: recorded_halved(by_hand(q, k, v, mask), v))
+    found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile)
+    assert_own(found, model)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("name", [name for name in (*SERVED, *LEFT_ALONE) if "halved" in name or "recomputed" in name])
+def test_gradients_of_the_authors_own_in_functions_of_tensorflow(name: str, compile: bool) -> None:
+    function = LEFT_ALONE.get(name) or SERVED[name][0]
+    model = Attending(tf.function(function))
+    assert_own(embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile), model)
+    total = embgrad.table_gradients(model, IDS, embgrad.Sum()).total
+    np.testing.assert_allclose(total, own(model), rtol=0, atol=1e-13 * np.abs(total).max())
 
 
 @pytest.mark.parametrize("name", SERVED)

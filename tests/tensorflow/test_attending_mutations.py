@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.tensorflow.helpers import own_table_gradient
+from tests.tensorflow.helpers import halved, own_table_gradient
 from tests.tensorflow.programs import Language, Step, Steps
 
 EXAMPLES, HEADS, POSITIONS = 2, 2, 3
@@ -23,6 +23,7 @@ Q, K, V, MASK, NUMBER, SLOPED, FIRST = range(7)
 LANGUAGE: Final = Language(
     FIRST,
     of_one={
+        "halved": halved,
         "identity": tf.identity,
         "mean": lambda x: tf.reduce_mean(x, -1, keepdims=True),
         "negative": lambda x: -x,

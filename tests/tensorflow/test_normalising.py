@@ -12,7 +12,7 @@ from embgrad_tensorflow import normalising
 from tensorflow.python.eager import record
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, assert_slopes, own_table_gradient
+from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_table_gradient, recorded_halved
 
 EXAMPLES, POSITIONS, DIM = 3, 5, 7
 IDS = np.random.default_rng(0).permutation(EXAMPLES * POSITIONS).reshape(EXAMPLES, POSITIONS)
@@ -136,6 +136,10 @@ def norm_of_a_norm(x: Any, scale: Any, shift: Any) -> Any:
     return by_moments(tf.nn.gelu(by_moments(x, scale, shift) * 1.5) + x, shift, scale)
 
 
+def rows_and_norm_halved(x: Any, scale: Any, shift: Any) -> Any:
+    return halved(by_moments(halved(x), scale, shift))
+
+
 SERVED: dict[str, tuple[Function, int]] = {
     function.__name__: (function, 2 if function is norm_of_a_norm else 1)
     for function in (
@@ -155,6 +159,7 @@ SERVED: dict[str, tuple[Function, int]] = {
         over_positions,
         parts_used_elsewhere,
         norm_of_a_norm,
+        rows_and_norm_halved,
     )
 }
 
@@ -218,6 +223,31 @@ def tape_begun_in_the_midst(x: Any, scale: Any, shift: Any) -> Any:
     return tape.gradient(inside, x)
 
 
+def mean_halved(x: Any, scale: Any, shift: Any) -> Any:
+    return (x - halved(mean(x))) * tf.math.rsqrt(variance(x) + EPSILON)
+
+
+def factor_halved(x: Any, scale: Any, shift: Any) -> Any:
+    return (x - mean(x)) * halved(tf.math.rsqrt(variance(x) + EPSILON))
+
+
+def recomputed(x: Any, scale: Any, shift: Any) -> Any:
+    return tf.recompute_grad(by_moments)(x, scale, shift)
+
+
+def factor_recorded_anew(x: Any, scale: Any, shift: Any) -> Any:
+    whole = variance(x) + EPSILON
+    return (x - mean(x)) * recorded_halved(tf.math.rsqrt(whole), whole)
+
+
+def mean_recorded_anew(x: Any, scale: Any, shift: Any) -> Any:
+    """After it was taken off, from which it goes on all the same."""
+    average = mean(x)
+    difference = x - average
+    recorded_halved(average, mean(tf.sin(x)))
+    return difference * tf.math.rsqrt(variance(x) + EPSILON)
+
+
 LEFT_ALONE: dict[str, Function] = {
     function.__name__: function
     for function in (
@@ -233,6 +263,11 @@ LEFT_ALONE: dict[str, Function] = {
         added_instead,
         difference_not_recorded,
         tape_begun_in_the_midst,
+        mean_halved,
+        factor_halved,
+        recomputed,
+        factor_recorded_anew,
+        mean_recorded_anew,
     )
 }
 
@@ -254,8 +289,8 @@ def test_a_norm_is_tensorflows_in_fewer_passes(name: str, dtype: str, served: li
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=rounding * np.abs(expected).max())
 
 
-#: Where a gradient is stopped it is no slope.
-SLOPES = sorted({*SERVED} - {of_what_is_centred.__name__})
+#: Where a gradient is stopped, or another, it is no slope.
+SLOPES = sorted({*SERVED} - {of_what_is_centred.__name__, rows_and_norm_halved.__name__})
 
 
 @pytest.mark.parametrize("name", SLOPES)

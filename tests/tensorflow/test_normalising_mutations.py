@@ -11,6 +11,7 @@ import tensorflow as tf
 from embgrad_tensorflow import normalising
 
 import embgrad
+from tests.tensorflow.helpers import halved
 from tests.tensorflow.programs import Language, Step, Steps
 from tests.tensorflow.test_normalising import IDS, Normed
 
@@ -20,6 +21,7 @@ X, SCALE, SHIFT, EPSILON, FIRST = range(5)
 LANGUAGE: Final = Language(
     FIRST,
     of_one={
+        "halved": halved,
         "mean": lambda x: tf.reduce_mean(x, -1, keepdims=True),
         "mean over positions": lambda x: tf.reduce_mean(x, 1, keepdims=True),
         "negative": lambda x: -x,
