@@ -53,6 +53,7 @@ class Pullback:
         bodies: by their names in the recorded graph the graphs that run as one operator.
         first: where what is recorded may be forgotten after the last pullback, the number of the first operator of the forward
             pass, see `next_number`: what was recorded before is the user's. None where all is to be kept.
+        forgetting: is called before a pullback in which what is recorded is forgotten.
     """
 
     def __init__(
@@ -66,9 +67,11 @@ class Pullback:
         training: bool,
         bodies: Mapping[str, Body],
         first: int | None = None,
+        forgetting: Callable[[], None],
     ) -> None:
         self._bodies = bodies
         self._first = first
+        self._forgetting = forgetting
         self._kept = kept
         self._wanted = tuple(wanted)
         self._edited = [key for key in kept if key in edits]  # in the order of the forward pass
@@ -140,6 +143,8 @@ class Pullback:
         # Of what the user recorded before nothing may be forgotten.
         first = self._first if last else None
         keep = first is None or any(recorded_before(output, first) for output, _ in heads)
+        if not keep:
+            self._forgetting()
         for place, gradient in zip(places, _gradients(heads, variables, self._training, keep=keep), strict=True):
             if place < self._asked:
                 found[place] = gradient if found[place] is None else found[place] + gradient

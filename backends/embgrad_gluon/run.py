@@ -27,7 +27,7 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Lookups, Tables
 from embgrad_gluon.modules import Modules, calling, unheard
-from embgrad_gluon.normalising import layer_norm
+from embgrad_gluon.normalising import Needed, layer_norm
 from embgrad_gluon.opening import imperatively
 from embgrad_gluon.operators import Handler, watching
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
@@ -122,6 +122,7 @@ def _run(model: Any, known: Structure, batch: TokenBatch, request: Request, grap
             training=request.training,
             bodies=graphs.bodies if graphs is not None else {},
             first=trace.first,
+            forgetting=trace.needed.give_up,
         )
         answered = _answer(trace, batch, request, model, pullback.look_at)
     finally:
@@ -165,6 +166,7 @@ class _Trace:
         unused: what of the batch the model could not take.
         first: see `Pullback`.
         functions: those of the user's own that were called.
+        needed: tells until when what norms keep is.
     """
 
     returned: Any
@@ -176,6 +178,7 @@ class _Trace:
     unused: tuple[str, ...]
     first: int | None
     functions: Functions
+    needed: Needed
 
 
 class _Wanted:
@@ -217,7 +220,7 @@ def _forward(
     handlers: Mapping[str, Handler] | None = None,
     graphs: Graphs | None = None,
 ) -> _Trace:
-    mx, parts, functions = import_mxnet(), known.parts, Functions()
+    mx, parts, functions, needed = import_mxnet(), known.parts, Functions(), Needed()
     taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
@@ -227,8 +230,13 @@ def _forward(
     modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
     first = _first_number() if batch.ids.size >= LARGE else None
     running = imperatively if graphs is None else graphs.running
-    quicker = _quicker(request, taps)
-    with mx.autograd.record(train_mode=request.training), running(GraphPoints(taps).within), functions.heard():
+    quicker = _quicker(request, taps, needed)
+    with (
+        mx.autograd.record(train_mode=request.training),
+        running(GraphPoints(taps).within),
+        functions.heard(),
+        needed.heard(),
+    ):
         with (
             watching({**lookups.handlers(), **cures.handlers(), **quicker, **(handlers or {})}, substitute),
             modules,
@@ -243,19 +251,18 @@ def _forward(
             with watching({**cures.handlers(), **quicker}, substitute), unheard():
                 value = request.respond.function(returned)
     also = [*cures.also, *(graphs.also if graphs is not None else ())]
-    return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first, functions)
+    return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first, functions, needed)
 
 
-def _quicker(request: Request, taps: Taps) -> dict[str, Handler]:
+def _quicker(request: Request, taps: Taps, needed: Needed) -> dict[str, Handler]:
     """By their names operators whose gradients are computed in another way than MXNet's, which takes longer."""
     if request.parameters or request.tables:
         return {}
-    once = not (request.several or request.edit)
 
     def marked(array: Any) -> bool:
         return any(array is kept.mark for kept in taps.kept.values())
 
-    return {"LayerNorm": partial(layer_norm, is_wanted=marked, once=once)}
+    return {"LayerNorm": partial(layer_norm, is_wanted=marked, needed=needed)}
 
 
 def _first_number() -> int:

@@ -210,9 +210,53 @@ def test_nothing_is_kept_of_a_call() -> None:
     try:
         embgrad.gradients(net, IDS, objective())
         left = [one for one in gc.get_objects() if type(one) is normalising._function()]
-        assert not [one for one in left if one._needed is not None]
+        assert not [one for one in left if one._kept is not None]
     finally:
         gc.enable()
+
+
+def by_grad(net: Any, value: Any) -> Any:
+    return mx.autograd.grad([value], [net.dense.weight.data()], retain_graph=True, train_mode=False)[0]
+
+
+def by_backward(net: Any, value: Any) -> Any:
+    value.backward(retain_graph=True, train_mode=False)
+    return net.dense.weight.grad()
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["objective", "model"])
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("own", [by_grad, by_backward])
+def test_a_backward_pass_of_the_users_own_leaves_what_ours_needs(
+    own: Callable[..., Any], is_read: bool, inside: bool, served: list[Any]
+) -> None:
+    """Whether its result is read, so that it is over before ours begins, or not."""
+
+    def weighed(net: Any, given: Any) -> Any:
+        gradient = own(net, given.sum())
+        return given * float((gradient**2).mean().asscalar()) if is_read else given
+
+    class Weighed(Normed):
+        def forward(self, *given: Any) -> Any:
+            found = super().forward(*given)
+            return weighed(self, found) if inside else found
+
+    net = Weighed()
+    net.initialize()
+    randomise(net)
+
+    def of(returned: Any) -> Any:
+        value = mx.nd.sin(returned).sum(axis=(1, 2))
+        return value if inside else weighed(net, value)
+
+    table = net.embedding.weight
+    with mx.autograd.record(train_mode=False):
+        value = of(net(mx.nd.array(IDS))).sum()
+    (expected,) = mx.autograd.grad([value], [table.data()], train_mode=False)
+    del served[:]
+    found = embgrad.gradients(net, IDS, of).table().to_dense()
+    assert len(served) == 1
+    np.testing.assert_allclose(found, expected.asnumpy(), rtol=0, atol=5e-6 * abs(found).max())
 
 
 def test_nets_of_mx_np(served: list[Any], without: Callable[..., Any]) -> None:
