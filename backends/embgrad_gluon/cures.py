@@ -25,10 +25,11 @@ WRONG: Final[Mapping[str, str]] = {
     **dict.fromkeys(("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"), OWN),
     **dict.fromkeys(("IdentityAttachKLSparseReg", "MakeLoss", "SVMOutput", "SoftmaxOutput", "make_loss"), OWN),
     **dict.fromkeys(("_np_atleast_1d", "_np_atleast_2d", "_np_atleast_3d", "_npi_percentile"), ZERO),
-    **dict.fromkeys(("_npi_eigh", "_npi_eigvalsh"), ZERO),
+    **dict.fromkeys(("_npi_eigh", "_npi_eigvals", "_npi_eigvalsh"), ZERO),
     **dict.fromkeys(("_npi_pinv", "_npi_pinv_scalar_rcond", "_npi_std", "_npi_var"), ZERO),
     **dict.fromkeys(("_npi_polyval", "_npi_rarctan2_scalar", "_npi_rot90"), OTHER),
     **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), OTHER),
+    **dict.fromkeys(("_image_flip_left_right", "_image_flip_top_bottom"), OTHER),
 }
 
 SELU_ALPHA: Final = 1.6732632423543772
@@ -60,7 +61,7 @@ class Cures:
             "Deconvolution": self._deconvolution,
             "FullyConnected": self._fully_connected,
             "LeakyReLU": _leaky_relu,
-            "_contrib_BatchNormWithReLU": self._batch_norm,
+            "_contrib_BatchNormWithReLU": self._batch_norm_with_relu,
             "_contrib_SyncBatchNorm": self._batch_norm,
             "Pooling": _pooling,
             "RNN": self._rnn,
@@ -125,6 +126,16 @@ class Cures:
         with mx.autograd.pause():
             operation.inputs[3:5] = [average.copy() for average in operation.inputs[3:5]]
         return proceed()
+
+    def _batch_norm_with_relu(self, operation: Operation, proceed: Proceed) -> Any:
+        """In evaluation mode it has lost where it cut off, and its gradient is wrong: those of its two parts are not."""
+        mx = import_mxnet()
+        if mx.autograd.is_training() or operation.out is not None:
+            return self._batch_norm(operation, proceed)
+        as_numpy = isinstance(operation.inputs[0], mx.np.ndarray)
+        rows, *others = invoke("BatchNorm", operation.inputs, operation.attributes, as_numpy)
+        rectified = invoke("relu", [rows], {}, as_numpy)
+        return [*rectified, *others] if others else rectified[0]
 
 
 def drops_between_layers(operation: Operation) -> bool:

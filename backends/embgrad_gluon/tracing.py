@@ -38,15 +38,16 @@ OWN: Final = "embgrad "
 NO_ARGUMENT: Final = -1
 
 LOOKUPS: Final = ("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd")
-NORMS: Final = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+NORMS: Final = ("BatchNorm", "_contrib_SyncBatchNorm")
 
 #: What runs operator by operator: it draws, computes by Python, holds a graph of its own, is cured by values alone, or gives
-#: a gradient of its own even where none comes to it, as in a graph none comes to an output that nobody reads.
+#: a gradient of its own even where none comes to it, as in a graph none comes to an output that nobody reads. And hard_sigmoid,
+#: through which a graph passes a gradient unchanged where that goes elsewhere, too.
 NOT_IN_GRAPHS: Final = frozenset(
     (
         *WRONG,
         *(name for name in DRAWING if name not in ("Dropout", "RNN")),
-        *("Custom", "_cond", "_foreach", "_while_loop"),
+        *("Custom", "_cond", "_contrib_BatchNormWithReLU", "_foreach", "_while_loop", "hard_sigmoid"),
     )
 )
 

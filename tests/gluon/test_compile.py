@@ -30,6 +30,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
 OBJECTIVE = embgrad.Projection(np.array([0.7, -0.4, 0.2]))
 
 
+def of_positions(returned: Any) -> Any:
+    return (returned * nd.arange(1, returned.shape[1] + 1, dtype=returned.dtype)).sum(axis=1)
+
+
 class Layered(HybridBlock):
     """Embedding → layers over (example, dim, position) → the maximum over positions → Dense."""
 
@@ -167,6 +171,68 @@ def test_a_graph_against_finite_differences(name: str) -> None:
     expected = differences(double, table, ids, cotangent)
     for dtype, tolerance in (("float64", 1e-6), ("float32", 2e-4)):
         assert relative(compiled(built(MODELS[name], ids, dtype), ids, OBJECTIVE).values, expected) < tolerance
+
+
+#: Of one array, with a gradient; each gives another of that shape.
+ELEMENTWISE = (
+    *(
+        "abs",
+        "arccos",
+        "arcsin",
+        "arcsinh",
+        "arctan",
+        "arctanh",
+        "cbrt",
+        "cos",
+        "cosh",
+        "degrees",
+        "erf",
+        "erfinv",
+        "exp",
+    ),
+    *(
+        "expm1",
+        "gamma",
+        "gammaln",
+        "hard_sigmoid",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "log_softmax",
+        "negative",
+        "radians",
+    ),
+    *("rcbrt", "reciprocal", "relu", "rsqrt", "sigmoid", "sin", "sinh", "smooth_l1", "softmax", "softmin", "softsign"),
+    *("sqrt", "square", "tan", "tanh", "L2Normalization", "identity", "reverse", "sort"),
+)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_an_operator_beside_another_use_in_a_graph(name: str) -> None:
+    """A graph may add an operator's gradient to another in place, or take it for that of what it is given."""
+
+    class Beside(HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(ROWS, DIM)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = 0.5 + 0.3 * F.tanh(self.embedding(x))
+            options = {"axis": 1} if name in ("reverse", "sort") else {}
+            found = getattr(F, name)(rows, **options)
+            return F.sum(F.sin(found + rows), axis=2)
+
+    ids = distinct_ids()
+    net = built(Beside, ids, "float64")
+    expected = plain(net, ids, of_positions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", embgrad.EmbgradWarning)
+        found = embgrad.gradients(net, ids, of_positions, compile=True)
+    expect_same(found, expected, 1e-12)
+    net.hybridize()
+    net(nd.array(ids, dtype="float64"))
+    expect_same(embgrad.gradients(net, ids, of_positions), expected, 1e-12)
 
 
 @pytest.mark.parametrize("output", ["sequence", "pooled"])

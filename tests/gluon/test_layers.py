@@ -40,6 +40,10 @@ class Cells(mx.gluon.Block):
         return self.cell.unroll(x.shape[1], rows, layout="NTC", merge_outputs=True)[0]
 
 
+def beside_hard_sigmoid(F: Any, x: Any) -> Any:
+    return F.sin(F.hard_sigmoid(x) + x)
+
+
 def over_channels(layer: Any) -> Callable[[], Any]:
     """The layer along the positions, with the vectors as channels."""
 
@@ -181,6 +185,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "clip": through(lambda F, e: F.clip(e, -0.3, 0.3)),
     "smooth l1": through(lambda F, e: F.smooth_l1(e, scalar=2.0)),
     "hard sigmoid": through(lambda F, e: F.hard_sigmoid(e)),
+    "hard sigmoid beside another use": through(lambda F, e: F.sum(beside_hard_sigmoid(F, F.tanh(e)), axis=2)),
     "padding": through(lambda F, e: F.pad(F.expand_dims(e, 1), mode="reflect", pad_width=(0, 0, 0, 0, 1, 1, 1, 1))),
     "repeat and tile": through(lambda F, e: F.tile(F.repeat(e, 2, axis=1), reps=(1, 1, 2))),
     "reversed slices": through(
@@ -235,6 +240,28 @@ def test_gradient_through_a_layer_of_low_precision(name: str) -> None:
 @pytest.mark.parametrize("name", SINGLE)
 def test_gradient_through_a_layer_of_single_precision(name: str) -> None:
     check(SINGLE[name], tolerances={"float32": 5e-3}, step=1e-2)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_with_relu_is_one_after_the_other(hybrid: bool, training: bool) -> None:
+    """It is there for float32 alone, in which it has no slopes that tell where it is cut off."""
+    ids, found = distinct_ids(), []
+    for layers in ([nn.BatchNormReLU()], [nn.BatchNorm(), nn.Activation("relu")]):
+        net = built(as_image(lambda layers=layers: in_turn(layers)), ids, "float32")
+        shape = net(mx.nd.array(ids)).shape
+        if hybrid:
+            net.hybridize()
+            net(mx.nd.array(ids))
+        found.append(pulled_back(net, ids, np.random.default_rng(1).normal(size=shape), training=training))
+    assert (found[1] == 0).any() or training
+    assert relative(*found) < 1e-6
+
+
+def in_turn(layers: Any) -> Any:
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
 
 
 def check(factory: Callable[[], Any], tolerances: dict[str, float], step: float = 1e-6) -> None:

@@ -246,16 +246,27 @@ def test_norms_of_matrices_are_refused(order: float) -> None:
 
 
 @pytest.mark.usefixtures("numpy_semantics")
-@pytest.mark.parametrize("name", ["polyval", "eigvalsh"])
+@pytest.mark.parametrize("name", ["polyval", "eigvals", "eigvalsh"])
 def test_functions_of_a_wrong_gradient_are_refused(name: str) -> None:
     def polynomial(rows: Any, _: Any) -> Any:
         return mx.np.polyval(mx.np.array([1.0, 2.0, 3.0], dtype="float64"), rows)
 
     def values(rows: Any, _: Any) -> Any:
-        return mx.np.linalg.eigvalsh(mx.np.matmul(rows.swapaxes(1, 2), rows))
+        return getattr(mx.np.linalg, name)(mx.np.matmul(rows.swapaxes(1, 2), rows))
 
     with pytest.raises(embgrad.UnsupportedError, match=f"the operator '_npi_{name}', which has"):
         in_numpy(polynomial if name == "polyval" else values)
+
+
+@pytest.mark.parametrize("side", ["flip_left_right", "flip_top_bottom"])
+def test_flipped_images_are_refused(side: str) -> None:
+    net = built(
+        lambda: Through(lambda F, rows: getattr(F.image, side)(F.slice_axis(rows, axis=2, begin=0, end=3))),
+        TIED,
+        "float64",
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=f"the operator '_image_{side}', which has a wrong gradient"):
+        embgrad.gradients(net, TIED, lambda returned: returned.sum(axis=(1, 2)))
 
 
 @pytest.mark.usefixtures("numpy_semantics")
