@@ -40,6 +40,7 @@ from embgrad_tensorflow.state import (
     expect_eager,
     in_mode,
     on_our_own,
+    operations_as_they_are,
     other_tapes_paused,
     whole_tracebacks,
 )
@@ -88,6 +89,7 @@ class _Pass:
             opening = held.enter_context(opened(GraphPoints(watch, self.taps.passed, self.watcher.going_on).of))
             self.watcher.closed = opening.closed
             held.enter_context(in_mode(self._request.training))
+            held.enter_context(operations_as_they_are())
             held.enter_context(self.watcher.watching())
             held.enter_context(self._shortcuts.until_another_tape())
             yield

@@ -29,6 +29,7 @@ __all__ = [
     "expect_eager",
     "in_mode",
     "on_our_own",
+    "operations_as_they_are",
     "other_tapes_paused",
     "pushes",
     "tapes_of_this_thread",
@@ -47,6 +48,8 @@ GROWN: Final = frozenset({"variable", "module"})
 
 #: Called by a tape that begins to record.
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
+
+_overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
 
 Undo = Callable[[], None]
 
@@ -209,6 +212,29 @@ def eagerly() -> Iterator[None]:
             with _setting:
                 _found.pop()
                 tf.config.run_functions_eagerly(was)
+
+
+@contextlib.contextmanager
+def operations_as_they_are() -> Iterator[None]:
+    """Refuse what would give operations other gradients in the graph of a `tf.function`, of which the body runs eagerly here.
+
+    Raises:
+        UnsupportedError: something has asked for it.
+    """
+    asked: list[Any] = []
+
+    def ask(original: Callable[..., Any], graph: Any, *given: Any) -> Any:
+        if tf.executing_eagerly():  # else it is a graph's own, as `tf.custom_gradient` has it
+            asked.append(given)
+        return original(graph, *given)
+
+    with _overridden.by(ask):
+        yield
+    if asked:
+        raise UnsupportedError(
+            "the model gives operations of a graph other gradients (tf.Graph.gradient_override_map), and embgrad runs the "
+            "bodies of functions without a graph, where these have none: expected tf.custom_gradient, which counts in both"
+        )
 
 
 def wants_eager() -> bool:

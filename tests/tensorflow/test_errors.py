@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.tensorflow.helpers import KERAS
+from tests.tensorflow.helpers import KERAS, halved
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
 
@@ -231,3 +231,27 @@ def test_a_model_that_cannot_be_called() -> None:
 
     with pytest.raises(embgrad.UnsupportedError, match=r"cannot be called.*pass call="):
         embgrad.gradients(Encoder(), IDS, embgrad.Sum())
+
+
+@tf.RegisterGradient("HalvedInTests")
+def _halved(_: Any, gradient: Any) -> Any:
+    return 0.5 * gradient
+
+
+@pytest.mark.parametrize("autograph", [False, True])
+@pytest.mark.parametrize("compile", [False, True])
+def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bool) -> None:
+    """Which count in a `tf.function` alone; those of `tf.custom_gradient`, which a graph has so, too, are no such ones."""
+
+    @tf.function(autograph=autograph)
+    def forward(table: Any, ids: Any) -> Any:
+        rows = tf.gather(table, ids)
+        with tf.compat.v1.get_default_graph().gradient_override_map({"Sin": "HalvedInTests"}):
+            return tf.sin(rows)
+
+    with pytest.raises(embgrad.UnsupportedError, match=r"gradient_override_map.*expected tf\.custom_gradient"):
+        embgrad.gradients(Net(forward), IDS, embgrad.Sum(), compile=compile)
+    own = Net(tf.function(lambda table, ids: halved(tf.gather(table, ids))))
+    found = embgrad.gradients(own, IDS, embgrad.Sum(), compile=compile)
+    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 2), 0.5))
+    assert tf.Graph.gradient_override_map.__module__.startswith("tensorflow.")
