@@ -13,6 +13,7 @@ from embgrad.backend import Request
 from embgrad.batch import TokenBatch
 from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
+from embgrad_torch.aliases import Shared, WrittenError, shares_memory, tensors_among, versions, writes_by_name
 from embgrad_torch.lookup import LookupMode, Read
 from embgrad_torch.modules import hooked
 from embgrad_torch.operands import DIFFERENTIATING
@@ -85,22 +86,50 @@ class Lookups(LookupMode):
     def __init__(self, following: Following, paths: TablePaths) -> None:
         super().__init__(PointWatch(following.batch, ()), Taps(following.request), paths)
         self._following = following
+        self._shared = Shared()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
         kwargs = kwargs or {}
         if func in _REFUSED:
             raise UntraceableError(f"the model {_REFUSED[func]} in its own forward pass")
-        carrying = any(_carries(one) for one in (*args, *kwargs.values()))
+        given = list(tensors_among((args, kwargs)))
+        self.expect_alike(given)
+        carrying = any(one.requires_grad for one in given)
         if carrying and func in _ENDING:
             if func is torch.Tensor.detach_:
                 raise UntraceableError("the model detaches a tensor in place")
-            return ended(args[0] if args else kwargs["input"])
+            return self._shared.ended(args[0] if args else kwargs["input"])
         handler = self._handlers.get(func)
+        before = versions(given)
         result = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
         if torch.is_grad_enabled() or not carrying or self._following.looked_up_last(result):
             return result
-        return _all_ended(result, args)
+        if versions(given) != before or (torch.is_inference_mode_enabled() and writes_by_name(func, kwargs)):
+            raise UntraceableError("the model writes into a tensor in place where gradients are switched off")
+        return self._all_ended(result, given)
+
+    def expect_alike(self, tensors: list[Any]) -> None:
+        """See `Shared`.
+
+        Raises:
+            UntraceableError: they are not.
+        """
+        try:
+            self._shared.expect_alike(tensors)
+        except WrittenError as error:
+            raise UntraceableError(str(error)) from error
+
+    def _all_ended(self, result: Any, given: Sequence[Any]) -> Any:
+        """What a function gives where gradients are switched off."""
+        if isinstance(result, (list, tuple)):
+            entries = [self._all_ended(one, given) for one in result]
+            return type(result)(*entries) if hasattr(result, "_fields") else type(result)(entries)
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+            return result
+        if any(result is one for one in given):
+            return result
+        return self._shared.ended(result) if shares_memory(result, given) else ended(result)
 
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
         if torch._C._functorch.maybe_current_level() is not None:
@@ -110,26 +139,6 @@ class Lookups(LookupMode):
         if read.max_norm is not None:
             raise UntraceableError("a lookup with max_norm writes into its table")
         return self._following.look_up(self._path(read.table), read)
-
-
-def _carries(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_carries(one) for one in value)
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _all_ended(result: Any, args: Sequence[Any]) -> Any:
-    """What a function gives where gradients are switched off."""
-    if isinstance(result, (list, tuple)):
-        entries = [_all_ended(one, args) for one in result]
-        return type(result)(*entries) if hasattr(result, "_fields") else type(result)(entries)
-    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-        return result
-    if any(result is one for one in args):
-        if result.requires_grad:
-            raise UntraceableError("the model writes into a tensor in place where gradients are switched off")
-        return result
-    return ended(result)
 
 
 class Modules:
@@ -187,4 +196,5 @@ _REFUSED: Final[Mapping[Any, str]] = {
     **dict.fromkeys(DIFFERENTIATING, "takes gradients"),
     torch.Tensor.register_hook: "registers a hook on a gradient",
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a gradient",
+    torch.Tensor.data.__set__: "gives a tensor other memory",
 }

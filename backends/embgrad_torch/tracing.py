@@ -239,6 +239,7 @@ class _Following:
         if drawing.seen:
             raise UntraceableError(DRAWS)
         outputs = self._chosen(returned)
+        mode.expect_alike(outputs)
         _expect_followed([*outputs, *self._into])
         kept = [one if number in self.used else ended(one) for number, one in enumerate(outputs)]
         return (*kept, *self._rows)
