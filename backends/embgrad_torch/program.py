@@ -13,8 +13,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from embgrad_torch.guards import Sizes
 from embgrad_torch.operators import LOOKUP, POINT, STOP
+from embgrad_torch.places import Place
 from embgrad_torch.standins import Happening, UntraceableError
-from embgrad_torch.tracing import Exported, Place
+from embgrad_torch.tracing import Exported
 
 __all__ = ["FailedError", "Program", "Stage", "programmed"]
 

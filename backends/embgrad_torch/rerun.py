@@ -106,7 +106,7 @@ class Trace:
             StaleError: see there.
         """
         for number, place in enumerate(self.program.places):
-            own = place.holder(modules).get(place.name)
+            own = place.find(modules)
             if not is_tensor(own):
                 raise StaleError
             memory = own.data_ptr()

@@ -18,6 +18,7 @@ from embgrad_torch.lookup import LookupMode, Read
 from embgrad_torch.modules import hooked
 from embgrad_torch.operands import DIFFERENTIATING
 from embgrad_torch.operators import ended
+from embgrad_torch.replaced import Replaced
 from embgrad_torch.structure import Structure
 from embgrad_torch.tap import Taps, is_floating
 from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled
@@ -83,14 +84,15 @@ class Following(Protocol):
 class Lookups(LookupMode):
     """Puts an operator in the place of each lookup, and at each end of gradients."""
 
-    def __init__(self, following: Following, paths: TablePaths) -> None:
+    def __init__(self, following: Following, paths: TablePaths, replaced: Replaced) -> None:
         super().__init__(PointWatch(following.batch, ()), Taps(following.request), paths)
         self._following = following
         self._shared = Shared()
+        self._replaced = replaced
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
-        kwargs = kwargs or {}
+        args, kwargs = self._replaced.given(func, args, kwargs or {})
         if func in _REFUSED:
             raise UntraceableError(f"the model {_REFUSED[func]} in its own forward pass")
         given = list(tensors_among((args, kwargs)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,13 +18,15 @@ from embgrad_torch.drawing import random_as_found
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import Read
 from embgrad_torch.operators import ended, looked_up, passed
+from embgrad_torch.places import Place, is_ordinary, memory_of, reached
+from embgrad_torch.replaced import Replaced
 from embgrad_torch.returned import UnknownError, mapped, tensors_in
 from embgrad_torch.standins import Happening, Lookups, Modules, UntraceableError
 from embgrad_torch.state import as_found
 from embgrad_torch.structure import Structure
 from embgrad_torch.walk import TablePaths, spelled
 
-__all__ = ["Exported", "Happening", "Place", "UntraceableError", "exported", "is_tensor"]
+__all__ = ["Exported", "Happening", "UntraceableError", "exported", "is_tensor"]
 
 
 class _StoppedError(UntraceableError):
@@ -41,19 +43,6 @@ class _StoppedError(UntraceableError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor is held: in which of a module's dicts, and under which name. A trace keeps this and not the model."""
-
-    module: int
-    held: str
-    name: str
-
-    def holder(self, modules: Sequence[Any]) -> Any:
-        """The mapping that holds it."""
-        return getattr(modules[self.module], self.held)
-
-
-@dataclass(frozen=True)
 class Exported:
     """The graph of what a model does, as functions of its weights and inputs.
 
@@ -64,7 +53,7 @@ class Exported:
         rebuild: gives what the model returned, of the outputs.
         outputs: how many outputs there are.
         used: which of them the objective is pulled back from.
-        attributes: by their names among the program's constants where those are that lie in modules' plain attributes.
+        attributes: by their names among the program's constants where those are that lie in modules' other attributes.
     """
 
     program: Any
@@ -95,7 +84,7 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
         UntraceableError: it cannot be followed.
     """
     places = _places(known)
-    weights = [place.holder(known.modules)[place.name].detach() for place in places]
+    weights = [place.find(known.modules).detach() for place in places]
     leaves = planned.leaves
     following = _Following(known, batch, request, planned, places, used)
     shapes = ([None] * len(weights), [_dimensions(one) for one in leaves])
@@ -121,7 +110,7 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
         following.rebuild,
         following.outputs,
         tuple(following.used),
-        _in_attributes(known, program.constants),
+        _in_attributes(known, program.constants, following.replaced),
     )
 
 
@@ -165,21 +154,30 @@ def _places(known: Structure) -> tuple[Place, ...]:
     return tuple(found.values())
 
 
-def _in_attributes(known: Structure, constants: Mapping[str, Any]) -> dict[str, Place]:
-    """By name the places of those constants that are tensors in modules' plain attributes, where others may come."""
-    held = [
-        (Place(number, "__dict__", name), tensor)
-        for number, module in enumerate(known.modules)
-        for name, tensor in vars(module).items()
-        if type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    ]
-    found: dict[str, Place] = {}
+def _in_attributes(known: Structure, constants: Mapping[str, Any], replaced: Replaced) -> dict[str, Place]:
+    """By name the places of those constants that lie in modules' attributes, where others may come.
+
+    Raises:
+        UntraceableError: there is a weight that others may come for, unseen by a trace, or numbers that Python has read.
+    """
+    if not (constants or replaced.others):
+        return {}
+    places = reached(known)
+    for one in replaced.read:
+        if memory_of(one) in places:
+            raise UntraceableError("the model's Python depends on the values of tensors (in its attributes)")
+    for one in replaced.others.values():
+        found = places.get(memory_of(one), ())
+        if None in found or (not found and isinstance(one, torch.nn.Parameter)):
+            raise UntraceableError(
+                f"nothing leads from its modules to a tensor of the shape {tuple(one.shape)} that it uses"
+            )
+    in_places: dict[str, Place] = {}
     for name, constant in constants.items():
-        same = (place for place, tensor in held if is_tensor(constant) and tensor.is_set_to(constant))
-        place = next(same, None)
-        if place is not None:
-            found[name] = place
-    return found
+        own = [one for one in places.get(memory_of(constant), ()) if one is not None] if is_ordinary(constant) else []
+        if own:
+            in_places[name] = replace(own[0], also=tuple(own[1:]))
+    return in_places
 
 
 def _expect_plain(path: str, name: str, tensor: Any) -> None:
@@ -224,6 +222,7 @@ class _Following:
         self._planned = planned
         self.batch = batch
         self._places = places
+        self.replaced = Replaced(())
         self._rows: list[Any] = []
         self._into: list[Any] = []
 
@@ -231,14 +230,16 @@ class _Following:
         """What the model returns, and all rows that are looked up."""
         known = self._known
         self.script.clear()
-        with _exchanged(known, self._places, weights), contextlib.ExitStack() as stack:
-            mode = Lookups(self, TablePaths(known.walked))
+        with contextlib.ExitStack() as stack:
+            own = [place.find(known.modules) for place in self._places]
+            self.replaced = Replaced(zip(own, weights, strict=True))
+            mode = Lookups(self, _table_paths(known, own, weights), self.replaced)
             Modules(self, mode).on(known, stack)
             with Drawing() as drawing, mode:
                 returned = self._planned.call(self._planned.filled(leaves))
         if drawing.seen:
             raise UntraceableError(DRAWS)
-        outputs = self._chosen(returned)
+        outputs = self.replaced.of(self._chosen(returned))
         mode.expect_alike(outputs)
         _expect_followed([*outputs, *self._into])
         kept = [one if number in self.used else ended(one) for number, one in enumerate(outputs)]
@@ -264,6 +265,7 @@ class _Following:
 
     def pass_by(self, value: Any, number: int) -> Any:
         """What goes on at a point of a module."""
+        value = self.replaced.of(value)
         self._into.append(value)
         return passed(value, number)
 
@@ -288,23 +290,12 @@ class _Following:
         return tensors
 
 
-@contextlib.contextmanager
-def _exchanged(known: Structure, places: Sequence[Place], weights: Sequence[Any]) -> Iterator[None]:
-    """Meanwhile the modules hold other tensors, in all places where they held the same."""
-    modules = known.modules
-    instead = {id(place.holder(modules)[place.name]): weight for place, weight in zip(places, weights, strict=True)}
-    held = [one for module in modules for one in (module._parameters, module._buffers)]
-    found = [(own, dict(own)) for own in held]
-    try:
-        for own in held:
-            for name, tensor in own.items():
-                if tensor is not None:
-                    own[name] = instead[id(tensor)]
-        yield
-    finally:
-        for own, before in found:
-            own.clear()
-            own.update(before)
+def _table_paths(known: Structure, own: Sequence[Any], weights: Sequence[Any]) -> TablePaths:
+    """The paths of tables, also for the tensors in their places."""
+    paths = TablePaths(known.walked)
+    return TablePaths(
+        known.walked, {id(new): paths.of(one) for one, new in zip(own, weights, strict=True) if one.dim() == 2}
+    )
 
 
 def _expect_followed(roots: Sequence[Any]) -> None:
