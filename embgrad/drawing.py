@@ -41,14 +41,15 @@ class Drawing:
     """While it is open, it is seen whether what is run in this thread goes by what it draws.
 
     A number that is drawn and that nobody looks at is of no account, as that of a model which draws it in either mode and asks
-    for the mode first. What code of the user's beside it may have drawn is not taken for this thread's.
+    for the mode first.
 
     Attributes:
         seen: whether it does, as far as it has run.
+        suspected: whether something was drawn that code of the user's beside it may have drawn as well.
     """
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen = self.suspected = False
         self._beside = Beside()
         self._last = drawn()
         self._stack = contextlib.ExitStack()
@@ -73,8 +74,9 @@ class Drawing:
 
     def _look(self) -> None:
         """Whether something was drawn by another way, of which nothing shows what becomes of it."""
-        if drawn() != self._last and not self._beside.ran:
-            self._tell()
+        if drawn() != self._last:
+            self.suspected = True
+            self.seen = self.seen or not self._beside.ran
 
     def _tell(self) -> None:
         self.seen = True

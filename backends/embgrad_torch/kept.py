@@ -10,7 +10,10 @@ from typing import Any, Final
 
 import torch
 from torch.nn.modules import module as modules_of_torch
+from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
@@ -20,6 +23,7 @@ from embgrad.locks import held
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.traces import Traces, UnsettledError
 from embgrad_torch import inputs
+from embgrad_torch.drawing import DrawnAgain
 from embgrad_torch.inputs import Plan, dtype_name
 from embgrad_torch.program import FailedError, programmed
 from embgrad_torch.rerun import (
@@ -34,7 +38,7 @@ from embgrad_torch.rerun import (
 from embgrad_torch.returned import UnknownError, tensors_in
 from embgrad_torch.standins import UntraceableError
 from embgrad_torch.structure import Structure, structure
-from embgrad_torch.tracing import exported
+from embgrad_torch.tracing import PassingError, exported
 
 __all__ = ["run_kept"]
 
@@ -43,6 +47,9 @@ LENGTHS: Final = 8
 
 #: How many shapes are remembered of one way of asking, each with the trace that serves.
 SHAPES: Final = 256
+
+#: How often a trace is tried where another thread may be the reason that there is none.
+PASSING: Final = 4
 
 #: After how many ways of asking in a row, each with a trace that no later call has used, none is made at once.
 PATIENCE: Final = 16
@@ -58,6 +65,8 @@ class _Form:
 
     Attributes:
         why: why there can be none.
+        of_objectives: by the code of native objectives why there can be none with these.
+        passed: how often none was made for a reason that may have been another thread's.
         traces: by number.
         serving: by the shapes of the call's tensors and what a native objective uses, the number of the trace that serves.
         used: by the code of native objectives what they used last.
@@ -65,6 +74,8 @@ class _Form:
 
     def __init__(self) -> None:
         self.why: str | None = None
+        self.of_objectives: dict[Hashable, str] = {}
+        self.passed = 0
         self.traces: list[tuple[tuple[int, ...], Trace]] = []
         self.serving: OrderedDict[Hashable, Trace] = OrderedDict()
         self.used: dict[Hashable, tuple[int, ...]] = {}
@@ -104,6 +115,8 @@ def _expect_traceable(known: Structure, request: Request) -> None:
         raise UntraceableError("a trace has no gradients of weights")
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         raise UntraceableError("torch.autocast is in force")
+    if any(not _is_known(one) for one in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())):
+        raise UntraceableError("a mode that watches PyTorch's functions is in force")
     if any(getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS if hasattr(modules_of_torch, name)):
         raise UntraceableError("hooks are registered for all modules, which a trace does not run")
     for path, module in known.walked:
@@ -115,6 +128,12 @@ def _expect_traceable(known: Structure, request: Request) -> None:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *backward):
             if not type(hook).__module__.startswith("torch.nn.utils."):
                 raise UntraceableError(f"{path or type(module).__name__} has a hook, which a trace does not run")
+
+
+def _is_known(mode: Any) -> bool:
+    """Whether a mode is embgrad's own, or says no more than the device of new tensors, which is a setting."""
+    kind = type(mode)
+    return kind in (BaseTorchFunctionMode, DeviceContext) or kind.__module__.split(".")[0] == __package__
 
 
 #: Where hooks for all modules are kept.
@@ -140,12 +159,15 @@ class _Keeper:
         self._shapes = tuple(tuple(one.shape) for one in planned.leaves)
         native = request.respond.function if isinstance(request.respond, NativeObjective) else None
         self._code = code_of(native)
+        self._is_native = native is not None
+        self._drawn = DrawnAgain()
         self._differentiates: str | None = None
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
-        if self._form.why is not None:
-            return self._without(self._form.why)
+        why = self._form.why or self._form.of_objectives.get(self._code)
+        if why is not None:
+            return self._without(why)
         why = ""
         for _ in range(2):
             trace = self._serving(self._form.used.get(self._code, ()))
@@ -203,21 +225,43 @@ class _Keeper:
             return self._as_asked(found, self._differentiates)
         try:
             trace = Trace(programmed(exported(self._known, self._batch, self._request, self._planned, recorder.used)))
-            given = self._run(trace, recorder.replaying())
+            given = self._run(trace, self._drawing_again(recorder.replaying()))
             apart = recorder.apart(found, given, agreeing(_dtypes(trace, found)))
             if apart is not None:
-                raise UntraceableError(f"{apart} a trace of it differ from what it gives itself")
+                return self._apart(found, f"{apart} a trace of it differ from what it gives itself")
         except (OtherUseError, DifferentiatingError) as error:  # another objective may have a trace
             return self._as_asked(found, str(error))
         except (UntraceableError, FailedError, ReplayError, StaleError) as error:
-            self._form.why = str(error)
-            self._form.traces.clear()
-            self._form.serving.clear()
-            return self._as_asked(found, self._form.why)
+            self._form.passed += isinstance(error, PassingError)
+            if isinstance(error, PassingError) and self._form.passed < PASSING:
+                return self._as_asked(found, str(error))
+            return self._never(found, str(error))
         self._form.traces.append((recorder.used, trace))
         self._form.used[self._code] = recorder.used
         self._serve(recorder.used, trace)
         return given
+
+    def _drawing_again(self, request: Request) -> Request:
+        """The request with a native objective that draws what it drew in the run before."""
+        if not isinstance(request.respond, NativeObjective):
+            return request
+        return replace(request, respond=replace(request.respond, function=self._drawn.again(request.respond.function)))
+
+    def _apart(self, found: Run, why: str) -> Run:
+        """What the model gave, where a trace gave something else: by itself, or the objective did."""
+        if not self._is_native:
+            return self._never(found, why)
+        if len(self._form.of_objectives) >= SHAPES:
+            self._form.of_objectives.clear()
+        self._form.of_objectives[self._code] = f"{why}, or the objective gives something else each time"
+        return self._as_asked(found, self._form.of_objectives[self._code])
+
+    def _never(self, found: Run, why: str) -> Run:
+        """What the model gave, of which there can be no trace."""
+        self._form.why = why
+        self._form.traces.clear()
+        self._form.serving.clear()
+        return self._as_asked(found, why)
 
     def _watching(
         self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]
@@ -230,7 +274,7 @@ class _Keeper:
             except UnknownError:  # which following the model says again
                 return function(returned)
             with Differentiating(tensors) as mode:
-                value = function(returned)
+                value = self._drawn.first(function)(returned)
             self._differentiates = mode.why
             tell(used_by(value, tensors))
             return value
@@ -269,6 +313,7 @@ def _key(known: Structure, planned: Plan, request: Request) -> Hashable:
 def _settings() -> Iterator[Any]:
     """The settings of PyTorch's that a graph, or what is compiled of it, depends on."""
     yield torch.get_default_dtype()
+    yield torch.get_default_device()
     yield torch.are_deterministic_algorithms_enabled()
     yield torch.get_float32_matmul_precision()
     backends = torch.backends.cuda

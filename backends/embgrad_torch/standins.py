@@ -198,5 +198,6 @@ _REFUSED: Final[Mapping[Any, str]] = {
     **dict.fromkeys(DIFFERENTIATING, "takes gradients"),
     torch.Tensor.register_hook: "registers a hook on a gradient",
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a gradient",
+    torch.Tensor.grad_fn.__get__: "looks at the graph of its gradients, where hooks may be put,",
     torch.Tensor.data.__set__: "gives a tensor other memory",
 }

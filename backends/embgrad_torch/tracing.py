@@ -26,7 +26,11 @@ from embgrad_torch.state import as_found
 from embgrad_torch.structure import Structure
 from embgrad_torch.walk import TablePaths, spelled
 
-__all__ = ["Exported", "Happening", "UntraceableError", "exported", "is_tensor"]
+__all__ = ["Exported", "Happening", "PassingError", "UntraceableError", "exported", "is_tensor"]
+
+
+class PassingError(UntraceableError):
+    """No trace can be kept now, for a reason that may be another thread's."""
 
 
 class _StoppedError(UntraceableError):
@@ -101,7 +105,7 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
                 )
                 program = program.run_decompositions({})
     except Exception as error:  # of whatever an export meets
-        raise UntraceableError(_why(error)) from error
+        raise (PassingError if following.passing else UntraceableError)(_why(error)) from error
     assert following.rebuild is not None
     return Exported(
         program,
@@ -217,6 +221,7 @@ class _Following:
         self.rebuild: Callable[[Sequence[Any]], Any] | None = None
         self.outputs = 0
         self.used: Sequence[int] = used
+        self.passing = False
         self._known = known
         self.request = request
         self._planned = planned
@@ -237,7 +242,8 @@ class _Following:
             Modules(self, mode).on(known, stack)
             with Drawing() as drawing, mode:
                 returned = self._planned.call(self._planned.filled(leaves))
-        if drawing.seen:
+        if drawing.seen or drawing.suspected:
+            self.passing = not drawing.seen
             raise UntraceableError(DRAWS)
         outputs = self.replaced.of(self._chosen(returned))
         mode.expect_alike(outputs)

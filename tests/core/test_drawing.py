@@ -97,4 +97,4 @@ def test_what_another_thread_draws_is_its_own() -> None:
         thread.start()
         thread.join()
     assert drew == [float]
-    assert not drawing.seen
+    assert (drawing.seen, drawing.suspected) == (False, True)

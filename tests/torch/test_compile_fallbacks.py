@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embgrad_torch import kept
 from torch import nn
 from torch.nn import functional
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import embgrad
+from embgrad.generators import user_code_beside
 from tests.torch.kept_traces import IDS, PROJECTION, Net, agree, falls_back
 
 pytestmark = pytest.mark.usefixtures("one_by_one")
@@ -39,6 +43,18 @@ def _clamped(model: Any, rows: Any) -> Any:
 def _hooked(model: Any, rows: Any) -> Any:
     bent = model.inner(rows)
     bent.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return bent
+
+
+def _hooking_nodes(model: Any, rows: Any) -> Any:
+    bent = model.inner(rows)
+    bent.grad_fn.register_prehook(lambda gradients: tuple(one.clamp(-1, 1) for one in gradients))
+    return bent
+
+
+def _hooking_several(model: Any, rows: Any) -> Any:
+    bent = model.inner(rows)
+    torch.autograd.graph.register_multi_grad_hook([bent], lambda gradients: None)
     return bent
 
 
@@ -72,6 +88,8 @@ def _leaving(model: Any, rows: Any) -> Any:
     [
         (_clamped, "Clamped is a torch.autograd.Function, whose own backward pass"),
         (_hooked, "registers a hook on a gradient"),
+        (_hooking_nodes, "looks at the graph of its gradients, where hooks may be put, in its own forward pass"),
+        (_hooking_several, "in its own forward pass"),
         (_deciding, "depends on the values of tensors"),
         (_counting, "depends on the values of tensors"),
         (_choosing, "depends on the values of tensors"),
@@ -136,6 +154,66 @@ def test_what_python_draws_counts_in_evaluation_mode_too(body: Any) -> None:
         with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
             compiled = found(compile=True)
         np.testing.assert_array_equal(compiled.values, found().values)
+
+
+def test_draws_beside_user_code_are_no_reason_for_good(traces: list[Any]) -> None:
+    """They may be those of the source of a stream."""
+
+    class Drawing(Net):
+        draws = True
+
+        def body(self, rows: Any) -> Any:
+            if self.draws:
+                random.randint(0, 9)
+            return super().body(rows)
+
+    model, why = Drawing(), "from Python's or NumPy's generator"
+    with user_code_beside():
+        falls_back(model, why)
+        Drawing.draws = False
+        agree(model, IDS)
+        Drawing.draws, other = True, Drawing()
+        for _ in range(3):
+            falls_back(other, why)
+    assert len(traces) == 3 + kept.PASSING
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if func is torch.Tensor.tanh else found
+
+
+class Counting(TorchDispatchMode):
+    counted = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counted += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Doubling, Counting])
+def test_modes_of_the_users(mode: Any, traces: list[Any]) -> None:
+    model, why = Net(), "a mode that watches PyTorch's functions is in force"
+    with mode():
+        falls_back(model, why)
+    agree(model, IDS)
+    with mode():
+        falls_back(model, why)
+    assert len(traces) == 1
+
+
+def test_devices_of_new_tensors(traces: list[Any]) -> None:
+    model = Net()
+    with torch.device("cpu"), BaseTorchFunctionMode():
+        agree(model, IDS)
+    agree(model, IDS)
+    torch.set_default_device("cpu")
+    try:
+        agree(model, IDS)
+    finally:
+        torch.set_default_device(None)
+    assert len(traces) == 1
 
 
 def test_what_is_seen_before_a_trace_falls_back() -> None:

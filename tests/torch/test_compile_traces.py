@@ -337,6 +337,41 @@ def test_an_objective_that_depends_on_others_each_time_runs_without_a_trace() ->
         assert any(np.allclose(found.values, one, rtol=1e-9) for one in either)
 
 
+def _drawing_of_torch(out: Any) -> Any:
+    return (out * torch.randn_like(out)).sum(1)
+
+
+def _drawing_of_numpy(out: Any) -> Any:
+    return (out * torch.from_numpy(np.random.normal(size=out.shape))).sum(1)
+
+
+@pytest.mark.parametrize("objective", [_drawing_of_torch, _drawing_of_numpy])
+def test_objectives_that_draw(objective: Any, traces: list[Any]) -> None:
+    """They have a trace, draw what they draw without one, and something else each time."""
+    model, found = Net(), []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        found.append([embgrad.gradients(model, IDS, objective, compile=compile) for _ in range(3)])
+    for plain, compiled in zip(*found, strict=True):
+        same(plain, compiled)
+    assert len({one.objective.tobytes() for one in found[1]}) == 3
+    assert len(traces) == 1
+
+
+def test_an_objective_that_is_another_each_time_leaves_others_their_traces() -> None:
+    model, own = Net(), np.random.default_rng(0)
+
+    def changing(out: Any) -> Any:
+        return out[:, 0] * own.normal()
+
+    why = "the objective gives something else each time"
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match=why):
+            embgrad.gradients(model, IDS, changing, compile=True)
+    agree(model, IDS, lambda out: out[:, 0])
+
+
 @pytest.mark.parametrize("option", ["override", "add"])
 def test_functions_are_called_once_where_a_trace_turns_out_not_to_serve(option: str) -> None:
     model, called = Layered(), [0]
