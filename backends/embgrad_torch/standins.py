@@ -14,6 +14,7 @@ from embgrad.batch import TokenBatch
 from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
 from embgrad_torch.aliases import Shared, WrittenError, shares_memory, tensors_among, versions, writes_by_name
+from embgrad_torch.escaped import Escaping
 from embgrad_torch.lookup import LookupMode, Read
 from embgrad_torch.modules import hooked
 from embgrad_torch.operands import DIFFERENTIATING
@@ -58,8 +59,10 @@ class Following(Protocol):
         batch: what the call is made with.
         request: what is asked.
         script: what has happened, in order.
+        escaping: is told of the tensors that are made.
     """
 
+    escaping: Escaping
     batch: TokenBatch
     request: Request
     script: list[Happening]
@@ -105,6 +108,8 @@ class Lookups(LookupMode):
         handler = self._handlers.get(func)
         before = versions(given)
         result = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        if all(result is not one for one in given):
+            self._following.escaping.made(result)
         if torch.is_grad_enabled() or not carrying or self._following.looked_up_last(result):
             return result
         if versions(given) != before or (torch.is_inference_mode_enabled() and writes_by_name(func, kwargs)):

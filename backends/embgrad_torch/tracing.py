@@ -15,6 +15,7 @@ from embgrad.batch import TokenBatch
 from embgrad.drawing import DRAWS, Drawing
 from embgrad.outputs import choose_output, name_outputs
 from embgrad_torch.drawing import random_as_found
+from embgrad_torch.escaped import Escaping
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import Read
 from embgrad_torch.operators import ended, looked_up, passed
@@ -91,6 +92,7 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
     weights = [place.find(known.modules).detach() for place in places]
     leaves = planned.leaves
     following = _Following(known, batch, request, planned, places, used)
+    escaping = following.escaping
     shapes = ([None] * len(weights), [_dimensions(one) for one in leaves])
     device = leaves[0].device if leaves else torch.device("cpu")
     from torch._dynamo.convert_frame import compile_lock  # which takes long to import
@@ -106,6 +108,11 @@ def exported(known: Structure, batch: TokenBatch, request: Request, planned: Pla
                 program = program.run_decompositions({})
     except Exception as error:  # of whatever an export meets
         raise (PassingError if following.passing else UntraceableError)(_why(error)) from error
+    finally:
+        escaping.put_back()
+        following.forget()
+    if escaping.are_left():
+        raise UntraceableError("the model keeps tensors of its passes where a trace would leave such as have no values")
     assert following.rebuild is not None
     return Exported(
         program,
@@ -228,6 +235,7 @@ class _Following:
         self.batch = batch
         self._places = places
         self.replaced = Replaced(())
+        self.escaping = Escaping(known, request.call)
         self._rows: list[Any] = []
         self._into: list[Any] = []
 
@@ -250,6 +258,12 @@ class _Following:
         _expect_followed([*outputs, *self._into])
         kept = [one if number in self.used else ended(one) for number, one in enumerate(outputs)]
         return (*kept, *self._rows)
+
+    def forget(self) -> None:
+        """Keep no tensor that stands for another."""
+        self._rows.clear()
+        self._into.clear()
+        self.replaced.forget()
 
     def happen(self, happening: Happening) -> None:
         """Take down what happens."""

@@ -1,0 +1,125 @@
+"""Takes back the tensors without values that a model followed leaves behind: in its own containers, in globals and in caches."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from embgrad.composition import is_installed
+from embgrad_torch.places import visited
+from embgrad_torch.structure import Structure
+
+__all__ = ["Escaping"]
+
+#: How many objects are looked at among a program's globals: what lies deeper is hardly what a pass writes to.
+MOST: Final = 20_000
+
+#: The caches of `functools`.
+Cached: Final = type(functools.lru_cache(lambda: None))
+
+
+class Escaping:
+    """What a model may write tensors into while it is followed, and those that it makes.
+
+    Args:
+        known: the model.
+        call: a function of the user's that calls it, or None.
+    """
+
+    def __init__(self, known: Structure, call: Callable[..., Any] | None) -> None:
+        self._made: list[weakref.ref[Any]] = []
+        self._before: list[tuple[Any, Any]] = []
+        own = [(value, None) for module in known.modules for value in vars(module).values()]
+        beside = [(one, None) for one in _around(known, call)]
+        for value, _ in (*visited(own, known.modules), *itertools.islice(visited(beside, known.modules), MOST)):
+            self._take_down(value)
+
+    def made(self, result: Any) -> None:
+        """A function of the model's gave this."""
+        if isinstance(result, FakeTensor):
+            self._made.append(weakref.ref(result))
+        elif isinstance(result, (list, tuple)):
+            for one in result:
+                self.made(one)
+
+    def put_back(self) -> None:
+        """What was written into the containers is what it was before."""
+        for holder, before in self._before:
+            if any(map(_is_without_values, [*holder.values()] if isinstance(holder, dict) else [*holder])):
+                _put_back(holder, before)
+
+    def are_left(self) -> bool:
+        """Whether there are some that are still held, when nothing of the following is."""
+        if self._alive():
+            gc.collect()  # graphs of PyTorch's hold themselves
+        if alive := self._alive():
+            for holder in gc.get_referrers(*alive):
+                cached = [holder, *gc.get_referrers(holder)] if type(holder) is dict else [holder]
+                for one in cached:
+                    if type(one) is Cached:
+                        one.cache_clear()
+            del alive
+        return bool(self._alive())
+
+    def _alive(self) -> list[Any]:
+        return [one for one in [reference() for reference in self._made] if one is not None]
+
+    def _take_down(self, value: Any) -> None:
+        if type(value) in (list, set, dict, collections.OrderedDict, collections.defaultdict, collections.deque):
+            self._before.append((value, value.copy()))
+        own = getattr(value, "__dict__", None)
+        if type(own) is dict and not isinstance(value, torch.Tensor):
+            self._before.append((own, own.copy()))
+
+
+def _around(known: Structure, call: Callable[..., Any] | None) -> Iterator[Any]:
+    """The globals of the modules that the user's classes, and the function, are written in; and what the classes hold."""
+    kinds = {kind for module in known.modules for kind in type(module).__mro__ if not is_installed(kind.__module__)}
+    for kind in kinds:
+        yield dict(vars(kind))
+    names = {kind.__module__ for kind in kinds}
+    if call is not None:
+        yield call
+        names.add(getattr(call, "__module__", None) or "")
+    for name in names:
+        if name in sys.modules and not is_installed(name):
+            held = vars(sys.modules[name])
+            yield held
+            yield from [dict(vars(one)) for one in [*held.values()] if isinstance(one, type) and one.__module__ == name]
+
+
+def _is_without_values(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, FakeTensor):
+        return True
+    if depth < 3 and type(value) in (list, tuple, dict):
+        return any(_is_without_values(one, depth + 1) for one in (value.values() if type(value) is dict else value))
+    return False
+
+
+def _put_back(holder: Any, before: Any) -> None:
+    """A container without the tensors that have no values; what else was written into it meanwhile stays."""
+    if isinstance(holder, dict):
+        for key, value in [*holder.items()]:
+            if _is_without_values(value):
+                if key in before:
+                    holder[key] = before[key]
+                else:
+                    del holder[key]
+    elif isinstance(holder, set):
+        for value in [*holder]:
+            if _is_without_values(value):
+                holder.discard(value)
+    else:
+        earlier = dict(enumerate(before))
+        entries = [earlier.get(n, value) if _is_without_values(value) else value for n, value in enumerate(holder)]
+        holder.clear()
+        holder.extend([one for one in entries if not _is_without_values(one)])
