@@ -11,17 +11,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from embgrad.composition import is_installed
-from embgrad_torch.places import visited
+from embgrad_torch.drawing import GENERATORS
+from embgrad_torch.places import LARGEST, attributes_of, visited
 from embgrad_torch.structure import Structure
 
 __all__ = ["Escaping"]
 
 #: How many objects are looked at among a program's globals: what lies deeper is hardly what a pass writes to.
 MOST: Final = 20_000
+
+#: What tensors are put into.
+CONTAINERS: Final = (list, set, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 
 #: The caches of `functools`.
 Cached: Final = type(functools.lru_cache(lambda: None))
@@ -33,11 +36,15 @@ class Escaping:
     Args:
         known: the model.
         call: a function of the user's that calls it, or None.
+
+    Attributes:
+        generators: the random generators that were found beside.
     """
 
     def __init__(self, known: Structure, call: Callable[..., Any] | None) -> None:
         self._made: list[weakref.ref[Any]] = []
         self._before: list[tuple[Any, Any]] = []
+        self.generators: list[Any] = []
         own = [(value, None) for module in known.modules for value in vars(module).values()]
         beside = [(one, None) for one in _around(known, call)]
         for value, _ in (*visited(own, known.modules), *itertools.islice(visited(beside, known.modules), MOST)):
@@ -74,10 +81,11 @@ class Escaping:
         return [one for one in [reference() for reference in self._made] if one is not None]
 
     def _take_down(self, value: Any) -> None:
-        if type(value) in (list, set, dict, collections.OrderedDict, collections.defaultdict, collections.deque):
+        if issubclass(type(value), GENERATORS):
+            self.generators.append(value)
+        if type(value) in CONTAINERS and len(value) <= LARGEST:
             self._before.append((value, value.copy()))
-        own = getattr(value, "__dict__", None)
-        if type(own) is dict and not isinstance(value, torch.Tensor):
+        if own := attributes_of(value):
             self._before.append((own, own.copy()))
 
 
@@ -94,11 +102,13 @@ def _around(known: Structure, call: Callable[..., Any] | None) -> Iterator[Any]:
         if name in sys.modules and not is_installed(name):
             held = vars(sys.modules[name])
             yield held
-            yield from [dict(vars(one)) for one in [*held.values()] if isinstance(one, type) and one.__module__ == name]
+            yield from [
+                dict(vars(one)) for one in [*held.values()] if issubclass(type(one), type) and one.__module__ == name
+            ]
 
 
 def _is_without_values(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, FakeTensor):
+    if issubclass(type(value), FakeTensor):
         return True
     if depth < 3 and type(value) in (list, tuple, dict):
         return any(_is_without_values(one, depth + 1) for one in (value.values() if type(value) is dict else value))

@@ -17,13 +17,19 @@ import torch
 from embgrad.identity import PLAIN
 from embgrad_torch.structure import Structure
 
-__all__ = ["Place", "Places", "is_ordinary", "memory_of", "reached", "visited"]
+__all__ = ["LARGEST", "Place", "Places", "attributes_of", "is_ordinary", "memory_of", "reached", "visited"]
 
 #: A step into a container or an object: whether it is an attribute, and its name, key or number.
 Step = tuple[bool, Any]
 
 #: What holds no tensor of the model's: classes and modules are the user's program.
 CLOSED: Final = (*PLAIN, type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, weakref.ReferenceType)
+
+#: Containers of more entries are not looked into: they are a program's data.
+LARGEST: Final = 100_000
+
+#: The containers that are looked into besides dicts.
+SEQUENCES: Final[Sequence[Any]] = (list, tuple, collections.deque, set, frozenset)
 
 #: By the type of a callable what it holds tensors in.
 INSIDE: Final[Mapping[type, Sequence[str]]] = {
@@ -108,14 +114,14 @@ def visited(roots: Iterable[tuple[Any, Place | None]], known: Iterable[Any]) -> 
     waiting = collections.deque(roots)
     while waiting:
         value, place = waiting.popleft()
-        if isinstance(value, CLOSED):
+        if issubclass(type(value), CLOSED):
             continue
         if not issubclass(type(value), torch.Tensor):
             if id(value) in seen:
                 continue
             seen.add(id(value))
             held.append(value)
-            waiting += [(one, _below(place, step)) for step, one in _inside(value) if not isinstance(one, CLOSED)]
+            waiting += [(one, _below(place, step)) for step, one in _inside(value) if not issubclass(type(one), CLOSED)]
         yield value, place
 
 
@@ -124,28 +130,41 @@ def _below(place: Place | None, step: Step | None) -> Place | None:
 
 
 def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
-    """What a container or an object holds, each with the step there; None where there is none that leads there again."""
-    if isinstance(value, dict):
-        for key, one in [*value.items()]:
-            yield (False, key) if isinstance(key, PLAIN) else None, one
-    elif isinstance(value, (list, tuple, collections.deque)):
-        for number, one in enumerate([*value]):
-            yield (False, number), one
-    elif isinstance(value, (set, frozenset)):
-        for one in [*value]:
-            yield None, one
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    for name in (*INSIDE.get(type(value), ()), *slots):
+    """What a container or an object holds, each with the step there; None where there is none that leads there again.
+
+    None of the user's code runs: a proxy among a program's globals may raise whatever it likes.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        if dict.__len__(value) <= LARGEST:
+            for key, one in [*dict.items(value)]:
+                yield (False, key) if type(key) in PLAIN else None, one
+    else:
+        sort = next((one for one in SEQUENCES if issubclass(kind, one)), None)
+        if sort is not None and sort.__len__(value) <= LARGEST:
+            for number, one in enumerate([*sort.__iter__(value)]):
+                yield None if sort in (set, frozenset) else (False, number), one
+    for name, descriptor in [*_slots(kind), *((name, vars(kind)[name]) for name in INSIDE.get(kind, ()))]:
         try:
-            one = getattr(value, name)
+            one = descriptor.__get__(value)
         except (AttributeError, ValueError):  # it is empty
             continue
         yield (True, name), one
-    own = getattr(value, "__dict__", None)
-    for name, one in [*own.items()] if type(own) is dict else []:
+    for name, one in [*attributes_of(value).items()]:
         yield (True, name), one
 
 
-def _slots(kind: type) -> Sequence[str]:
-    slots = vars(kind).get("__slots__", ()) if kind.__module__ != "builtins" else ()
-    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The dict of an object's attributes; an empty one where it has none."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return own if type(own) is dict else {}
+
+
+def _slots(kind: type) -> Iterator[tuple[str, Any]]:
+    """The descriptors of the attributes that a class of the user's, or a base, has places of their own for."""
+    for one in kind.__mro__:
+        if one.__module__ != "builtins":
+            yield from [pair for pair in vars(one).items() if type(pair[1]) is types.MemberDescriptorType]

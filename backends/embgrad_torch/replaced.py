@@ -19,6 +19,11 @@ _READING: Final = frozenset(
     | {torch.Tensor.__index__, torch.Tensor.__complex__, torch.Tensor.__contains__}
 )
 
+#: The names of the functions, and of what gets an attribute, that look at no numbers.
+_DESCRIBING: Final = frozenset(
+    {"__get__", "dim", "size", "numel", "stride", "is_floating_point", "is_complex", "get_device"}
+)
+
 
 class Replaced:
     """While a model is followed: what its functions are given.
@@ -29,11 +34,13 @@ class Replaced:
     Attributes:
         others: by their identities the tensors with numbers that were given and are not replaced.
         read: those of them whose numbers Python has read.
+        numbers: those of one number, which a function may have taken for a number: then no graph has them.
     """
 
     def __init__(self, weights: Iterable[tuple[Any, Any]]) -> None:
         self.others: dict[int, Any] = {}
         self.read: list[Any] = []
+        self.numbers: list[Any] = []
         self._pairs = list(weights)
         self._instead = {id(own): other for own, other in self._pairs}
 
@@ -51,6 +58,8 @@ class Replaced:
             if func in _READING:
                 self.read += outside
             self.read += [one for one in _of_slices((args, kwargs)) if is_ordinary(one)]
+            if getattr(func, "__name__", "") not in _DESCRIBING:
+                self.numbers += [one for one in outside if one.numel() == 1]
         return args, kwargs
 
     def of(self, value: Any) -> Any:

@@ -14,7 +14,7 @@ from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
 from embgrad.drawing import DRAWS, Drawing
 from embgrad.outputs import choose_output, name_outputs
-from embgrad_torch.drawing import random_as_found
+from embgrad_torch.drawing import random_as_found, states_of
 from embgrad_torch.escaped import Escaping
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import Read
@@ -174,7 +174,8 @@ def _in_attributes(known: Structure, constants: Mapping[str, Any], replaced: Rep
     if not (constants or replaced.others):
         return {}
     places = reached(known)
-    for one in replaced.read:
+    in_graph = {memory_of(one) for one in constants.values() if is_ordinary(one)}
+    for one in (*replaced.read, *[one for one in replaced.numbers if memory_of(one) not in in_graph]):
         if memory_of(one) in places:
             raise UntraceableError("the model's Python depends on the values of tensors (in its attributes)")
     for one in replaced.others.values():
@@ -248,10 +249,12 @@ class _Following:
             self.replaced = Replaced(zip(own, weights, strict=True))
             mode = Lookups(self, _table_paths(known, own, weights), self.replaced)
             Modules(self, mode).on(known, stack)
+            own = states_of(self.escaping.generators)
             with Drawing() as drawing, mode:
                 returned = self._planned.call(self._planned.filled(leaves))
-        if drawing.seen or drawing.suspected:
-            self.passing = not drawing.seen
+        of_its_own = states_of(self.escaping.generators) != own
+        if drawing.seen or drawing.suspected or of_its_own:
+            self.passing = not drawing.seen and not of_its_own
             raise UntraceableError(DRAWS)
         outputs = self.replaced.of(self._chosen(returned))
         mode.expect_alike(outputs)

@@ -126,3 +126,20 @@ def test_what_is_kept_where_nobody_finds_it_is_told_of() -> None:
     next(holding)
     falls_back(Keeping(lambda model, bent: holding.send(bent)), "the model keeps tensors of its passes where a trace")
     embgrad.gradients(Net(), IDS, PROJECTION, compile=True)
+
+
+class Proxy:
+    """Raises whatever is asked of it, as one does that stands for what is not there yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} is not there yet")
+
+
+PROXY = Proxy()
+
+
+def test_globals_that_raise_are_no_matter() -> None:
+    model = Keeping(_in_objects)
+    model.store.last = PROXY
+    agree(model, IDS)
+    assert model.store.__dict__["last"] is not None

@@ -156,6 +156,26 @@ def test_what_python_draws_counts_in_evaluation_mode_too(body: Any) -> None:
         np.testing.assert_array_equal(compiled.values, found().values)
 
 
+OF_ITS_OWN = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, None])
+def test_a_generator_of_the_models_own(sort: Any) -> None:
+    class Drawing(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = {"generator": OF_ITS_OWN if sort is None else sort(0)}
+
+        def body(self, rows: Any) -> Any:
+            generator = OF_ITS_OWN if sort is None else self.held["generator"]
+            return super().body(rows) * (0 * generator.random() + 1)
+
+    model = Drawing()
+    if sort is None:
+        model.held.clear()
+    falls_back(model, "from Python's or NumPy's generator")
+
+
 def test_draws_beside_user_code_are_no_reason_for_good(traces: list[Any]) -> None:
     """They may be those of the source of a stream."""
 

@@ -163,6 +163,8 @@ READS: dict[str, Callable[[Any, Any], Any]] = {
     "slice": lambda model, bent: bent[:, : model.count],
     "list": lambda model, bent: bent * model.temperature.tolist(),
     "array": lambda model, bent: bent * float(np.asarray(model.temperature)),
+    "an argument": lambda model, bent: bent.narrow(1, 0, model.count),
+    "another argument": lambda model, bent: nn.functional.leaky_relu(bent, model.temperature),
     "if": lambda model, bent: bent if model.count else bent * 2,
 }
 
@@ -175,6 +177,14 @@ def test_numbers_that_python_reads_out_of_attributes(read: str) -> None:
     model.temperature.fill_(5.0)
     model.count.fill_(1)
     falls_back(model, why)
+
+
+def test_tensors_of_one_number_are_followed(traces: list[Any]) -> None:
+    model = Reading(lambda model, bent: bent * model.temperature.to(bent.dtype) if model.count.dim() == 0 else bent)
+    first = agree(model, IDS).values
+    model.temperature.fill_(6.0)
+    np.testing.assert_allclose(agree(model, IDS).values, first * 3)
+    assert len(traces) == 1
 
 
 def test_numbers_that_are_the_programs_are_followed() -> None:
