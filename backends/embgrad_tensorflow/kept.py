@@ -208,8 +208,8 @@ class _Keeper:
         apart = recorder.apart(found, given, agreeing(made.computing))
         if apart is not None:
             of_its_own = isinstance(self._request.respond, NativeObjective)
-            unless = ", unless the function given as objective gives something else each time" if of_its_own else ""
-            raise UntraceableError(f"{apart} a trace of it differ from what it gives itself{unless}")
+            other = ", or the objective gives something else each time" if of_its_own else ""
+            raise UntraceableError(f"{apart} a trace of it differ from what it gives itself{other}")
         self._form.traces[self._place(made.used)] = made
         self._form.checked.add(self._mark(made.used))
         self._form.used[self._kind] = made.used
