@@ -24,6 +24,10 @@ class ByTensor(Generic[Known]):
         found = self._known.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
+    def forget(self, tensor: Any) -> None:
+        """Nothing is known of it."""
+        self._known.pop(id(tensor), None)
+
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()

@@ -289,6 +289,12 @@ class Watcher:
             return operand
         return self._reads.get(operand)
 
+    def recorded_anew(self, name: Any, outputs: Sequence[Any]) -> None:
+        """What operations gave has another gradient than theirs: that of a table is none of its variable's, nor are its rows."""
+        if name != "ReadVariableOp":  # which is so recorded itself
+            for output in outputs:
+                self._reads.forget(output)
+
     def _remember(self, tensor: Any, handle: Any) -> None:
         self._reads[tensor] = handle
 

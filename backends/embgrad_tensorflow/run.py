@@ -64,7 +64,7 @@ class _Pass:
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
         self.watcher = TurningWatcher(watch, Tables(as_parts(model)), self.taps)
-        self._shortcuts = Shortcuts()
+        self._shortcuts = Shortcuts(self.watcher.recorded_anew)
         self.watcher.tell(self._shortcuts.handlers)
         self._model = model
         self._request = request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from embgrad_tensorflow.attending import Attentions
@@ -18,13 +18,18 @@ class Shortcuts:
     """The followers of one forward pass.
 
     Args:
+        recorded_anew: is told, with a name, of what operations gave and somebody gives the tapes another gradient of; in a graph
+            that is an operation of its own.
         traced: whether it is traced into a graph.
 
     Attributes:
         handlers: by the operation's name what is to be told of it, see `Watcher`.
     """
 
-    def __init__(self, *, traced: bool = False) -> None:
+    def __init__(
+        self, recorded_anew: Callable[[Any, Sequence[Any]], None] | None = None, *, traced: bool = False
+    ) -> None:
+        self._recorded_anew = recorded_anew
         self._depth = depth()
         self._followers = (Norms(traced=traced), Attentions(traced=traced))
         told: dict[str, list[Handler]] = {}
@@ -43,6 +48,8 @@ class Shortcuts:
             return original(tape, *args, **kwargs)
 
         def recorded(original: Callable[..., Any], name: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._recorded_anew is not None:
+                self._recorded_anew(name, outputs)
             for follower in self._followers:
                 follower.forget(outputs)
             return original(name, outputs, *args, **kwargs)

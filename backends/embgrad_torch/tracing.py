@@ -249,10 +249,10 @@ class _Following:
             self.replaced = Replaced(zip(own, weights, strict=True))
             mode = Lookups(self, _table_paths(known, own, weights), self.replaced)
             Modules(self, mode).on(known, stack)
-            own = states_of(self.escaping.generators)
+            stood = states_of(self.escaping.generators)
             with Drawing() as drawing, mode:
                 returned = self._planned.call(self._planned.filled(leaves))
-        of_its_own = states_of(self.escaping.generators) != own
+        of_its_own = states_of(self.escaping.generators) != stood
         if drawing.seen or drawing.suspected or of_its_own:
             self.passing = not drawing.seen and not of_its_own
             raise UntraceableError(DRAWS)

@@ -128,3 +128,37 @@ def test_a_layer_of_tf_hub_around_a_module_that_lists_no_variables(tmp_path: Any
     assert embgrad.gradients(layer, batch.ids, objective, check=True).certificate is not None
     with pytest.warns(embgrad.EmbgradWarning, match="cannot take the mask"):
         assert embgrad.padding_report(layer, batch, objective).pad_id == IDS[0, 0]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gradient_of_the_authors_own_makes_another_table(compiled: bool) -> None:
+    """What is looked up in is no variable then, whatever its values are: of that the tape says something else."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def halved(table: Any) -> Any:
+        return tf.identity(table), lambda gradient: 0.5 * tf.convert_to_tensor(gradient)
+
+    class Halved(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            random = np.random.default_rng(0)
+            self.table = tf.Variable(random.normal(size=(12, 4)))
+            self.top = tf.Variable(random.normal(size=(4, 12)))
+
+        def __call__(self, input_ids: Any) -> Any:
+            rows = tf.gather(halved(tf.convert_to_tensor(self.table)), input_ids)
+            return tf.reduce_mean(tf.tanh(rows), 1) @ self.top
+
+    model, batch = Halved(), {"input_ids": IDS}
+    own = own_table_gradient(model.table, lambda: tf.reduce_sum(model(tf.constant(IDS)) * VECTOR))
+    found = embgrad.gradients(model, batch, OBJECTIVE, compile=compiled)
+    assert found.provenance["path"] == "lookup#0"
+    np.testing.assert_allclose(0.5 * found.table().to_dense(), own, rtol=1e-12)
+    with pytest.raises(embgrad.PointError, match="is no parameter of the model: it is computed in the forward pass"):
+        embgrad.table_gradients(model, batch, OBJECTIVE)
+    (values,) = [
+        one
+        for name, one in embgrad.parameter_gradients(model, batch, OBJECTIVE).items()
+        if "table" in name or one.shape == own.shape
+    ]
+    np.testing.assert_allclose(np.asarray(values), own, rtol=1e-12)
