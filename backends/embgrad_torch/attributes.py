@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from embgrad_torch.libraries import FUNCTIONS
-from embgrad_torch.nested import CONTAINERS, is_entered, nested
+from embgrad_torch.nested import CONTAINERS, attributes_of, is_entered, nested
 from embgrad_torch.structure import Structure
 from embgrad_torch.versions import HAVE_VERSIONS, versions_of
 
@@ -80,7 +80,7 @@ class Attributes:
             and _are_same(list(filter(None, self._containers)), self._filled)
             and versions_of(self._plain, plain=True) == self._plain_versions
             and all(_is_same(one, before) for one, before in self._others)
-            and all(vars(one) is before for one, before in self._objects)
+            and all(attributes_of(one) is before for one, before in self._objects)
         )
 
     def tensors(self) -> list[Any]:
@@ -93,8 +93,8 @@ class Attributes:
     def put_back(self) -> None:
         """All are what they were."""
         for one, before in self._objects:
-            if vars(one) is not before:
-                one.__dict__ = before
+            if attributes_of(one) is not before:
+                object.__setattr__(one, "__dict__", before)
         if not _are_same(list(filter(None, self._containers)), self._filled):
             filled = set(map(id, self._filled))
             for container in self._containers:

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from embgrad.composition import is_installed
 from embgrad_torch.drawing import GENERATORS
-from embgrad_torch.places import LARGEST, attributes_of, visited
+from embgrad_torch.nested import attributes_of
+from embgrad_torch.places import LARGEST, visited
 from embgrad_torch.structure import Structure
 
 __all__ = ["Escaping"]
@@ -85,7 +86,8 @@ class Escaping:
             self.generators.append(value)
         if type(value) in CONTAINERS and len(value) <= LARGEST:
             self._before.append((value, value.copy()))
-        if own := attributes_of(value):
+        own = attributes_of(value)
+        if own and type(own) is dict:
             self._before.append((own, own.copy()))
 
 

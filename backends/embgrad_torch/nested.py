@@ -12,7 +12,7 @@ import torch
 
 from embgrad.composition import is_installed
 
-__all__ = ["CONTAINERS", "MAPPINGS", "Nested", "is_entered", "nested"]
+__all__ = ["CONTAINERS", "MAPPINGS", "Nested", "attributes_of", "is_entered", "nested"]
 
 #: The containers in a module's attributes that a forward pass may fill: the user's own, and those of hooks and buffers.
 MAPPINGS: Final = frozenset({dict, collections.OrderedDict, collections.defaultdict})
@@ -57,7 +57,7 @@ def nested(values: Iterable[Any]) -> Nested:
     while waiting:
         one = waiting.popleft()
         if not (type(one) in CONTAINERS or type(one) is tuple):
-            own = vars(one)
+            own = attributes_of(one)
             if type(own) is not dict:
                 continue
             objects.append((one, own))
@@ -77,6 +77,14 @@ def nested(values: Iterable[Any]) -> Nested:
                 if kind in CONTAINERS:
                     containers[id(entry)] = entry
     return Nested(list(containers.values()), objects, tensors)
+
+
+def attributes_of(one: Any) -> Any:
+    """The dict of an object's attributes, or None, by no code of the user's: a proxy may raise whatever it likes."""
+    try:
+        return object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return None
 
 
 def _is_looked_at(kind: type) -> bool:

@@ -15,9 +15,10 @@ from typing import Any, Final
 import torch
 
 from embgrad.identity import PLAIN
+from embgrad_torch.nested import attributes_of
 from embgrad_torch.structure import Structure
 
-__all__ = ["LARGEST", "Place", "Places", "attributes_of", "is_ordinary", "memory_of", "reached", "visited"]
+__all__ = ["LARGEST", "Place", "Places", "is_ordinary", "memory_of", "reached", "visited"]
 
 #: A step into a container or an object: whether it is an attribute, and its name, key or number.
 Step = tuple[bool, Any]
@@ -150,17 +151,10 @@ def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
         except (AttributeError, ValueError):  # it is empty
             continue
         yield (True, name), one
-    for name, one in [*attributes_of(value).items()]:
-        yield (True, name), one
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """The dict of an object's attributes; an empty one where it has none."""
-    try:
-        own = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return own if type(own) is dict else {}
+    own = attributes_of(value)
+    if type(own) is dict:
+        for name, one in [*own.items()]:
+            yield (True, name), one
 
 
 def _slots(kind: type) -> Iterator[tuple[str, Any]]:
