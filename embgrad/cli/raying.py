@@ -164,9 +164,8 @@ def _objective(on: OnRay) -> Objective | Callable[[Mapping[str, Any]], Objective
         return parsed_objective(on.objective)
     parsed_objective(on.objective, [0])  # whether it is spelled as one
     made = functools.partial(_labelled, on.objective, on.labels)
-    vars(made)["__qualname__"] = (
-        f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"  # for the manifest
-    )
+    # The manifest of the folder calls a function by its name.
+    vars(made)["__qualname__"] = f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"
     return made
 
 

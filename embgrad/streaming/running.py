@@ -48,7 +48,7 @@ class State:
         tried: whether it is known that padding is of no account to the model, see `compared_alone`.
         by_position: of the points of which it is known, whether their second axis is the positions.
         reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
-        weights: of which the results are that are written, see `weights_sums`; None until the first is.
+        weighed: whether it was taken down of which weights the results are that are written.
     """
 
     quiet: bool
@@ -59,7 +59,7 @@ class State:
     tried: bool = False
     by_position: Mapping[str, bool] = field(default_factory=dict)
     reader: threading.Thread | None = None
-    weights: Mapping[str, int] | None = None
+    weighed: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,21 +266,19 @@ def _in_order(
 def _write(
     plan: Plan, state: State, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]
 ) -> None:
-    if state.weights is None:
-        _take_down_weights(plan, state, writer, first=portion.number == 0)
+    if not state.weighed:
+        _take_down_weights(plan, writer, first=portion.number == 0)
+        state.weighed = True
     # Whoever takes a result may write into its arrays before its shard is full.
     writer.add(portion, results, kept if state.quiet else deepcopy(dict(kept)))
 
 
-def _take_down_weights(plan: Plan, state: State, writer: Writer, *, first: bool) -> None:
+def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
     """Take down of which weights the results are that are written from here on, which are to be of these alone.
 
     Before its first batch a model may not have had all its weights; and until the first result it could be given others.
     """
-    known: dict[str, int] = weights_sums(plan.task)
-    state.weights = known
-    run = writer.manifest.run
-    found = weights_digest(plan.task)
+    known, found, run = weights_sums(plan.task), weights_digest(plan.task), writer.manifest.run
     if first:
         writer.put_run({**run, "weights": found})
 
