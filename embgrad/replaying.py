@@ -175,13 +175,21 @@ class Recorder:
         return self._with(self._replay, self._request.respond if native else self._answer)
 
     def apart(self, found: Run, given: Run, far: float) -> str | None:
-        """What is further apart than rounding takes two runs; None for nothing.
+        """What is further apart than rounding takes two runs, as "compile=True: ..." goes on; None for nothing.
 
         Args:
-            found: of the first run.
-            given: of the second.
+            found: of the first run, that of the model itself.
+            given: of the second, that of a trace.
             far: how far apart two arrays may be, relative to their size.
         """
+        what = self._apart(found, given, far)
+        if what is None:
+            return None
+        native = isinstance(self._request.respond, NativeObjective)
+        other = ", or the objective gives something else each time" if native else ""
+        return f"{what} of a trace of it differ from what it gives itself{other}"
+
+    def _apart(self, found: Run, given: Run, far: float) -> str | None:
         slack = 1e-6 * max(
             (float(np.abs(one).max(initial=0)) for each in self._sets for one in each.values()), default=1
         )
@@ -192,14 +200,14 @@ class Recorder:
                 *zip(values.before, other.before, strict=False),
             ]
             if len(values.gradients) != len(other.gradients) or any(_apart(*pair, far, slack) for pair in pairs):
-                return f"the gradients at {name!r} of"
+                return f"the gradients at {name!r}"
             if _apart(values.activation, other.activation, far, 1e-6):
-                return f"the values at {name!r} of"
+                return f"the values at {name!r}"
         if len(self._outputs) == 2 and any(
             _apart(one, self._outputs[1][name], far, 1e-6) for name, one in self._outputs[0].items()
         ):
-            return "the outputs of"
-        return "the objective's values of" if _apart(found.objective, given.objective, far, 1e-6) else None
+            return "the outputs"
+        return "the objective's values" if _apart(found.objective, given.objective, far, 1e-6) else None
 
     def _use(self, used: tuple[int, ...]) -> None:
         self.used = used

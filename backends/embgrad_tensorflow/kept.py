@@ -16,6 +16,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.points import WORD
+from embgrad.refusals import Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
 from embgrad.traces import Traces, UnsettledError
@@ -56,8 +57,7 @@ class _Form:
     """The traces of one way of asking.
 
     Attributes:
-        why: why there can be none.
-        whys: by the code of functions given as objectives why there can be none for them, which may be of their own making.
+        refusals: why there can be none.
         exact: whether a trace takes only the lengths that it was made for.
         traces: by the lengths, where they are exact, and what the objective uses.
         checked: those and the lengths for which a trace gave what the model gives.
@@ -66,8 +66,7 @@ class _Form:
     """
 
     def __init__(self, exact: bool) -> None:
-        self.why: str | None = None
-        self.whys: dict[Hashable, str] = {}
+        self.refusals = Refusals()
         self.exact = exact
         self.by_rows = True
         self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
@@ -136,7 +135,7 @@ class _Keeper:
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
-        why = self._form.why or self._form.whys.get(self._kind)
+        why = self._form.refusals.why(self._request)
         if why is not None:
             return self._without(why)
         for _ in range(2):  # what an objective uses shows when it is run
@@ -184,10 +183,7 @@ class _Keeper:
             generators.put_back()
             if trace is not None and isinstance(error, (UnfitError, FailedError)):  # it serves for other lengths
                 return self._as_asked(found, _failed(error))
-            if isinstance(self._request.respond, NativeObjective):
-                self._form.whys[self._kind] = str(error)
-            else:
-                self._form.why = str(error)
+            self._form.refusals.add(str(error), self._request)
             return self._as_asked(found, str(error))
 
     def _checked(self, used: tuple[int, ...], recorder: Recorder, found: Run, generators: _Generators) -> Run:
@@ -207,9 +203,7 @@ class _Keeper:
         made, given = self._made(used, recorder, found, generators)
         apart = recorder.apart(found, given, agreeing(made.computing))
         if apart is not None:
-            of_its_own = isinstance(self._request.respond, NativeObjective)
-            other = ", or the objective gives something else each time" if of_its_own else ""
-            raise UntraceableError(f"{apart} a trace of it differ from what it gives itself{other}")
+            raise UntraceableError(apart)
         self._form.traces[self._place(made.used)] = made
         self._form.checked.add(self._mark(made.used))
         self._form.used[self._kind] = made.used

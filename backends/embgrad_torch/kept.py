@@ -20,6 +20,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.locks import held
+from embgrad.refusals import Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.traces import Traces, UnsettledError
 from embgrad_torch import inputs
@@ -64,8 +65,7 @@ class _Form:
     """The traces of one way of asking.
 
     Attributes:
-        why: why there can be none.
-        of_objectives: by the code of native objectives why there can be none with these.
+        refusals: why there can be none.
         passed: how often none was made for a reason that may have been another thread's.
         traces: by number.
         serving: by the shapes of the call's tensors and what a native objective uses, the number of the trace that serves.
@@ -73,8 +73,7 @@ class _Form:
     """
 
     def __init__(self) -> None:
-        self.why: str | None = None
-        self.of_objectives: dict[Hashable, str] = {}
+        self.refusals = Refusals()
         self.passed = 0
         self.traces: list[tuple[tuple[int, ...], Trace]] = []
         self.serving: OrderedDict[Hashable, Trace] = OrderedDict()
@@ -159,13 +158,12 @@ class _Keeper:
         self._shapes = tuple(tuple(one.shape) for one in planned.leaves)
         native = request.respond.function if isinstance(request.respond, NativeObjective) else None
         self._code = code_of(native)
-        self._is_native = native is not None
         self._drawn = DrawnAgain()
         self._differentiates: str | None = None
 
     def run(self) -> Run:
         """What a trace gives, or the model."""
-        why = self._form.why or self._form.of_objectives.get(self._code)
+        why = self._form.refusals.why(self._request)
         if why is not None:
             return self._without(why)
         why = ""
@@ -227,8 +225,8 @@ class _Keeper:
             trace = Trace(programmed(exported(self._known, self._batch, self._request, self._planned, recorder.used)))
             given = self._run(trace, self._drawing_again(recorder.replaying()))
             apart = recorder.apart(found, given, agreeing(_dtypes(trace, found)))
-            if apart is not None:
-                return self._apart(found, f"{apart} a trace of it differ from what it gives itself")
+            if apart is not None:  # by itself, or the objective gave something else
+                return self._never(found, apart, self._request)
         except (OtherUseError, DifferentiatingError) as error:  # another objective may have a trace
             return self._as_asked(found, str(error))
         except (UntraceableError, FailedError, ReplayError, StaleError) as error:
@@ -247,20 +245,12 @@ class _Keeper:
             return request
         return replace(request, respond=replace(request.respond, function=self._drawn.again(request.respond.function)))
 
-    def _apart(self, found: Run, why: str) -> Run:
-        """What the model gave, where a trace gave something else: by itself, or the objective did."""
-        if not self._is_native:
-            return self._never(found, why)
-        if len(self._form.of_objectives) >= SHAPES:
-            self._form.of_objectives.clear()
-        self._form.of_objectives[self._code] = f"{why}, or the objective gives something else each time"
-        return self._as_asked(found, self._form.of_objectives[self._code])
-
-    def _never(self, found: Run, why: str) -> Run:
-        """What the model gave, of which there can be no trace."""
-        self._form.why = why
-        self._form.traces.clear()
-        self._form.serving.clear()
+    def _never(self, found: Run, why: str, request: Request | None = None) -> Run:
+        """What the model gave, of which there can be no trace, or none for a function given as the request's objective."""
+        self._form.refusals.add(why, request)
+        if self._form.refusals.of_all is not None:
+            self._form.traces.clear()
+            self._form.serving.clear()
         return self._as_asked(found, why)
 
     def _watching(

@@ -12,6 +12,9 @@ from embgrad.replaying import Gave, Recorder, ReplayError, Tries
 
 VALUE = np.arange(6.0).reshape(2, 3)
 
+#: What follows what is apart.
+APART = "of a trace of it differ from what it gives itself"
+
 
 def unwatched(function: Any, tell: Any) -> Any:
     def watched(returned: Any) -> Any:
@@ -44,7 +47,7 @@ def test_the_second_run_gets_what_the_first_got() -> None:
     np.testing.assert_array_equal(second.edit["word"](VALUE * 9), gave)
     assert second.respond({None: VALUE * 9}) is answered  # type: ignore[operator]
     assert len(called) == 2
-    assert recorder.apart(ran(VALUE), ran(VALUE), 1e-6) == "the outputs of"
+    assert recorder.apart(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
     with pytest.raises(ReplayError, match="comes by the points otherwise"):
         second.edit["word"](VALUE)
     with pytest.raises(ReplayError, match="comes by the points otherwise"):
@@ -152,14 +155,21 @@ def test_a_request_without_functions_is_the_same_in_each_try() -> None:
     [
         (ran(VALUE), None),
         (ran(VALUE * (1 + 1e-9)), None),
-        (ran(VALUE * 1.001), "the gradients at 'word' of"),
-        (ran(None), "the gradients at 'word' of"),
-        (ran(VALUE[:1]), "the gradients at 'word' of"),
-        (ran(np.where(VALUE == 1, np.nan, VALUE)), "the gradients at 'word' of"),
-        (ran(VALUE, VALUE + 1), "the values at 'word' of"),
-        (ran(VALUE, objective=np.ones(2)), "the objective's values of"),
+        (ran(VALUE * 1.001), "the gradients at 'word'"),
+        (ran(None), "the gradients at 'word'"),
+        (ran(VALUE[:1]), "the gradients at 'word'"),
+        (ran(np.where(VALUE == 1, np.nan, VALUE)), "the gradients at 'word'"),
+        (ran(VALUE, VALUE + 1), "the values at 'word'"),
+        (ran(VALUE, objective=np.ones(2)), "the objective's values"),
     ],
 )
 def test_what_is_apart(given: Run, said: str | None) -> None:
     recorder = Recorder(Request(("word",), lambda _: []), unwatched)
-    assert recorder.apart(ran(VALUE), given, 1e-6) == said
+    assert recorder.apart(ran(VALUE), given, 1e-6) == (said and f"{said} {APART}")
+
+
+def test_what_is_apart_with_an_objective_of_the_users() -> None:
+    recorder = Recorder(Request(("word",), NativeObjective(lambda _: None, scalar=False)), unwatched)
+    assert recorder.apart(ran(VALUE), ran(VALUE), 1e-6) is None
+    said = recorder.apart(ran(VALUE), ran(VALUE * 2), 1e-6)
+    assert said == f"the gradients at 'word' {APART}, or the objective gives something else each time"
