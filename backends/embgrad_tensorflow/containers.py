@@ -1,36 +1,81 @@
-"""Puts back what a forward pass puts into the lists, dicts and sets in a model's attributes."""
+"""Puts back what a forward pass puts into the lists, dicts, sets, objects and arrays in a model's attributes."""
 
 from __future__ import annotations
 
-import collections
 import functools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["refilling"]
+import numpy as np
 
-#: The user's own, and those that Keras and TensorFlow make of them to know what is inside.
-LISTS: Final = (list, collections.deque)
-WRAPPED: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__"}
+from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_same, nested, put_back
+
+__all__ = ["Undo", "held_by", "opened", "putting_back", "refilling"]
+
+#: What Keras and TensorFlow make of the user's containers to know what is inside.
+WRAPPED: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
 
 #: What a `_DictWrapper` knows of its dict. A `ListWrapper` has it among its attributes.
 KNOWN: Final = ("_self_last_wrapped_dict_snapshot", "_self_external_modification", "_self_non_string_key")
 
+#: What gives the numbers in an array. Tensors cannot be written to.
+SIZES: Final[Mapping[type, Callable[[Any], int]]] = {np.ndarray: operator.attrgetter("size")}
 
-def refilling(attributes: Mapping[str, Any], holds_parts: Callable[[Any], bool]) -> Iterator[Callable[[], None]]:
-    """What puts the containers among a module's attributes back. Such as hold parts of the model are left alone.
+#: Puts something back.
+Undo = Callable[[], None]
+
+
+def held_by(attributes: Mapping[str, Any]) -> Iterator[Any]:
+    """What is in a module's attributes that may be written into, but for what Keras itself sees to."""
+    apart = _of_keras()
+    for name, value in attributes.items():
+        kind: type = type(value)
+        if _is_entered(kind) and name not in apart:
+            yield value
+
+
+def refilling(values: Iterable[Any], holds_parts: Callable[[Any], bool]) -> Iterator[Undo]:
+    """What puts back what is in values, and in what they hold. Such containers as hold parts of the model are left alone.
 
     Args:
-        attributes: the module's.
+        values: of the attributes of all modules.
         holds_parts: whether something is, or contains, a variable or a module.
     """
-    apart = _of_keras()
-    for value in [value for name, value in attributes.items() if name not in apart]:
-        container = _container(value)
-        if container is not None:
-            yield _refilling(value, container, container.copy(), holds_parts)
+    found = nested(values, SIZES, enters=_is_entered, opened=opened)
+    of_objects = {id(one.own): one for one in found.objects if one.own is not None}
+    for value in found.containers:
+        if id(value) in of_objects:
+            yield putting_back(value, held_in(value), holds_parts)
+        else:
+            yield _refilling(value, opened(value), holds_parts)
+    yield from (functools.partial(one.put_back, holds_parts) for one in found.objects)
+    yield Arrays(found.arrays).put_back
+
+
+def putting_back(attributes: dict[str, Any], found: Held, holds_parts: Callable[[Any], bool]) -> Undo:
+    """What puts attributes back. Variables and modules that are new stay: the model built itself, and would do so again.
+
+    Args:
+        attributes: those of a module, or of an object of the user's own.
+        found: what they were.
+        holds_parts: as in `refilling`.
+    """
+
+    def undo() -> None:
+        if is_same(attributes, found):
+            return
+        before = dict(zip(found.keys or (), found.values, strict=True))
+        for name in [*attributes]:
+            if name not in before and not holds_parts(attributes[name]):
+                del attributes[name]
+        for name, value in before.items():
+            now = attributes.get(name)
+            if now is not value and (holds_parts(value) or not holds_parts(now)):
+                attributes[name] = value
+
+    return undo
 
 
 @functools.cache
@@ -42,51 +87,30 @@ def _of_keras() -> frozenset[str]:
     )
 
 
-def _container(value: Any) -> Any:
-    """The container itself, where it is or wraps one."""
+@functools.lru_cache(maxsize=1024)
+def _is_entered(kind: type) -> bool:
+    """Whether what is in values of a type is looked at: in containers of any class, Keras's own among them."""
+    return is_entered(kind) or np.ndarray is kind or kind.__qualname__ in WRAPPED or base_of(kind) is not None
+
+
+def opened(value: Any) -> Any:
+    """The container itself, where something is put around one."""
     kind = type(value)
-    if kind.__qualname__ in WRAPPED:
-        return getattr(value, WRAPPED[kind.__qualname__])
-    return value if issubclass(kind, (*LISTS, dict, set)) else None
+    return getattr(value, WRAPPED[kind.__qualname__]) if kind.__qualname__ in WRAPPED else value
 
 
-def _refilling(value: Any, container: Any, found: Any, holds_parts: Callable[[Any], bool]) -> Callable[[], None]:
+def _refilling(value: Any, container: Any, holds_parts: Callable[[Any], bool]) -> Undo:
     names = KNOWN if type(value).__qualname__ == "_DictWrapper" else tuple(getattr(value, "__dict__", ()))
     known = {name: getattr(value, name) for name in names} if value is not container else {}
+    found = held_in(container)
 
     def refill() -> None:
-        if _are_same(container, found) or holds_parts(container) or holds_parts(found):
+        if is_same(container, found):
             return
-        _put_back(container, found)
+        if holds_parts(container) or any(map(holds_parts, found.values)):
+            return
+        put_back(container, found)
         for name, one in known.items():
             setattr(value, name, one)
 
     return refill
-
-
-def _put_back(container: Any, found: Any) -> None:
-    """The entries, by the methods of the plain class, which tell nobody."""
-    if isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, found)
-    elif isinstance(container, set):
-        set.clear(container)
-        set.update(container, found)
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), found)
-    else:
-        container.clear()
-        container.extend(found)
-
-
-def _are_same(now: Any, before: Any) -> bool:
-    """Whether they hold the same objects. None of the objects is asked whether it is equal."""
-
-    def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
-        return all(map(operator.is_, one, other))
-
-    if len(now) != len(before):
-        return False
-    if isinstance(now, dict):
-        return same(now, before) and same(now.values(), before.values())
-    return {id(one) for one in now} == {id(one) for one in before} if isinstance(now, set) else same(now, before)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -18,7 +17,8 @@ from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
 from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
-from embgrad_tensorflow.containers import refilling
+from embgrad.nested import held_in, holds_any
+from embgrad_tensorflow.containers import Undo, held_by, opened, putting_back, refilling
 from embgrad_tensorflow.structure import structure
 from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of
 
@@ -50,8 +50,6 @@ GROWN: Final = frozenset({"variable", "module"})
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
 _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
-
-Undo = Callable[[], None]
 
 #: How many passes of embgrad's own are under way in this thread, one inside the other.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
@@ -103,11 +101,16 @@ class Snapshot:
         self._variables: dict[int, tuple[Any, Any]] = {}
         self._left_out: dict[int, tuple[Any, str]] = {}
         self._undo: list[Undo] = []
+        held: list[Any] = []
         for node in self.nodes:
             if node.kind == "variable":
                 self._take_variable(node, training)
-            else:
-                self._undo += _attributes(node.value)
+            elif not (is_keras(node.value) and not node.value.built):  # that is left to what its first call makes of it
+                attributes = getattr(node.value, "__dict__", None)
+                if attributes is not None:
+                    self._undo += _attributes(node.value, attributes)
+                    held += held_by(attributes)
+        self._undo += refilling(held, _holds_parts)
 
     def restore(self, written: Sequence[Any]) -> None:
         """Put everything back.
@@ -146,14 +149,9 @@ class Snapshot:
             return
 
 
-def _attributes(module: Any) -> list[Undo]:
-    """What puts a module's attributes back. A Keras layer without its weights is left to what its first call makes of it."""
-    if is_keras(module) and not module.built:
-        return []
-    attributes = getattr(module, "__dict__", None)
-    if attributes is None:
-        return []
-    undo = [_putting_back(attributes, dict(attributes)), *refilling(attributes, _holds_parts)]
+def _attributes(module: Any, attributes: dict[str, Any]) -> list[Undo]:
+    """What puts a module's attributes back, and what Keras keeps in them."""
+    undo = [putting_back(attributes, held_in(attributes), _holds_parts)]
     losses = attributes.get("_losses")
     if losses is not None:  # Keras empties and fills these lists in place
         undo += [_refilling(losses, list(losses))]
@@ -161,33 +159,13 @@ def _attributes(module: Any) -> list[Undo]:
         undo += [_refilling(attributes["_loss_ids"], list(attributes["_loss_ids"]))]
     local = attributes.get("_thread_local")
     if local is not None and is_keras(module):  # where Keras 2 holds them
-        undo += [_putting_back(vars(local), dict(vars(local)))]
+        undo += [putting_back(vars(local), held_in(vars(local)), _holds_parts)]
     return undo
-
-
-def _putting_back(attributes: dict[str, Any], found: Mapping[str, Any]) -> Undo:
-    """Variables and modules that are new stay: the model built itself, and without them it would do so again."""
-
-    def put_back() -> None:
-        if list(attributes) == list(found) and all(map(operator.is_, attributes.values(), found.values())):
-            return
-        for name in [*attributes]:
-            if name not in found and not _holds_parts(attributes[name]):
-                del attributes[name]
-        for name, value in found.items():
-            now = attributes.get(name)
-            if now is not value and (_holds_parts(value) or not _holds_parts(now)):
-                attributes[name] = value
-
-    return put_back
 
 
 def _holds_parts(value: Any) -> bool:
     """Whether it is, or contains, a variable or a module."""
-    kind = kind_of(type(value))
-    if kind == "dict":
-        return any(_holds_parts(entry) for entry in value.values())
-    return kind in GROWN or (kind == "list" and any(_holds_parts(entry) for entry in value))
+    return holds_any(value, lambda one: kind_of(type(one)) in GROWN, opened)
 
 
 def _refilling(container: Any, found: Sequence[Any]) -> Undo:

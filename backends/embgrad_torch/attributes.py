@@ -6,13 +6,14 @@ import collections
 import functools
 import itertools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
+from embgrad.nested import Arrays, Held, are_same, held_in, is_entered, is_same, nested, put_back
 from embgrad_torch.libraries import FUNCTIONS
-from embgrad_torch.nested import CONTAINERS, attributes_of, is_entered, nested
 from embgrad_torch.structure import Structure
 from embgrad_torch.versions import HAVE_VERSIONS, versions_of
 
@@ -25,6 +26,14 @@ HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks")
 
 #: What may be a tensor, or a pair of tensors.
 TENSORS: Final = frozenset({torch.Tensor, tuple, list})
+
+#: The containers among a module's attributes, the user's own and PyTorch's.
+CONTAINERS: Final = frozenset({list, set, collections.deque, dict, collections.OrderedDict, collections.defaultdict})
+
+NUMPY: Final = frozenset({np.ndarray})
+
+#: What gives the numbers in an array.
+SIZES: Final = {torch.Tensor: torch.Tensor.numel, np.ndarray: operator.attrgetter("size")}
 
 
 class Attributes:
@@ -41,17 +50,23 @@ class Attributes:
         self._values = values = list(_flat([one.values() for one in model.own]))
         self._versions = versions_of(model.own, plain=self._are_plain)
         self._kinds = kinds = model.kinds(values, self._versions)
-        inner = nested(kinds.of_the_user(is_entered, values))
-        self._containers = [*kinds.chosen(CONTAINERS, values), *inner.containers]
+        inner = nested(kinds.of_the_user(is_entered, values), SIZES)
+        exact = [one for one in inner.containers if type(one) in CONTAINERS]
+        self._containers = [*kinds.chosen(CONTAINERS, values), *exact]
         self._objects = inner.objects
+        self._arrays = [one for one in (*kinds.few(NUMPY, values), *inner.arrays) if type(one) is np.ndarray]
+        self._kept = Arrays(self._arrays)
         self._filled = list(filter(None, self._containers))  # most are empty, such as those of hooks
-        filled = {id(one): one for one in self._filled}.values()
+        of_the_user = [
+            one for one in inner.containers if type(one) not in CONTAINERS
+        ]  # whose classes may say otherwise
+        filled = {id(one): one for one in (*self._filled, *of_the_user)}.values()
         self._plain = [one for one in filled if type(one) is dict]
-        self._entries = [one.copy() for one in self._plain]
+        self._entries = list(map(held_in, self._plain))
         self._plain_versions = versions_of(self._plain, plain=True)
         # The order of the others is no part of their version, if they have one.
-        self._others = [(one, one.copy()) for one in filled if type(one) is not dict]
-        self._tensors = [*kinds.few(TENSORS, values), *inner.tensors]
+        self._others = [(one, held_in(one)) for one in filled if type(one) is not dict]
+        self._tensors = [*kinds.few(TENSORS, values), *(one for one in inner.arrays if type(one) is torch.Tensor)]
 
     @property
     def settings(self) -> Sequence[Any]:
@@ -74,14 +89,17 @@ class Attributes:
 
         It may say no even so, and always does where dicts have no versions.
         """
-        return (
-            _are_same(own, self._own)
+        held = (
+            are_same(own, self._own)
             and versions_of(own, plain=self._are_plain) == self._versions
-            and _are_same(list(filter(None, self._containers)), self._filled)
+            and are_same(list(filter(None, self._containers)), self._filled)
             and versions_of(self._plain, plain=True) == self._plain_versions
-            and all(_is_same(one, before) for one, before in self._others)
-            and all(attributes_of(one) is before for one, before in self._objects)
+            and all(is_same(one, before) for one, before in self._others)
+            and all(one.holds() for one in self._objects)
         )
+        if held:  # what is in arrays shows nowhere
+            self._kept = Arrays(self._arrays)
+        return held
 
     def tensors(self) -> list[Any]:
         """The tensors among them, such as a hidden state, by themselves, as a pair or in what they hold, each once."""
@@ -92,27 +110,27 @@ class Attributes:
 
     def put_back(self) -> None:
         """All are what they were."""
-        for one, before in self._objects:
-            if attributes_of(one) is not before:
-                object.__setattr__(one, "__dict__", before)
-        if not _are_same(list(filter(None, self._containers)), self._filled):
+        for one in self._objects:
+            one.put_back()
+        if not are_same(list(filter(None, self._containers)), self._filled):
             filled = set(map(id, self._filled))
             for container in self._containers:
                 if container and id(container) not in filled:
-                    container.clear()
+                    put_back(container, Held((), ()))
         if places := _others(versions_of(self._own, plain=self._are_plain), self._versions):
             for place in places:
                 end = self._kinds.ends[place]
                 names = self._kinds.names[end - self._kinds.sizes[place] : end]
                 values = self._values[end - len(names) : end]
-                _put_back(self._own[place], dict(zip(names, values, strict=True)))
+                put_back(self._own[place], Held(values, names))
             self._versions = versions_of(self._own, plain=self._are_plain)
         if places := _others(versions_of(self._plain, plain=True), self._plain_versions):
             for place in places:
-                _put_back(self._plain[place], self._entries[place])
+                put_back(self._plain[place], self._entries[place])
             self._plain_versions = versions_of(self._plain, plain=True)
         for other, before in self._others:
-            _put_back(other, before)
+            put_back(other, before)
+        self._kept.put_back()
 
 
 def _others(now: Sequence[Any], before: Sequence[Any]) -> list[int]:
@@ -120,32 +138,3 @@ def _others(now: Sequence[Any], before: Sequence[Any]) -> list[int]:
     if now == before:
         return []
     return [place for place, (one, other) in enumerate(zip(now, before, strict=True)) if one != other]
-
-
-def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    return len(now) == len(before) and all(map(operator.is_, now, before))
-
-
-def _is_same(own: Any, before: Any) -> bool:
-    """Whether a container holds the same, in the same order."""
-    if isinstance(own, set):
-        return set(map(id, own)) == set(map(id, before))
-    return _are_same(own, before) and (not isinstance(own, dict) or _are_same(own.values(), before.values()))
-
-
-def _put_back(own: Any, before: Any) -> None:
-    """A container's entries, in their order; what is the same is left alone, as other threads may be reading it."""
-    if isinstance(own, (list, collections.deque)):
-        if not _are_same(own, before):
-            own.clear()
-            own.extend(before)
-    elif isinstance(own, set):
-        own.intersection_update(before)
-        own.update(before)
-    elif not _are_same(own, before):
-        own.clear()
-        own.update(before)
-    elif not _are_same(own.values(), before.values()):
-        for name, value in before.items():
-            if own[name] is not value:
-                own[name] = value

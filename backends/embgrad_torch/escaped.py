@@ -14,8 +14,8 @@ from typing import Any, Final
 from torch._subclasses.fake_tensor import FakeTensor
 
 from embgrad.composition import is_installed
+from embgrad.nested import dict_of
 from embgrad_torch.drawing import GENERATORS
-from embgrad_torch.nested import attributes_of
 from embgrad_torch.places import LARGEST, visited
 from embgrad_torch.structure import Structure
 
@@ -86,7 +86,7 @@ class Escaping:
             self.generators.append(value)
         if type(value) in CONTAINERS and len(value) <= LARGEST:
             self._before.append((value, value.copy()))
-        own = attributes_of(value)
+        own = dict_of(value)
         if own and type(own) is dict:
             self._before.append((own, own.copy()))
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from embgrad.identity import PLAIN
-from embgrad_torch.nested import attributes_of
+from embgrad.nested import dict_of
 from embgrad_torch.structure import Structure
 
 __all__ = ["LARGEST", "Place", "Places", "is_ordinary", "memory_of", "reached", "visited"]
@@ -151,7 +151,7 @@ def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
         except (AttributeError, ValueError):  # it is empty
             continue
         yield (True, name), one
-    own = attributes_of(value)
+    own = dict_of(value)
     if type(own) is dict:
         for name, one in [*own.items()]:
             yield (True, name), one

@@ -1,0 +1,128 @@
+"""What a model keeps in containers, arrays and objects of the user's own, at any depth, is what it was after a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from tests.gluon.helpers import mx
+from tests.keeping import IDS, VOCAB, WAYS, Way, assert_left_and_seen, assert_left_by_traces
+
+
+def _written(kept: dict[str, Any], value: float) -> None:
+    kept["sums"] += value
+
+
+#: With what MXNet has of its own.
+OURS: dict[str, Way] = {
+    **WAYS,
+    "an array of MXNet's in a list": (
+        lambda: [{"sums": mx.nd.zeros((2,))}],
+        lambda kept, value: _written(kept[0], value),
+        lambda kept: kept[0]["sums"].asnumpy().sum(),
+    ),
+}
+
+
+class Net(mx.gluon.Block):
+    """Keeps something at each pass, and gives other numbers for what it has kept."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        make, self._write, self._count = way
+        with self.name_scope():
+            self.table = mx.gluon.nn.Embedding(VOCAB, 4)
+            self.inner = mx.gluon.nn.Dense(3, flatten=False, in_units=4)
+        self.kept = make()
+
+    def forward(self, x: Any) -> Any:
+        self._write(self.kept, 1.0)
+        return mx.nd.tanh(self.inner(self.table(x)) + 0.1 * float(self._count(self.kept))).sum(axis=1)
+
+
+def net(way: str) -> Net:
+    mx.random.seed(1)
+    model = Net(OURS[way])
+    model.initialize(mx.init.Normal(0.5))
+    return model
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_calls_leave_what_is_kept_and_see_what_the_user_keeps(way: str) -> None:
+    model = net(way)
+    kept = model.kept
+    assert_left_and_seen(model, kept, OURS[way])
+    assert model.kept is kept
+
+
+@pytest.mark.parametrize("way", OURS)
+def test_traces_leave_what_is_kept(way: str) -> None:
+    model = net(way)
+    assert_left_by_traces(model, model.kept, OURS[way])
+
+
+def test_what_an_error_leaves_is_put_back() -> None:
+    model = net("a dict of lists")
+    model.kept["keys"].append("no number")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    assert model.kept == {"keys": ["no number"]}
+
+
+class Builder:
+    """An object of the user's own that makes its parts when they are first needed."""
+
+    def __init__(self) -> None:
+        self.tables: list[Any] = []
+        self.made = 0
+
+    def table(self) -> Any:
+        """The table."""
+        self.made += 1
+        if not self.tables:
+            self.tables.append(_table())
+        return self.tables[0]
+
+
+class Slotted:
+    """The same with places of their own for its attributes."""
+
+    __slots__ = ("made", "tables")
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def table(self) -> Any:
+        """The table."""
+        self.made += 1
+        if not hasattr(self, "tables"):
+            self.tables = (_table(),)
+        return self.tables[0]
+
+
+def _table() -> Any:
+    table = mx.gluon.nn.Embedding(VOCAB, 4)
+    table.initialize(mx.init.One())
+    return table
+
+
+@pytest.mark.parametrize("builder", [Builder, Slotted])
+def test_parts_that_an_object_makes_in_the_first_call_stay(builder: Any) -> None:
+    class Made(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.builder = builder()
+
+        def forward(self, x: Any) -> Any:
+            return (self.builder.table()(x) ** 2).sum(axis=1)
+
+    model = Made()
+    found = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 4), 2.0))
+    (table,) = model.builder.tables
+    assert model.builder.made == 0
+    embgrad.gradients(model, IDS, embgrad.Sum())
+    assert model.builder.tables[0] is table

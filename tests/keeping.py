@@ -1,0 +1,205 @@
+"""Ways in which models keep things from call to call: what is kept, how a pass writes to it, and what of it counts."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import embgrad
+
+__all__ = ["IDS", "KNOT", "VOCAB", "WAYS", "Cache", "Way", "assert_left_and_seen", "assert_left_by_traces"]
+
+VOCAB = 13
+IDS = np.array([[1, 2, 3], [2, 5, 1]])
+
+
+class Cache:
+    """An object of the user's own that keeps things."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.keys: list[Any] = []
+        self.inner: dict[str, Any] = {"maps": []}
+
+
+@dataclasses.dataclass
+class Slotted:
+    """One whose attributes have places of their own."""
+
+    __slots__ = ("count", "keys", "last")
+
+    count: float
+    keys: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """One that is written to by a way around its class."""
+
+    count: float = 0.0
+
+
+class Memory(dict[str, list[float]]):
+    """A container of the user's own, which counts who writes to it."""
+
+    written = 0
+
+    def __setitem__(self, key: str, value: list[float]) -> None:
+        self.written += 1
+        super().__setitem__(key, value)
+
+
+class Recent(collections.namedtuple("Recent", "first last")):
+    """A tuple of the user's own."""
+
+
+def _counted(kept: Any, value: float) -> None:
+    kept.count += value
+
+
+def _replaced(kept: Cache, value: float) -> None:
+    kept.__dict__ = {**vars(kept), "count": kept.count + value}
+
+
+def _grown(kept: Cache, value: float) -> None:
+    vars(kept)[f"later {len(vars(kept))}"] = value
+
+
+def _in_a_slot(kept: Slotted, value: float) -> None:
+    kept.last = getattr(kept, "last", 0.0) + value  # type: ignore[attr-defined]
+
+
+def _added(kept: Any, value: float) -> None:
+    kept += value
+
+
+def _remembered(kept: Memory, value: float) -> None:
+    kept[f"later {len(kept)}"] = [value]
+
+
+def _moved(kept: collections.OrderedDict[str, float], value: float) -> None:
+    kept["second"] += value
+    kept.move_to_end("first")
+
+
+#: What is kept, how a pass writes a number to it, and what of it counts in the pass.
+Way = tuple[Callable[[], Any], Callable[[Any, float], Any], Callable[[Any], Any]]
+
+WAYS: dict[str, Way] = {
+    "a dict of lists": (
+        lambda: {"keys": []},
+        lambda kept, value: kept["keys"].append(value),
+        lambda kept: sum(kept["keys"]),
+    ),
+    "a list of lists": (lambda: [[], [1.0]], lambda kept, value: kept[1].append(value), lambda kept: sum(kept[1])),
+    "a tuple of lists": (lambda: ([], []), lambda kept, value: kept[0].append(value), lambda kept: sum(kept[0])),
+    "a named tuple": (
+        lambda: Recent([], []),
+        lambda kept, value: kept.last.append(value),
+        lambda kept: sum(kept.last),
+    ),
+    "a set": (lambda: {0.5}, lambda kept, value: kept.add(len(kept) + value), lambda kept: sum(kept)),
+    "an ordered dict": (
+        lambda: collections.OrderedDict(first=1.0, second=2.0),
+        _moved,
+        lambda kept: sum(place**2 * value for place, value in enumerate(kept.values(), 1)),
+    ),
+    "lists by need": (
+        lambda: {"all": collections.defaultdict(list, first=[])},
+        lambda kept, value: kept["all"][str(len(kept["all"]))].append(value),
+        lambda kept: sum(map(sum, kept["all"].values())),
+    ),
+    "a queue": (
+        lambda: [{"last": collections.deque([1.0, 2.0], maxlen=2)}],
+        lambda kept, value: kept[0]["last"].append(value / (1 + kept[0]["last"][-1])),
+        lambda kept: sum(kept[0]["last"]),
+    ),
+    "an object": (Cache, lambda kept, value: kept.keys.append(value), lambda kept: sum(kept.keys)),
+    "an object's number": (Cache, _counted, lambda kept: kept.count),
+    "an object's dict": (Cache, _replaced, lambda kept: kept.count),
+    "an object's attributes": (Cache, _grown, lambda kept: len(vars(kept))),
+    "an object's slot": (lambda: Slotted(0.0, []), _counted, lambda kept: kept.count),
+    "an object's empty slot": (
+        lambda: [Slotted(0.0, [])],
+        lambda kept, value: _in_a_slot(kept[0], value),
+        lambda kept: getattr(kept[0], "last", 0.0),
+    ),
+    "what a slot holds": (
+        lambda: Slotted(0.0, []),
+        lambda kept, value: kept.keys.append(value),
+        lambda kept: sum(kept.keys),
+    ),
+    "a frozen object": (
+        Frozen,
+        lambda kept, value: object.__setattr__(kept, "count", kept.count + value),
+        lambda kept: kept.count,
+    ),
+    "a dict of the user's class": (Memory, _remembered, lambda kept: sum(map(sum, kept.values())) + kept.written),
+    "deep in an object": (
+        lambda: [Cache()],
+        lambda kept, value: kept[0].inner["maps"].append(value),
+        lambda kept: sum(kept[0].inner["maps"]),
+    ),
+    "a namespace": (
+        lambda: types.SimpleNamespace(keys=()),
+        lambda kept, value: setattr(kept, "keys", (*kept.keys, value)),
+        lambda kept: sum(kept.keys),
+    ),
+    "an array": (lambda: np.zeros(2), _added, lambda kept: kept.sum()),
+    "an array in an object": (
+        lambda: types.SimpleNamespace(sums=np.zeros((2, 2)).T),
+        lambda kept, value: _added(kept.sums, value),
+        lambda kept: kept.sums.sum(),
+    ),
+}
+
+
+def _knot() -> list[Any]:
+    """A list that holds itself."""
+    knot: list[Any] = [None, []]
+    knot[0] = knot
+    return knot
+
+
+#: One that Gluon, Keras and TensorFlow fail at by themselves.
+KNOT: Way = (_knot, lambda kept, value: kept[1].append(value), lambda kept: sum(kept[1]))
+
+
+def assert_left_and_seen(model: Any, kept: Any, way: Way) -> None:
+    """Calls leave what a model keeps as it was, give the same each time, and see what the user writes to it between them.
+
+    Args:
+        model: writes 1 to what it keeps, in each pass, and adds what counts to what it computes.
+        kept: what it keeps, as it holds it.
+        way: in which.
+    """
+    _, write, count = way
+    for step in range(3):
+        before = count(kept)
+        calls = [embgrad.gradients(model, IDS, embgrad.Sum()).values for _ in range(3)]
+        for one in calls[1:]:
+            np.testing.assert_array_equal(one, calls[0])
+        assert count(kept) == before
+        write(kept, 0.25 * (step + 1))
+        assert count(kept) != before
+        assert np.abs(embgrad.gradients(model, IDS, embgrad.Sum()).values - calls[0]).max() > 0
+
+
+def assert_left_by_traces(model: Any, kept: Any, way: Way) -> None:
+    """Calls with `compile=True` leave what a model keeps as it was, whether or not there is a trace.
+
+    Args:
+        model: as in `assert_left_and_seen`; so are `kept` and `way`.
+    """
+    before = way[2](kept)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", embgrad.EmbgradWarning)
+        calls = [embgrad.gradients(model, IDS, embgrad.Sum(), compile=True).values for _ in range(2)]
+    np.testing.assert_array_equal(*calls)
+    assert way[2](kept) == before

@@ -1,0 +1,141 @@
+"""What a model keeps in containers, arrays and objects of the user's own, at any depth, is what it was after a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import embgrad
+from tests.keeping import IDS, VOCAB, WAYS, Cache, Way, assert_left_and_seen, assert_left_by_traces
+from tests.tensorflow.helpers import KERAS
+
+
+class Module(tf.Module):
+    """Keeps something at each pass, and gives other numbers for what it has kept."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        make, self._write, self._count = way
+        self.table = tf.Variable(tf.random.stateless_normal((VOCAB, 4), (1, 2), dtype=tf.float64))
+        self.kept = make()
+
+    def __call__(self, x: Any) -> Any:
+        self._write(self.kept, 1.0)
+        return tf.reduce_sum(tf.tanh(tf.gather(self.table, x) + 0.1 * float(self._count(self.kept))), 1)
+
+
+def _keras(keras: Any, way: Way) -> Any:
+    """The same as a model of Keras."""
+    make, write, count = way
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(VOCAB, 4)
+            self.kept = make()
+
+        def call(self, x: Any) -> Any:
+            write(self.kept, 1.0)
+            return tf.reduce_sum(tf.tanh(self.table(x) + 0.1 * float(count(self.kept))), 1)
+
+    model = Net()
+    model(IDS)
+    return model
+
+
+MAKING = {"tf.Module": Module, **{name: lambda way, keras=one: _keras(keras, way) for name, one in KERAS.items()}}
+
+#: Keras 3 makes dicts of its own of these, which are not what the user's are.
+LOST = {("keras3", "lists by need"), ("keras3", "a dict of the user's class")}
+
+CASES = [(making, way) for making in MAKING for way in WAYS if (making, way) not in LOST]
+
+
+@pytest.mark.parametrize(("making", "way"), CASES)
+def test_calls_leave_what_is_kept_and_see_what_the_user_keeps(making: str, way: str) -> None:
+    model = MAKING[making](WAYS[way])
+    kept = model.kept
+    assert_left_and_seen(model, kept, WAYS[way])
+    assert model.kept is kept
+
+
+@pytest.mark.parametrize(("making", "way"), CASES)
+def test_traces_leave_what_is_kept(making: str, way: str) -> None:
+    model = MAKING[making](WAYS[way])
+    assert_left_by_traces(model, model.kept, WAYS[way])
+
+
+def test_a_function_of_tensorflows_keeps_no_tensor_without_values() -> None:
+    """What its Python keeps when it is traced is a graph's."""
+    model = Module((Cache, lambda kept, value: kept.keys.append(value), lambda kept: 0.0))
+    model.inner = tf.function(lambda rows: (model.kept.inner["maps"].append(rows), rows * 2)[1])
+    outer = type(model).__call__
+    calling = type("Calling", (Module,), {"__call__": lambda self, x: self.inner(outer(self, x))})
+    model.__class__ = calling
+    assert_left_by_traces(model, model.kept, (Cache, None, lambda kept: len(kept.inner["maps"])))  # type: ignore[arg-type]
+
+
+def test_what_an_error_leaves_is_put_back() -> None:
+    model = Module(WAYS["a dict of lists"])
+    model.table = tf.Variable(tf.zeros((VOCAB, 4), tf.float64))
+    model.kept["keys"].append("no number")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    assert list(model.kept["keys"]) == ["no number"]
+
+
+class Builder:
+    """An object of the user's own that makes its parts when they are first needed."""
+
+    def __init__(self) -> None:
+        self.tables: list[Any] = []
+        self.made = 0
+
+    def table(self) -> Any:
+        """The table."""
+        self.made += 1
+        if not self.tables:
+            self.tables.append(_table())
+        return self.tables[0]
+
+
+class Slotted:
+    """The same with places of their own for its attributes."""
+
+    __slots__ = ("made", "tables")
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def table(self) -> Any:
+        """The table."""
+        self.made += 1
+        if not hasattr(self, "tables"):
+            self.tables = (_table(),)
+        return self.tables[0]
+
+
+def _table() -> Any:
+    return tf.Variable(np.ones((VOCAB, 4)))
+
+
+@pytest.mark.parametrize("builder", [Builder, Slotted])
+def test_parts_that_an_object_makes_in_the_first_call_stay(builder: Any) -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.builder = builder()
+
+        def __call__(self, x: Any) -> Any:
+            return tf.reduce_sum(tf.gather(self.builder.table(), x) ** 2, 1)
+
+    model = Net()
+    found = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 4), 2.0))
+    (table,) = model.builder.tables
+    assert model.builder.made == 0
+    embgrad.gradients(model, IDS, embgrad.Sum())
+    assert model.builder.tables[0] is table
