@@ -246,6 +246,8 @@ def _place(folder: str | Path) -> tuple[str, Any]:
         system, path = fs.FileSystem.from_uri(address) if "://" in address else (fs.LocalFileSystem(), address)
         kind = system.get_file_info(path).type
         held = system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if kind != fs.FileType.File else []
+        if kind == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
+            system.create_dir(path)  # so that one that cannot be made is told of before the dataset is read
     except (OSError, ValueError) as error:
         raise FileFormatError(
             f"{folder} cannot be written to ({error}): expected a folder, or an address that pyarrow knows, such as "

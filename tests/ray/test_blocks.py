@@ -560,6 +560,7 @@ def test_files_are_checked(tmp_path: Path) -> None:
             r"^foo://a/b cannot be written to \(.*foo.*\): expected a folder, or an address that pyarrow knows",
         ),
         (None, r"^the folder is None: expected the name of a new one"),
+        (tmp_path / "a.txt" / "b", r"a\.txt/b cannot be written to \(.*Not a directory.*\): expected a folder"),
     ):
         with pytest.raises(embgrad.FileFormatError, match=message):
             embgrad.ray.write(tmp_path / "a.txt", models.reference, embgrad.Sum(), folder)
