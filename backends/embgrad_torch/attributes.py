@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from embgrad.composition import is_installed
 from embgrad.nested import Arrays, Held, are_same, held_in, is_entered, is_same, nested, put_back
 from embgrad_torch.libraries import FUNCTIONS
 from embgrad_torch.structure import Structure
@@ -57,9 +58,8 @@ class Attributes:
         self._arrays = [one for one in (*kinds.few(NUMPY, values), *inner.arrays) if type(one) is np.ndarray]
         self._kept = Arrays(self._arrays)
         self._filled = list(filter(None, self._containers))  # most are empty, such as those of hooks
-        of_the_user = [
-            one for one in inner.containers if type(one) not in CONTAINERS
-        ]  # whose classes may say otherwise
+        # Those of the user's classes may say of themselves that they are empty.
+        of_the_user = [one for one in inner.containers if type(one) not in CONTAINERS]
         filled = {id(one): one for one in (*self._filled, *of_the_user)}.values()
         self._plain = [one for one in filled if type(one) is dict]
         self._entries = list(map(held_in, self._plain))
@@ -81,8 +81,9 @@ class Attributes:
         return [hook for own in self._own for name in HOOKS for hook in own.get(name, {}).values()]
 
     def functions(self) -> list[Any]:
-        """The functions among them."""
-        return self._kinds.few(FUNCTIONS, self._values)
+        """The functions among them, and the classes of the user's own whose objects are there and may be called."""
+        called = [kind for kind in set(map(type, self._values)) if _is_called(kind)]
+        return [*self._kinds.few(FUNCTIONS, self._values), *called, *(type(one.itself) for one in self._objects)]
 
     def hold(self, own: Sequence[Any]) -> bool:
         """Whether these are the modules' dicts, and nothing has been written to them or to what they hold since.
@@ -131,6 +132,13 @@ class Attributes:
         for other, before in self._others:
             put_back(other, before)
         self._kept.put_back()
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_called(kind: type) -> bool:
+    """Whether objects of a class can be called, and what they do is the user's. What modules do is told apart."""
+    called = any("__call__" in vars(one) for one in kind.__mro__)
+    return called and not issubclass(kind, torch.nn.Module) and not is_installed(kind.__module__)
 
 
 def _others(now: Sequence[Any], before: Sequence[Any]) -> list[int]:
