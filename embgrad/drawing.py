@@ -1,16 +1,16 @@
-"""Tells whether a model's Python goes by numbers that it draws from the generators of Python or NumPy."""
+"""Tells whether a model's Python goes by numbers that it draws from generators of Python's or NumPy's."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.generators import Beside, drawn
+from embgrad.generators import Beside, drawn, states_of
 from embgrad.interception import Interception
 
 __all__ = ["DRAWS", "Drawing"]
@@ -43,13 +43,18 @@ class Drawing:
     A number that is drawn and that nobody looks at is of no account, as that of a model which draws it in either mode and asks
     for the mode first.
 
+    Args:
+        own: generators that the model has of its own; whatever is drawn from them counts.
+
     Attributes:
-        seen: whether it does, as far as it has run.
+        seen: whether it does, as far as it has run; of its own generators when it is closed.
         suspected: whether something was drawn that code of the user's beside it may have drawn as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[Any] = ()) -> None:
         self.seen = self.suspected = False
+        self._own = own
+        self._stood = states_of(own)
         self._beside = Beside()
         self._last = drawn()
         self._stack = contextlib.ExitStack()
@@ -62,6 +67,7 @@ class Drawing:
     def __exit__(self, *told: object) -> None:
         self._stack.close()
         self._look()
+        self.seen = self.seen or states_of(self._own) != self._stood
 
     def _draw(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._look()

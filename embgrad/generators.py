@@ -1,16 +1,20 @@
-"""The random generators of Python and NumPy: whether anything was drawn, and kept where they stand while nothing drawn counts."""
+"""Random generators of Python's and NumPy's: whether anything was drawn, and kept where they stand while nothing drawn counts."""
 
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import threading
-from collections.abc import Hashable, Iterator
-from typing import Final
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Beside", "drawn", "generators_kept", "user_code_beside"]
+__all__ = ["GENERATORS", "Beside", "drawn", "generators_kept", "states_of", "user_code_beside"]
+
+#: The generators that a model may have of its own.
+GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 
 #: How often code of the user's has begun to run, and has ended, in threads beside those that passes are made in.
 _beside: Final = [0, 0]
@@ -59,3 +63,14 @@ def generators_kept(*others: random.Random | None) -> Iterator[None]:
         np.random.set_state(of_numpy)
         for one, state in zip(own, of_others, strict=True):
             one.setstate(state)
+
+
+def states_of(generators: Iterable[Any]) -> list[Any]:
+    """Where generators stand, as what can be compared; what the system draws from stands nowhere twice."""
+    return [object() if isinstance(one, random.SystemRandom) else pickle.dumps(_state_of(one)) for one in generators]
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()

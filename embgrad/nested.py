@@ -12,10 +12,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.composition import is_installed
+from embgrad.generators import GENERATORS
 
 __all__ = [
     *("Arrays", "Held", "Nested", "Object", "are_same", "base_of", "dict_of", "held_in", "holds_any", "is_entered"),
-    *("is_same", "nested", "put_back"),
+    *("is_generator", "is_same", "nested", "put_back"),
 ]
 
 #: The containers that a forward pass may fill, each before those that it is made of.
@@ -93,11 +94,13 @@ class Nested(NamedTuple):
         containers: the containers, those given too.
         objects: the objects.
         arrays: the arrays.
+        generators: the random generators of Python's and NumPy's.
     """
 
     containers: Sequence[Any]
     objects: Sequence[Object]
     arrays: Sequence[Any]
+    generators: Sequence[Any]
 
 
 def nested(
@@ -110,7 +113,7 @@ def nested(
     """What is in containers, tuples and objects, and in those in them.
 
     Args:
-        values: of any types; what is not entered and no array is left out.
+        values: of any types; what is not entered, no array and no generator is left out.
         arrays: by the exact types of arrays what gives the numbers in one.
         enters: whether what is in values of a type is looked at, of objects their attributes where `is_entered` says so, too;
             None for `is_entered`.
@@ -120,7 +123,7 @@ def nested(
     search.take(values)
     while search.waiting:
         search.enter(search.waiting.popleft())
-    return Nested(list(search.containers.values()), search.objects, search.arrays)
+    return Nested(list(search.containers.values()), search.objects, search.arrays, search.generators)
 
 
 def holds_any(value: Any, wanted: Callable[[Any], bool], opened: Callable[[Any], Any] = lambda value: value) -> bool:
@@ -153,7 +156,7 @@ class _Search:
     Attributes:
         waiting: what is to be entered, with what it holds.
         containers: by their identities.
-        objects: as in `Nested`; so are `arrays`.
+        objects: as in `Nested`; so are `arrays` and `generators`.
     """
 
     def __init__(
@@ -166,6 +169,7 @@ class _Search:
         self.containers: dict[int, Any] = {}
         self.objects: list[Object] = []
         self.arrays: list[Any] = []
+        self.generators: list[Any] = []
         self._sizes = arrays
         self._enters = enters
         self._opened = opened
@@ -175,17 +179,19 @@ class _Search:
     def take(self, values: Iterable[Any]) -> None:
         """What is found among values."""
         for value in values:
-            size = self._sizes.get(_type(value))
-            inner = value if size is not None else self._opened(value)
-            if (size is None and not self._enters(_type(inner))) or id(value) in self._seen:
+            size, inner = self._sizes.get(_type(value)), self._opened(value)
+            drawn_from = is_generator(_type(value))
+            if id(value) in self._seen or not (size or drawn_from or self._enters(_type(inner))):
                 continue
             self._seen.add(id(value))
-            if size is not None:
+            if drawn_from:
+                self.generators.append(value)
+            elif size is not None:
                 self._take_array(value, size(value))
-                continue
-            if base_of(_type(inner)) is not None:
-                self.containers[id(value)] = value
-            self.waiting.append(inner)
+            else:
+                if base_of(_type(inner)) is not None:
+                    self.containers[id(value)] = value
+                self.waiting.append(inner)
 
     def enter(self, one: Any) -> None:
         """What a container or an object holds."""
@@ -275,6 +281,12 @@ def is_entered(kind: type) -> bool:
     if not bases or kind.__module__.startswith("embgrad") or any(is_installed(one.__module__) for one in bases):
         return False
     return kind.__dictoffset__ != 0 or bool(slots_of(kind)) or issubclass(kind, (*BASES, tuple))
+
+
+@functools.lru_cache(maxsize=1024)
+def is_generator(kind: type) -> bool:
+    """Whether values of a type are random generators."""
+    return issubclass(kind, GENERATORS)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -20,7 +20,11 @@ LARGEST_COPIED: Final = 1 << 16
 
 
 class Attributes:
-    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers, objects or arrays."""
+    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers, objects or arrays.
+
+    Attributes:
+        generators: the random generators of Python's and NumPy's that are among them.
+    """
 
     def __init__(self, blocks: Iterable[Any]) -> None:
         ours = _of_gluon()
@@ -35,6 +39,7 @@ class Attributes:
         self._found += [(own, own.copy()) for own in of_objects.values()]
         self._held = [(one, held_in(one)) for one in inner.containers if id(one) not in of_objects]
         self._kept = Arrays(inner.arrays)
+        self.generators = inner.generators
         with import_mxnet().autograd.pause():
             self._arrays = [(one, one.copy()) for one in inner.arrays if _is_copied(one)]
 

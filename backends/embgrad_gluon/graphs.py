@@ -363,7 +363,7 @@ def _made(block: Any, in_format: Any, count: int) -> _Kept | str:
         return OTHER_ARGUMENTS
     attributes = Attributes(structure([block]).blocks)
     try:
-        with Drawing() as drawing:
+        with Drawing(attributes.generators) as drawing:
             made = traced(block, names, in_format)
         return DRAWS if drawing.seen and not _is_graph(block) else _Kept(block, made, names)
     except UntraceableError as reason:

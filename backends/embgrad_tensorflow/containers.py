@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_same, nested, put_back
+from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_generator, is_same, nested, put_back
 
-__all__ = ["Undo", "held_by", "opened", "putting_back", "refilling"]
+__all__ = ["Undo", "generators_of", "held_by", "opened", "putting_back", "refilling"]
 
 #: What Keras and TensorFlow make of the user's containers to know what is inside.
 WRAPPED: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
@@ -54,6 +54,12 @@ def refilling(values: Iterable[Any], holds_parts: Callable[[Any], bool]) -> Iter
     yield Arrays(found.arrays).put_back
 
 
+def generators_of(modules: Iterable[Any]) -> Sequence[Any]:
+    """The random generators of Python's and NumPy's that modules have of their own."""
+    held = [value for one in modules for value in held_by(getattr(one, "__dict__", {}))]
+    return nested(held, {}, enters=_is_entered, opened=opened).generators
+
+
 def putting_back(attributes: dict[str, Any], found: Held, holds_parts: Callable[[Any], bool]) -> Undo:
     """What puts attributes back. Variables and modules that are new stay: the model built itself, and would do so again.
 
@@ -90,7 +96,13 @@ def _of_keras() -> frozenset[str]:
 @functools.lru_cache(maxsize=1024)
 def _is_entered(kind: type) -> bool:
     """Whether what is in values of a type is looked at: in containers of any class, Keras's own among them."""
-    return is_entered(kind) or np.ndarray is kind or kind.__qualname__ in WRAPPED or base_of(kind) is not None
+    return (
+        is_entered(kind)
+        or is_generator(kind)
+        or kind is np.ndarray
+        or kind.__qualname__ in WRAPPED
+        or base_of(kind) is not None
+    )
 
 
 def opened(value: Any) -> Any:

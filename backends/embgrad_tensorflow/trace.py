@@ -23,6 +23,7 @@ from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.outputs import choose_output, name_outputs
 from embgrad.tolerance import coarsest
+from embgrad_tensorflow.containers import generators_of
 from embgrad_tensorflow.exchange import ask
 from embgrad_tensorflow.fewrows import Rows
 from embgrad_tensorflow.graphpoints import GraphPoints
@@ -108,7 +109,7 @@ def traced(
     leaves = [one for one in tf.nest.flatten(planned.arguments) if is_placeholder(one)]
     specs = [tf.TensorSpec([None] * one.shape.rank if relaxed else one.shape, one.dtype) for one in leaves]
     try:
-        with process_lock, made.as_found(), _drawing_nothing():
+        with process_lock, made.as_found(), _drawing_nothing(made.generators):
             number = tf.TensorSpec([], tf.int64)
             function = tf.function(made.body, autograph=False).get_concrete_function(number, *specs)
     except Exception as error:  # the model's own Python, which may do anything that a graph cannot
@@ -117,9 +118,9 @@ def traced(
 
 
 @contextlib.contextmanager
-def _drawing_nothing() -> Iterator[None]:
-    """Refuse what draws from the generators of Python or NumPy: a trace would hold for good what was drawn."""
-    with Drawing() as drawing:
+def _drawing_nothing(own: Sequence[Any]) -> Iterator[None]:
+    """Refuse what draws from generators of Python's or NumPy's: a trace would hold for good what was drawn."""
+    with Drawing(own) as drawing:
         yield
     if drawing.seen:
         raise UntraceableError(DRAWS)
@@ -131,7 +132,11 @@ def is_placeholder(value: Any) -> bool:
 
 
 class _Tracing:
-    """One trace in the making. What it comes by is held until it is made, and no longer."""
+    """One trace in the making. What it comes by is held until it is made, and no longer.
+
+    Attributes:
+        generators: the random generators of Python's and NumPy's that the model has of its own.
+    """
 
     def __init__(
         self, model: Any, planned: Plan, request: Request, chosen: Mapping[str, str], used: tuple[int, ...]
@@ -144,7 +149,8 @@ class _Tracing:
         self._used = used
         self._keys = tuple(dict.fromkeys(chosen[name] for name in request.points))
         self._reached: list[bool] = []
-        self._generators: set[int] = set()
+        self._seeds: set[int] = set()
+        self.generators: Sequence[Any] = ()
         self._facts: dict[str, Any] = {}
         self._rows: dict[int, Rows] = {}
 
@@ -153,11 +159,12 @@ class _Tracing:
         """Trace the model in its mode; afterwards it is as it was."""
         call = self._request.call
         snapshot = Snapshot([*self._parts, *([] if call is None else [call])], self._request.training)
-        self._generators = {
+        self._seeds = {
             id(handle_of(node.value))
             for node in snapshot.nodes
             if any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__)
         }
+        self.generators = generators_of(node.value for node in snapshot.nodes if node.kind == "module")
         try:
             with in_mode(self._request.training):
                 yield
@@ -189,7 +196,7 @@ class _Tracing:
         """The trace, of the function that was made."""
         facts = self._facts
         training = self._request.training
-        written = {id(one): one for one in facts["written"] if not (training and id(one) in self._generators)}
+        written = {id(one): one for one in facts["written"] if not (training and id(one) in self._seeds)}
         dtypes = {one.dtype for operation in function.graph.get_operations() for one in operation.outputs}
         return Trace(
             function,

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from embgrad.generators import Beside, generators_kept
 
-__all__ = ["GENERATORS", "DrawnAgain", "of_the_user", "random_as_found", "states_of"]
+__all__ = ["DrawnAgain", "of_the_user", "random_as_found"]
 
 _local = threading.local()
-
-#: The generators that a model may have of its own.
-GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
-
-
-def states_of(generators: Iterable[Any]) -> list[bytes]:
-    """Where generators stand, in bytes that can be compared."""
-    return [pickle.dumps(_state_of(one)) for one in generators]
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[Any]:

@@ -14,8 +14,8 @@ from typing import Any, Final
 from torch._subclasses.fake_tensor import FakeTensor
 
 from embgrad.composition import is_installed
+from embgrad.generators import GENERATORS
 from embgrad.nested import dict_of
-from embgrad_torch.drawing import GENERATORS
 from embgrad_torch.places import LARGEST, visited
 from embgrad_torch.structure import Structure
 

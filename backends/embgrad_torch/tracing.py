@@ -14,7 +14,7 @@ from embgrad.backend import NativeObjective, Request
 from embgrad.batch import TokenBatch
 from embgrad.drawing import DRAWS, Drawing
 from embgrad.outputs import choose_output, name_outputs
-from embgrad_torch.drawing import random_as_found, states_of
+from embgrad_torch.drawing import random_as_found
 from embgrad_torch.escaped import Escaping
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import Read
@@ -249,12 +249,10 @@ class _Following:
             self.replaced = Replaced(zip(own, weights, strict=True))
             mode = Lookups(self, _table_paths(known, own, weights), self.replaced)
             Modules(self, mode).on(known, stack)
-            stood = states_of(self.escaping.generators)
-            with Drawing() as drawing, mode:
+            with Drawing(self.escaping.generators) as drawing, mode:
                 returned = self._planned.call(self._planned.filled(leaves))
-        of_its_own = states_of(self.escaping.generators) != stood
-        if drawing.seen or drawing.suspected or of_its_own:
-            self.passing = not drawing.seen and not of_its_own
+        if drawing.seen or drawing.suspected:
+            self.passing = not drawing.seen
             raise UntraceableError(DRAWS)
         outputs = self.replaced.of(self._chosen(returned))
         mode.expect_alike(outputs)

@@ -84,6 +84,24 @@ def test_nothing_drawn_is_nothing_seen() -> None:
     assert not drawing.seen
 
 
+@pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState])
+def test_what_a_generator_of_the_models_own_gives_counts(sort: Any) -> None:
+    generator = sort(0)
+    with Drawing([generator]) as drawing:
+        pass
+    assert not drawing.seen
+    with Drawing([generator]) as drawing:
+        generator.random()
+    assert drawing.seen
+    assert not drawing.suspected
+
+
+def test_what_the_system_draws_from_may_have_been_drawn_from() -> None:
+    with Drawing([random.SystemRandom()]) as drawing:
+        pass
+    assert drawing.seen
+
+
 def test_what_another_thread_draws_is_its_own() -> None:
     """As the source of a stream, which is read ahead; it has plain numbers."""
     drew: list[type] = []

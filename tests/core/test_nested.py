@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import random
 import threading
 import types
 from typing import Any
@@ -94,6 +95,13 @@ def test_arrays_are_put_back_to_the_bit() -> None:
     array[:] = [-0.0, 2.0, 1.0]
     kept.put_back()
     assert array.tobytes() == np.array([0.0, np.nan, 1.0]).tobytes()
+
+
+def test_generators_are_found() -> None:
+    generators = [random.Random(0), np.random.default_rng(0), np.random.RandomState(0)]
+    found = nested.nested([generators[0], {"held": tuple(generators)}], SIZES)
+    assert list(map(id, found.generators)) == list(map(id, generators))
+    assert not found.objects
 
 
 def test_what_is_held_through_a_wrapper_is_found_once() -> None:

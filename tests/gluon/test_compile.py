@@ -809,6 +809,25 @@ def test_what_python_draws_is_of_account_where_it_is_looked_at() -> None:
     assert embgrad.gradients(blind, ids, OBJECTIVE, compile=True).provenance["compiled"]
 
 
+class DrawingByItself(ByLength):
+    """Draws from a generator of its own, and nothing comes of it but the place where that stands."""
+
+    def __init__(self, generator: Any) -> None:
+        super().__init__()
+        self.held = [generator]
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.top(F.mean(F.tanh(self.embedding(x)), axis=1)) * (0 * self.held[0].random() + 1)
+
+
+@pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom])
+def test_a_generator_of_the_models_own(sort: Any) -> None:
+    net = built(lambda: DrawingByItself(sort(0)), distinct_ids(), "float32")
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
+            embgrad.gradients(net, distinct_ids(), OBJECTIVE, compile=True)
+
+
 def test_what_goes_another_way_on_arrays_is_seen_after_a_batch_of_one() -> None:
     """A symbol has the length 1."""
     net = built(lambda: OnArrays(lambda F, rows: rows.mean(axis=1) * len(rows)), distinct_ids(), "float64")

@@ -405,6 +405,22 @@ def test_what_python_draws_counts_in_evaluation_mode_too() -> None:
             embgrad.gradients(model, IDS, PROJECTION, compile=True)
 
 
+@pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom])
+def test_a_generator_of_the_models_own(sort: Any) -> None:
+    class Dropping(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = {"generator": sort(0)}
+
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * (0 * self.held["generator"].random() + 1.0)
+
+    model = Dropping()
+    for _ in range(2):
+        with pytest.warns(embgrad.EmbgradWarning, match="compile=True: .*from Python's or NumPy's generator"):
+            embgrad.gradients(model, IDS, PROJECTION, compile=True)
+
+
 @pytest.mark.parametrize(
     ("net", "why"),
     [

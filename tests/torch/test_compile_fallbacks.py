@@ -159,7 +159,9 @@ def test_what_python_draws_counts_in_evaluation_mode_too(body: Any) -> None:
 OF_ITS_OWN = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("sort", [random.Random, np.random.default_rng, np.random.RandomState, None])
+@pytest.mark.parametrize(
+    "sort", [random.Random, np.random.default_rng, np.random.RandomState, random.SystemRandom, None]
+)
 def test_a_generator_of_the_models_own(sort: Any) -> None:
     class Drawing(Net):
         def __init__(self) -> None:
