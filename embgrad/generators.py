@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pickle
 import random
 import threading
@@ -11,10 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["GENERATORS", "Beside", "drawn", "generators_kept", "states_of", "user_code_beside"]
-
-#: The generators that a model may have of its own.
-GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
+__all__ = ["Beside", "drawn", "generators_kept", "is_generator", "states_of", "user_code_beside"]
 
 #: How often code of the user's has begun to run, and has ended, in threads beside those that passes are made in.
 _beside: Final = [0, 0]
@@ -63,6 +61,13 @@ def generators_kept(*others: random.Random | None) -> Iterator[None]:
         np.random.set_state(of_numpy)
         for one, state in zip(own, of_others, strict=True):
             one.setstate(state)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_generator(kind: type) -> bool:
+    """Whether values of a type are generators that a model may have of its own."""
+    # NumPy imports these when they are first asked for.
+    return issubclass(kind, (random.Random, np.random.Generator, np.random.RandomState))
 
 
 def states_of(generators: Iterable[Any]) -> list[Any]:

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from embgrad.composition import is_installed
-from embgrad.generators import GENERATORS
+from embgrad.generators import is_generator
 
 __all__ = [
     *("Arrays", "Held", "Nested", "Object", "are_same", "base_of", "dict_of", "held_in", "holds_any", "is_entered"),
-    *("is_generator", "is_same", "nested", "put_back"),
+    *("is_same", "nested", "put_back"),
 ]
 
 #: The containers that a forward pass may fill, each before those that it is made of.
@@ -281,12 +281,6 @@ def is_entered(kind: type) -> bool:
     if not bases or kind.__module__.startswith("embgrad") or any(is_installed(one.__module__) for one in bases):
         return False
     return kind.__dictoffset__ != 0 or bool(slots_of(kind)) or issubclass(kind, (*BASES, tuple))
-
-
-@functools.lru_cache(maxsize=1024)
-def is_generator(kind: type) -> bool:
-    """Whether values of a type are random generators."""
-    return issubclass(kind, GENERATORS)
 
 
 @functools.lru_cache(maxsize=1024)

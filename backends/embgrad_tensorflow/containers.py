@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_generator, is_same, nested, put_back
+from embgrad.generators import is_generator
+from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_same, nested, put_back
 
 __all__ = ["Undo", "generators_of", "held_by", "opened", "putting_back", "refilling"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch._subclasses.fake_tensor import FakeTensor
 
 from embgrad.composition import is_installed
-from embgrad.generators import GENERATORS
+from embgrad.generators import is_generator
 from embgrad.nested import dict_of
 from embgrad_torch.places import LARGEST, visited
 from embgrad_torch.structure import Structure
@@ -82,7 +82,8 @@ class Escaping:
         return [one for one in [reference() for reference in self._made] if one is not None]
 
     def _take_down(self, value: Any) -> None:
-        if issubclass(type(value), GENERATORS):
+        kind: type = type(value)
+        if is_generator(kind):
             self.generators.append(value)
         if type(value) in CONTAINERS and len(value) <= LARGEST:
             self._before.append((value, value.copy()))
