@@ -6,7 +6,7 @@ import collections
 import functools
 import operator
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from embgrad.generators import is_generator
 
 __all__ = [
     *("Arrays", "Held", "Nested", "Object", "are_same", "base_of", "dict_of", "held_in", "holds_any", "is_entered"),
-    *("is_same", "nested", "put_back"),
+    *("is_same", "nested", "put_back", "put_back_attributes", "slots_of"),
 ]
 
 #: The containers that a forward pass may fill, each before those that it is made of.
@@ -200,7 +200,7 @@ class _Search:
             self._go_through(held_in(one).values if base is not None else [*tuple.__iter__(one)])
         if _type(one) in _BUILTIN or not is_entered(_type(one)):
             return
-        own, slots = dict_of(one), slots_of(_type(one))
+        own, slots = dict_of(one), [slot for _, slot in slots_of(_type(one))]
         if _type(own) is dict or slots:
             found = Object(one, own, slots, _slotted(one, slots))
             self.objects.append(found)
@@ -251,10 +251,12 @@ def dict_of(one: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def slots_of(kind: type) -> tuple[Any, ...]:
-    """The descriptors of the attributes that a class, or a base, has places of their own for."""
+def slots_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    """The attributes that a class, or a base, has places of their own for, with their descriptors."""
     named = [pair for base in kind.__mro__ if base.__module__ != "builtins" for pair in vars(base).items()]
-    return tuple([one for name, one in named if _type(one) is types.MemberDescriptorType and name != "__dict__"])
+    return tuple(
+        [(name, one) for name, one in named if _type(one) is types.MemberDescriptorType and name != "__dict__"]
+    )
 
 
 def _slotted(one: Any, slots: Sequence[Any]) -> list[Any]:
@@ -340,3 +342,26 @@ def _put_back_dict(base: Any, container: Any, before: dict[Any, Any]) -> None:
     for key, value in before.items():
         if base.get(container, key, _NOTHING) is not value:
             base.__setitem__(container, key, value)
+
+
+def put_back_attributes(
+    own: dict[str, Any],
+    before: Mapping[str, Any],
+    grown: Callable[[Any, Any], bool],
+    apart: Set[str] = frozenset(),
+) -> None:
+    """The attributes of a module, or of an object of the user's own, are what they were, but for what the model has built.
+
+    Args:
+        own: the attributes.
+        before: what they were.
+        grown: says of what was there, None for nothing, and of what is, whether it stays: the model built itself.
+        apart: names of attributes that are seen to elsewhere.
+    """
+    for name in own.keys() - before.keys() - apart:
+        if not grown(None, own[name]):
+            del own[name]
+    for name, value in before.items():
+        now = own.get(name)
+        if now is not value and not grown(value, now):
+            own[name] = value

@@ -10,10 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import embgrad
 
-__all__ = ["IDS", "KNOT", "VOCAB", "WAYS", "Cache", "Way", "assert_left_and_seen", "assert_left_by_traces"]
+__all__ = [
+    *("IDS", "KNOT", "VOCAB", "WAYS", "Builder", "Cache", "SlottedBuilder", "Way", "assert_left_and_seen"),
+    *("assert_left_by_traces", "assert_parts_stay", "assert_put_back_after_an_error"),
+]
 
 VOCAB = 13
 IDS = np.array([[1, 2, 3], [2, 5, 1]])
@@ -203,3 +207,66 @@ def assert_left_by_traces(model: Any, kept: Any, way: Way) -> None:
         calls = [embgrad.gradients(model, IDS, embgrad.Sum(), compile=True).values for _ in range(2)]
     np.testing.assert_array_equal(*calls)
     assert way[2](kept) == before
+
+
+class Builder:
+    """An object of the user's own that makes a part when it is first needed.
+
+    Args:
+        make: makes it.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.tables: list[Any] = []
+        self.made = 0
+
+    def table(self) -> Any:
+        """The part."""
+        self.made += 1
+        if not self.tables:
+            self.tables.append(self.make())
+        return self.tables[0]
+
+
+class SlottedBuilder:
+    """The same with places of their own for its attributes."""
+
+    __slots__ = ("made", "make", "tables")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+        self.made = 0
+
+    def table(self) -> Any:
+        """The part."""
+        self.made += 1
+        if not hasattr(self, "tables"):
+            self.tables = (self.make(),)
+        return self.tables[0]
+
+
+def assert_parts_stay(model: Any) -> None:
+    """What an object in a model builds in the first call stays, and what it counts does not.
+
+    Args:
+        model: has a `builder` of a table of ones, and gives the sum of the squares of its rows.
+    """
+    found = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 4), 2.0))
+    (table,) = model.builder.tables
+    assert model.builder.made == 0
+    embgrad.gradients(model, IDS, embgrad.Sum())
+    assert model.builder.tables[0] is table
+
+
+def assert_put_back_after_an_error(model: Any) -> None:
+    """What a pass has kept before it raises is put back.
+
+    Args:
+        model: keeps "a dict of lists".
+    """
+    model.kept["keys"].append("no number")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    assert dict(model.kept) == {"keys": ["no number"]}

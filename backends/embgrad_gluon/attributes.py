@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.nested import Arrays, held_in, holds_any, is_same, nested, put_back
+from embgrad.nested import Arrays, held_in, holds_any, is_same, nested, put_back, put_back_attributes
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import same_bits
 
@@ -48,7 +48,7 @@ class Attributes:
         for one in self._objects:
             one.put_back(_holds_parts)
         for place, (own, found) in enumerate(self._found):
-            _put_back(own, found, _of_gluon() if place < self._blocks else frozenset())
+            put_back_attributes(own, found, _grown, _of_gluon() if place < self._blocks else frozenset())
         for container, before in self._held:
             if not (is_same(container, before) or _holds_parts(container) or _holds_parts(before.values)):
                 put_back(container, before)
@@ -59,15 +59,8 @@ class Attributes:
                     array[...] = values
 
 
-def _put_back(own: dict[str, Any], found: Mapping[str, Any], apart: frozenset[str]) -> None:
-    """The attributes of a block, or of an object, but for some."""
-    for name in own.keys() - apart - found.keys():
-        if not _holds_parts(own[name]):
-            del own[name]
-    for name, value in found.items():
-        now = own.get(name)
-        if now is not value and not (_holds_parts(now) or _holds_parts(value)):
-            own[name] = value
+def _grown(before: Any, now: Any) -> bool:
+    return _holds_parts(before) or _holds_parts(now)
 
 
 def arrays_kept(blocks: Iterable[Any]) -> dict[int, tuple[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.generators import is_generator
-from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_same, nested, put_back
+from embgrad.nested import Arrays, Held, base_of, held_in, is_entered, is_same, nested, put_back, put_back_attributes
 
 __all__ = ["Undo", "generators_of", "held_by", "opened", "putting_back", "refilling"]
 
@@ -74,13 +74,7 @@ def putting_back(attributes: dict[str, Any], found: Held, holds_parts: Callable[
         if is_same(attributes, found):
             return
         before = dict(zip(found.keys or (), found.values, strict=True))
-        for name in [*attributes]:
-            if name not in before and not holds_parts(attributes[name]):
-                del attributes[name]
-        for name, value in before.items():
-            now = attributes.get(name)
-            if now is not value and (holds_parts(value) or not holds_parts(now)):
-                attributes[name] = value
+        put_back_attributes(attributes, before, lambda was, now: holds_parts(now) and not holds_parts(was))
 
     return undo
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from embgrad.identity import PLAIN
-from embgrad.nested import dict_of
+from embgrad.nested import dict_of, slots_of
 from embgrad_torch.structure import Structure
 
 __all__ = ["LARGEST", "Place", "Places", "is_ordinary", "memory_of", "reached", "visited"]
@@ -135,7 +135,7 @@ def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
 
     None of the user's code runs: a proxy among a program's globals may raise whatever it likes.
     """
-    kind = type(value)
+    kind: type = type(value)
     if issubclass(kind, dict):
         if dict.__len__(value) <= LARGEST:
             for key, one in [*dict.items(value)]:
@@ -145,7 +145,7 @@ def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
         if sort is not None and sort.__len__(value) <= LARGEST:
             for number, one in enumerate([*sort.__iter__(value)]):
                 yield None if sort in (set, frozenset) else (False, number), one
-    for name, descriptor in [*_slots(kind), *((name, vars(kind)[name]) for name in INSIDE.get(kind, ()))]:
+    for name, descriptor in [*slots_of(kind), *((name, vars(kind)[name]) for name in INSIDE.get(kind, ()))]:
         try:
             one = descriptor.__get__(value)
         except (AttributeError, ValueError):  # it is empty
@@ -155,10 +155,3 @@ def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
     if type(own) is dict:
         for name, one in [*own.items()]:
             yield (True, name), one
-
-
-def _slots(kind: type) -> Iterator[tuple[str, Any]]:
-    """The descriptors of the attributes that a class of the user's, or a base, has places of their own for."""
-    for one in kind.__mro__:
-        if one.__module__ != "builtins":
-            yield from [pair for pair in vars(one).items() if type(pair[1]) is types.MemberDescriptorType]

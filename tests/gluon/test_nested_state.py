@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-import embgrad
 from tests.gluon.helpers import mx
-from tests.keeping import IDS, VOCAB, WAYS, Way, assert_left_and_seen, assert_left_by_traces
+from tests.keeping import (
+    VOCAB,
+    WAYS,
+    Builder,
+    SlottedBuilder,
+    Way,
+    assert_left_and_seen,
+    assert_left_by_traces,
+    assert_parts_stay,
+    assert_put_back_after_an_error,
+)
 
 
 def _written(kept: dict[str, Any], value: float) -> None:
@@ -65,42 +73,7 @@ def test_traces_leave_what_is_kept(way: str) -> None:
 
 
 def test_what_an_error_leaves_is_put_back() -> None:
-    model = net("a dict of lists")
-    model.kept["keys"].append("no number")
-    with pytest.raises(TypeError, match="unsupported operand"):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-    assert model.kept == {"keys": ["no number"]}
-
-
-class Builder:
-    """An object of the user's own that makes its parts when they are first needed."""
-
-    def __init__(self) -> None:
-        self.tables: list[Any] = []
-        self.made = 0
-
-    def table(self) -> Any:
-        """The table."""
-        self.made += 1
-        if not self.tables:
-            self.tables.append(_table())
-        return self.tables[0]
-
-
-class Slotted:
-    """The same with places of their own for its attributes."""
-
-    __slots__ = ("made", "tables")
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def table(self) -> Any:
-        """The table."""
-        self.made += 1
-        if not hasattr(self, "tables"):
-            self.tables = (_table(),)
-        return self.tables[0]
+    assert_put_back_after_an_error(net("a dict of lists"))
 
 
 def _table() -> Any:
@@ -109,20 +82,14 @@ def _table() -> Any:
     return table
 
 
-@pytest.mark.parametrize("builder", [Builder, Slotted])
+@pytest.mark.parametrize("builder", [Builder, SlottedBuilder])
 def test_parts_that_an_object_makes_in_the_first_call_stay(builder: Any) -> None:
     class Made(mx.gluon.Block):
         def __init__(self) -> None:
             super().__init__()
-            self.builder = builder()
+            self.builder = builder(_table)
 
         def forward(self, x: Any) -> Any:
             return (self.builder.table()(x) ** 2).sum(axis=1)
 
-    model = Made()
-    found = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 4), 2.0))
-    (table,) = model.builder.tables
-    assert model.builder.made == 0
-    embgrad.gradients(model, IDS, embgrad.Sum())
-    assert model.builder.tables[0] is table
+    assert_parts_stay(Made())

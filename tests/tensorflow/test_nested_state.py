@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import embgrad
-from tests.keeping import IDS, VOCAB, WAYS, Cache, Way, assert_left_and_seen, assert_left_by_traces
+from tests.keeping import (
+    IDS,
+    VOCAB,
+    WAYS,
+    Builder,
+    Cache,
+    SlottedBuilder,
+    Way,
+    assert_left_and_seen,
+    assert_left_by_traces,
+    assert_parts_stay,
+    assert_put_back_after_an_error,
+)
 from tests.tensorflow.helpers import KERAS
 
 
@@ -79,63 +90,17 @@ def test_a_function_of_tensorflows_keeps_no_tensor_without_values() -> None:
 
 
 def test_what_an_error_leaves_is_put_back() -> None:
-    model = Module(WAYS["a dict of lists"])
-    model.table = tf.Variable(tf.zeros((VOCAB, 4), tf.float64))
-    model.kept["keys"].append("no number")
-    with pytest.raises(TypeError, match="unsupported operand"):
-        embgrad.gradients(model, IDS, embgrad.Sum())
-    assert list(model.kept["keys"]) == ["no number"]
+    assert_put_back_after_an_error(Module(WAYS["a dict of lists"]))
 
 
-class Builder:
-    """An object of the user's own that makes its parts when they are first needed."""
-
-    def __init__(self) -> None:
-        self.tables: list[Any] = []
-        self.made = 0
-
-    def table(self) -> Any:
-        """The table."""
-        self.made += 1
-        if not self.tables:
-            self.tables.append(_table())
-        return self.tables[0]
-
-
-class Slotted:
-    """The same with places of their own for its attributes."""
-
-    __slots__ = ("made", "tables")
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    def table(self) -> Any:
-        """The table."""
-        self.made += 1
-        if not hasattr(self, "tables"):
-            self.tables = (_table(),)
-        return self.tables[0]
-
-
-def _table() -> Any:
-    return tf.Variable(np.ones((VOCAB, 4)))
-
-
-@pytest.mark.parametrize("builder", [Builder, Slotted])
+@pytest.mark.parametrize("builder", [Builder, SlottedBuilder])
 def test_parts_that_an_object_makes_in_the_first_call_stay(builder: Any) -> None:
     class Net(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.builder = builder()
+            self.builder = builder(lambda: tf.Variable(np.ones((VOCAB, 4))))
 
         def __call__(self, x: Any) -> Any:
             return tf.reduce_sum(tf.gather(self.builder.table(), x) ** 2, 1)
 
-    model = Net()
-    found = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 4), 2.0))
-    (table,) = model.builder.tables
-    assert model.builder.made == 0
-    embgrad.gradients(model, IDS, embgrad.Sum())
-    assert model.builder.tables[0] is table
+    assert_parts_stay(Net())
