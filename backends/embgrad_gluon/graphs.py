@@ -18,6 +18,7 @@ from embgrad.watching import PointWatch
 from embgrad_gluon.attributes import Attributes, arrays_kept
 from embgrad_gluon.cures import Cures
 from embgrad_gluon.graph import Body, tape_name
+from embgrad_gluon.graphsoftmax import Masked
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.modules import unheard
 from embgrad_gluon.opening import opened, same_outputs
@@ -228,13 +229,13 @@ class _Kept:
         self._made = made
         self._lookups = [_Lookup(lookup) for lookup in made.lookups]
         self._symbol = mx.sym.Group(made.outputs)
-        self._body = _Part(self._symbol, parameters)
+        self._body = _Body(self._symbol, parameters)
+        self._masked = Masked(self._symbol, OWN)
+        self._quick: dict[tuple[str, ...], _Body] = {}
         self._indices = {one.rows: _Part(one.made.indices, parameters) for one in self._lookups if one.indices is None}
         used = {name for part in (self._body, *self._indices.values()) for name in part.names}
         used |= {lookup.table for lookup in made.lookups}
         self._parameters = {name: parameter for name, parameter in parameters.items() if name in used}
-        carrying = [name for name in self._symbol.list_inputs() if name.startswith(OWN)]
-        self._reach = Body(self._symbol, carrying)
         self._dtypes: dict[Hashable, dict[str, Any]] = {}
 
     def __call__(self, flat: Sequence[Any], graphs: Graphs) -> list[Any]:
@@ -245,11 +246,11 @@ class _Kept:
         """
         values = self._values(flat)
         graphs.began = True
-        outputs, zeros = self._outputs(values)
+        body, outputs, zeros = self._outputs(values)
         graphs.also.extend(zeros.values())
         name = tape_name(outputs[0])
         if name is not None:
-            graphs.bodies[name] = self._reach
+            graphs.bodies[name] = body.reach
         return outputs
 
     def outputs(self, flat: Sequence[Any]) -> list[Any]:
@@ -260,20 +261,31 @@ class _Kept:
         """
         values = self._values(flat)
         with unwatched():
-            return self._outputs(values)[0]
+            return self._outputs(values)[1]
 
     def _values(self, flat: Sequence[Any]) -> dict[str, Any]:
         """By name what is known before anything is looked up."""
         values = {name: parameter.data() for name, parameter in self._parameters.items()}
         return values | {name: array for name, array in zip(self._names, flat, strict=True) if name is not None}
 
-    def _outputs(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What it gives, and the zeros whose gradients must be asked for."""
+    def _outputs(self, values: dict[str, Any]) -> tuple[_Body, list[Any], dict[str, Any]]:
+        """What gives its outputs, these, and the zeros whose gradients must be asked for."""
         for lookup in self._lookups:
             values[lookup.rows] = self._look_up(lookup, values)
         zeros = self._zeros(values)
+        body, taken = self._quickest({**values, **zeros})
         with _as_in_training() if self._made.pooled else contextlib.nullcontext():
-            return self._body({**values, **zeros}), zeros
+            return body, body(taken), zeros
+
+    def _quickest(self, values: Mapping[str, Any]) -> tuple[_Body, Mapping[str, Any]]:
+        """What takes the least time for what the graph takes, and what it takes itself."""
+        masks = self._masked.masks(values)
+        if masks is None:
+            return self._body, values
+        key = tuple(masks)
+        if key not in self._quick:
+            self._quick[key] = _Body(self._masked.symbol(key), self._parameters)
+        return self._quick[key], {**values, **masks}
 
     def _look_up(self, lookup: _Lookup, values: Mapping[str, Any]) -> Any:
         """Its rows, by the operator that it is, which is watched."""
@@ -349,6 +361,22 @@ class _Part:
         """What it gives."""
         outputs = self._operator(*[values[name] for name in self.names])
         return outputs if isinstance(outputs, list) else [outputs]
+
+
+class _Body(_Part):
+    """A graph without its lookups.
+
+    Args:
+        symbol: what it gives.
+        parameters: by name those that it may take.
+
+    Attributes:
+        reach: which of its inputs a gradient comes to.
+    """
+
+    def __init__(self, symbol: Any, parameters: Mapping[str, Any]) -> None:
+        super().__init__(symbol, parameters)
+        self.reach = Body(symbol, [name for name in self.names if name.startswith(OWN)])
 
 
 #: By block its graphs, or why there is none.
