@@ -137,12 +137,13 @@ class Masked:
         taken = {name: values[name] for name in scores.list_inputs()}
         shapes = scores.infer_shape(**{name: array.shape for name, array in taken.items()})[1]
         dtypes = scores.infer_type(**{name: np.dtype(array.dtype) for name, array in taken.items()})[1]
-        if sum(map(np.prod, shapes)) < FEWEST or {np.dtype(one) for one in dtypes} != {np.dtype(np.float32)}:
+        if shapes is None or {np.dtype(one) for one in dtypes or ()} != {np.dtype(np.float32)}:
             return None
         given = iter(shapes)
         of_groups = [{next(given) for _ in group.users} for group in self._groups]
         # The same lengths may be those of scores of several shapes.
-        return [min(one) for one in of_groups] if all(len(one) == 1 for one in of_groups) else None
+        is_shared = all(len(one) == 1 for one in of_groups)
+        return [min(one) for one in of_groups] if is_shared and sum(map(np.prod, shapes)) >= FEWEST else None
 
     @functools.cached_property
     def _lengths(self) -> tuple[Any, list[str]]:
