@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     found: dict[str, list[dict[str, Any]]] = {"missing": []}
     kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
     if options.parts:
-        found["machine"] = [{"machine": machine(options.frameworks)}]
+        measured = {*options.frameworks, *(MODES.get(row["mode"]) for row in kept.get("sizes", ()))}
+        found["machine"] = [{"machine": machine([one for one in FRAMEWORKS if one in measured])}]
         _measure(options, kept, found)
     print(_write(beside(kept, found), options))
     return 0
