@@ -165,7 +165,8 @@ def _groups(nodes: Sequence[_Node]) -> Iterator[_Lengths]:
     for number, node in enumerate(nodes):
         if _has_lengths(node):
             place, output, *_ = entry = node["inputs"][1]
-            if len(_before(nodes, place)) <= MOST_BEFORE:
+            before = [nodes[one]["op"] != "null" for one in _before(nodes, place)]
+            if sum(before) <= MOST_BEFORE and not all(before):  # what depends on no input would not be computed
                 group = found.setdefault((forms[place], output), _Lengths(entry, len(found), []))
                 group.users.append(number)
     yield from found.values()
@@ -195,12 +196,12 @@ def _forms(nodes: Sequence[_Node]) -> list[int]:
 
 
 def _before(nodes: Sequence[_Node], place: int) -> set[int]:
-    """The operators that lead to a node, itself included."""
+    """The operators and variables that lead to a node, itself included."""
     found: set[int] = set()
     waiting = [place]
     while waiting:
         number = waiting.pop()
-        if number not in found and nodes[number]["op"] != "null":
+        if number not in found:
             found.add(number)
             waiting += [entry[0] for entry in nodes[number]["inputs"]]
     return found

@@ -199,7 +199,13 @@ def computed_at_length(F: Any, scores: Any, lengths: Any) -> Any:
     return over_lengths(F, scores, lengths)
 
 
-@pytest.mark.parametrize("function", [other_lengths, over_rows, cooler, computed_at_length], ids=lambda f: f.__name__)
+def of_no_input(F: Any, scores: Any, lengths: Any) -> Any:
+    return over_lengths(F, scores, F.cast(F.full(IDS.shape, 3), "int32"))
+
+
+@pytest.mark.parametrize(
+    "function", [other_lengths, over_rows, cooler, computed_at_length, of_no_input], ids=lambda f: f.__name__
+)
 def test_others_are_left_to_mxnet(function: Function, masks: list[Any]) -> None:
     found = gradient(hybridised(built(function)))
     assert masks == PLAIN
