@@ -1,5 +1,6 @@
 """Gradients with less work are TensorFlow's own to the bit, in this thread alone, and only while they are asked for."""
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -107,7 +108,7 @@ OTHERS: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
     "einsum of a diagonal": (lambda x, y: tf.einsum("bii,ij->bj", x, y), ((2, 3, 3), (3, 4))),
     "einsum that sums one away": (lambda x, y: tf.einsum("bsd,de->be", x, y), ((2, 3, 4), (4, 5))),
     "convolution": (lambda x, y: tf.nn.conv2d(x, y, 2, "SAME"), ((2, 5, 6, 3), (2, 3, 3, 4))),
-    "convolution of one axis": (lambda x, y: tf.nn.conv1d(x, y, 1, "VALID", dilations=2), ((2, 9, 3), (3, 3, 4))),
+    "convolution of one axis": (lambda x, y: tf.nn.conv1d(x, y, 2, "VALID"), ((2, 9, 3), (3, 3, 4))),
 }
 
 
@@ -118,6 +119,23 @@ def test_other_operations(case: str, watched: tuple[int, ...]) -> None:
     if max(watched) >= len(shapes):
         watched = (0,)
     expect_equal(function, [drawn(shape, seed) for seed, shape in enumerate(shapes)], watched)
+
+
+@pytest.mark.parametrize("watched", [(0,), (1,), (0, 1)])
+def test_a_dilated_convolution(watched: tuple[int, ...]) -> None:
+    """TensorFlow itself has no gradient of it on a CPU for which it leaves oneDNN alone."""
+
+    def function(x: Any, y: Any) -> Any:
+        return tf.nn.conv1d(x, y, 1, "VALID", dilations=2)
+
+    operands = [drawn((2, 9, 3), 0), drawn((3, 3, 4), 1)]
+    try:
+        pulled(function, operands, watched)
+    except tf.errors.InvalidArgumentError as error:
+        with lean_gradients(), pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(error.message)):
+            pulled(function, operands, watched)
+    else:
+        expect_equal(function, operands, watched)
 
 
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
