@@ -1,4 +1,4 @@
-"""All that a pass over a model follows, so that one gradient takes the place of several: layer norms and attention."""
+"""All that a pass over a model follows, so that one gradient takes the place of several: layer norms, attention, activations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from embgrad_tensorflow.activating import Activations
 from embgrad_tensorflow.attending import Attentions
-from embgrad_tensorflow.following import RECORDINGS, Handler, one_after_another
+from embgrad_tensorflow.following import RECORDINGS, Follower, Handler, one_after_another
 from embgrad_tensorflow.normalising import Norms
 from embgrad_tensorflow.state import depth, pushes
 
@@ -31,7 +32,9 @@ class Shortcuts:
     ) -> None:
         self._recorded_anew = recorded_anew
         self._depth = depth()
-        self._followers = (Norms(traced=traced), Attentions(traced=traced))
+        self._followers: Sequence[Follower] = (Norms(traced=traced), Attentions(traced=traced))
+        if traced:
+            self._followers = (*self._followers, Activations())
         told: dict[str, list[Handler]] = {}
         for follower in self._followers:
             for name, handler in follower.handlers.items():
