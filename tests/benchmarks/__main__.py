@@ -33,8 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     found: dict[str, list[dict[str, Any]]] = {"missing": []}
     kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
     if options.parts:
-        measured = {*options.frameworks, *(MODES.get(row["mode"]) for row in kept.get("sizes", ()))}
-        found["machine"] = [{"machine": machine([one for one in FRAMEWORKS if one in measured])}]
+        found["machine"] = [{"framework": one, "machine": machine(one)} for one in options.frameworks]
         _measure(options, kept, found)
     print(_write(beside(kept, found), options))
     return 0
@@ -63,6 +62,7 @@ def beside(kept: Found, found: Found) -> dict[str, list[dict[str, Any]]]:
         joint[section] = [row for row in joint.get(section, ()) if _named(row) not in now] + list(rows)
     measured = {row["mode"] for row in joint.get("sizes", ())}
     order = [mode for mode in MODES if mode in measured]
+    joint.get("machine", []).sort(key=lambda row: [*MODES.values()].index(row["framework"]))
     for section in ("sizes", "overhead", "peaks"):
         if section in joint:
             joint[section].sort(key=lambda row: order.index(row["mode"]) if row["mode"] in order else len(order))

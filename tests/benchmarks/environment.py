@@ -30,9 +30,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def machine(frameworks: Sequence[str]) -> str:
+def machine(framework: str) -> str:
     """Its processor, cores and versions, in a line."""
-    names = dict.fromkeys(("embgrad", "numpy", *(one for name in frameworks for one in DISTRIBUTIONS.get(name, ()))))
+    names = ("embgrad", "numpy", *DISTRIBUTIONS.get(framework, ()))
     versions = [f"{name} {found}" for name in names if (found := _version(name))]
     return f"{_processor()}, {cores()} cores, {platform.system()}, Python {platform.python_version()}; {', '.join(versions)}"
 
@@ -76,5 +76,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    told = dict(tuple(part.strip() for part in line.partition(":")[::2]) for line in lines)
+    name = told.get("model name") or platform.processor() or platform.machine()
+    if "flags" not in told:
+        return name
+    # where it has these TensorFlow runs products by oneDNN, elsewhere by Eigen
+    return f"{name} {'with' if 'avx512_vnni' in told['flags'].split() else 'without'} AVX-512 VNNI"
