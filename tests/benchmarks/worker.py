@@ -100,7 +100,8 @@ def _built(make: Callable[[Case], Mode], mode: str, case: dict[str, Any]) -> tup
     """What a row says of its case, and the mode's functions."""
     section = {name: value for name, value in case.items() if name == "section"}
     built = Case(**{name: value for name, value in case.items() if name != "section"})
-    return {"mode": mode, "vocab": built.config()["vocab_size"], **section, **built.describe()}, make(built)
+    told = {name: value for name, value in built.describe().items() if name != "checkpoint"}  # a path of this machine's
+    return {"mode": mode, "vocab": built.config()["vocab_size"], **section, **told}, make(built)
 
 
 def _maker(mode: str) -> Callable[[Case], Mode]:

@@ -51,6 +51,10 @@ def test_the_page_is_what_the_figures_beside_it_give() -> None:
     assert table.page(figures, quick=False) == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 
 
+def test_the_figures_name_no_path_of_the_machine() -> None:
+    assert '"/' not in (ROOT / "docs" / "performance.json").read_text(encoding="utf-8")
+
+
 def test_the_page_is_made_anew_of_figures_alone(tmp_path: Path) -> None:
     figures, page = ROOT / "docs" / "performance.json", tmp_path / "page.md"
     same = tmp_path / "figures.json"
