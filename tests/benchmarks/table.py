@@ -60,15 +60,16 @@ attention one over its weights, where TensorFlow's take five.
 up to three times as long. `TF_ENABLE_ONEDNN_OPTS=1`, set before it is imported, turns that on: some 0.8 of the time for all \
 modes, by hand as well.
 - In TensorFlow's graphs GELU and its like are one operation to the pullback, whose derivative is computed in the forward pass, \
-and is all that is kept of it. With compile=True that takes the peak at 16 × 128 from 419 MiB to 300, of a SavedModel from 457 to \
-331; what need not be handed out anew at each call saves some 4 % of the time.
+and is all that is kept of it. With compile=True that takes the peak at 16 × 128 from 419 MiB to 300, of a SavedModel from 457 \
+to 331; what need not be handed out anew at each call saves some 4 % of the time.
 - TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand; for objectives that read one \
 position of each example there is a trace of its own, as it must know that beforehand. With `jit_compile=True` by hand \
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
 objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
 each call: it is not compiled by XLA, and stands above that for small batches, where an operation's way costs more than what \
 it computes. At 16 × 128 it depends on the machine which is faster by hand: XLA took 1.99 forward passes on one for which \
-TensorFlow has oneDNN, where ours took 2.09 before activations were one operation. XLA before and after an objective in NumPy takes some 1.4 times as long as one `tf.function`, since all that \
+TensorFlow has oneDNN, where ours took 2.09 before activations were one operation. XLA before and after an \
+objective in NumPy takes some 1.4 times as long as one `tf.function`, since all that \
 the pullback needs of the forward pass then goes from one to the other.
 - TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
 to the lookup but by the gradient of the whole table.
