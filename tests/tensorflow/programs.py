@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
+import numpy as np
+import tensorflow as tf
 from hypothesis import strategies as st
 
-__all__ = ["Language", "Step", "Steps"]
+__all__ = ["Language", "Step", "Steps", "expected_of"]
 
 #: An operation, and the numbers of the values that it takes: of those given, and each step's.
 Step = tuple[str, tuple[int, ...]]
@@ -68,3 +71,16 @@ class Language:
         which = draw(st.integers(0, len(operands) - 1))
         other = draw(st.integers(0, self.given + place - 1))
         return name, (*operands[:which], other, *operands[which + 1 :])
+
+
+def expected_of(model: Any, ids: np.ndarray) -> np.ndarray | None:
+    """TensorFlow's own gradient of a model's table, None where it has none; a program is passed over where it is not finite."""
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(model(ids))
+    hypothesis.assume(np.isfinite(total))
+    gradient = tape.gradient(total, model.table)
+    if gradient is None:
+        return None
+    expected: np.ndarray = tf.convert_to_tensor(gradient).numpy()
+    hypothesis.assume(np.isfinite(expected).all() and np.abs(expected).max() > 0)
+    return expected
