@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
 from embgrad.backend import NativeObjective, Request
+from embgrad.bounded import Bounded
 from embgrad.identity import code_of
 
-__all__ = ["Refusals"]
+__all__ = ["OBJECTIVES", "Refusals"]
 
-#: Of how many functions given as objectives it is remembered.
+#: Of how many functions given as objectives anything is remembered.
 OBJECTIVES: Final = 256
 
 
@@ -26,13 +26,13 @@ class Refusals:
 
     def __init__(self) -> None:
         self.of_all: str | None = None
-        self._of_objectives: OrderedDict[Hashable, str] = OrderedDict()
+        self._of_objectives: Bounded[str] = Bounded(OBJECTIVES)
 
     def why(self, request: Request) -> str | None:
         """Why there can be no trace for this request; None where there may be one."""
         if self.of_all is not None or not self._of_objectives:
             return self.of_all
-        return self._of_objectives.get(_code(request))
+        return self._of_objectives.get(_code(request), None)
 
     def add(self, why: str, request: Request | None = None) -> None:
         """There can be none.
@@ -44,9 +44,7 @@ class Refusals:
         if request is None or not isinstance(request.respond, NativeObjective):
             self.of_all = why
             return
-        self._of_objectives[_code(request)] = why
-        while len(self._of_objectives) > OBJECTIVES:
-            self._of_objectives.popitem(last=False)
+        self._of_objectives.put(_code(request), why)
 
 
 def _code(request: Request) -> Hashable:

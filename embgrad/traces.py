@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
+
+from embgrad.bounded import Bounded
 
 __all__ = ["Traces", "UnsettledError"]
 
@@ -22,14 +23,14 @@ class _Of(Generic[Trace]):
 
     Attributes:
         references: to the model's parts.
-        kept: by key, the longest unused first.
+        kept: by key.
         unused: how many keys have come since one for which there was a trace.
         last: the key that came last of those.
     """
 
-    def __init__(self, references: tuple[Any, ...]) -> None:
+    def __init__(self, references: tuple[Any, ...], limit: int) -> None:
         self.references = references
-        self.kept: OrderedDict[Hashable, Trace] = OrderedDict()
+        self.kept: Bounded[Trace] = Bounded(limit)
         self.unused = 0
         self.last: Hashable = None
 
@@ -57,25 +58,21 @@ class Traces(Generic[Trace]):
         Args:
             parts: the model's parts.
             key: everything that the trace depends on, beside the shapes and values that it takes.
-            make: makes the trace.
+            make: makes the trace, which is not None.
 
         Raises:
             TypeError: a part cannot be referred to weakly.
             UnsettledError: as many keys as there is patience for were new before, and this one is, too.
         """
         known = self._known(parts)
-        kept = known.kept
         with self._lock:
-            if key in kept:
+            found = known.kept.get(key, None)
+            if found is not None:
                 known.unused = 0
-                kept.move_to_end(key)
-                return kept[key]
+                return found
             self._expect_patience(known, key)
         made = make()
-        with self._lock:
-            kept[key] = made
-            while len(kept) > self.limit:
-                kept.popitem(last=False)
+        known.kept.put(key, made)
         return made
 
     def count(self, parts: Sequence[object]) -> int:
@@ -106,5 +103,5 @@ class Traces(Generic[Trace]):
                 return known
             # The traces go with the first part that does. A callback may come in the middle of anything: it takes no lock.
             references = tuple(weakref.ref(part, lambda _: self._of.pop(ids, None)) for part in parts)
-            known = self._of[ids] = _Of(references)
+            known = self._of[ids] = _Of(references, self.limit)
             return known

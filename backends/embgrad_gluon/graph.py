@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from embgrad.bounded import Bounded
 from embgrad.errors import UnsupportedError
 from embgrad_gluon import recorded
 from embgrad_gluon.cures import WRONG
@@ -103,11 +103,9 @@ RECORDED: Final = re.compile(r"node_\d+(?=_)")
 #: How many graphs are remembered.
 MOST_KNOWN: Final = 32
 
-_guard = threading.Lock()
-
 #: By a graph's description without its names, the places of some variables among its inputs and the graphs inside of it: which
 #: of the variables a gradient comes to.
-_known: OrderedDict[Any, Sequence[bool]] = OrderedDict()
+_known: Final[Bounded[Sequence[bool]]] = Bounded(MOST_KNOWN)
 
 #: No graph that runs as one operator.
 NOTHING: Final[Mapping[str, Any]] = {}
@@ -186,15 +184,7 @@ def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = 
     inputs = {name: place for place, name in enumerate(symbol.list_inputs())}
     inside = tuple(bodies.get(name) for kind, name in recorded.operators(described) if kind == CACHED) if bodies else ()
     key = (recorded.unnamed(described), tuple(inputs.get(name) for name in names), inside)
-    with _guard:
-        known = _known.get(key)
-    if known is None:
-        known = _right_way(_way(recorded.read(symbol), names, bodies))
-        with _guard:
-            _known[key] = known
-            while len(_known) > MOST_KNOWN:
-                _known.popitem(last=False)
-    return known
+    return _known.made(key, lambda: _right_way(_way(recorded.read(symbol), names, bodies)))
 
 
 def _right_way(way: Way) -> Sequence[bool]:

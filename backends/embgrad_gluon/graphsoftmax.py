@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.bounded import Bounded
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["Masked"]
@@ -56,11 +55,11 @@ class Masked:
     """
 
     def __init__(self, symbol: Any, prefix: str) -> None:
-        self._graph = json.loads(symbol.tojson())
+        graph = json.loads(symbol.tojson())
         self._prefix = prefix
-        self._groups = list(_groups(self._graph["nodes"]))
-        self._known: OrderedDict[Hashable, list[tuple[int, ...]] | None] = OrderedDict()
-        self._guard = threading.Lock()
+        self._groups = list(_groups(graph["nodes"]))
+        self._graph = graph if self._groups else {}  # it is large, and of no use where there are none
+        self._known: Bounded[list[tuple[int, ...]] | None] = Bounded(MOST_KNOWN)
 
     def symbol(self, names: Collection[str]) -> Any:
         """The other graph.
@@ -124,12 +123,7 @@ class Masked:
         if given[0].context.device_type != "cpu":
             return None
         key = tuple((array.shape, array.dtype) for array in given)
-        with self._guard:
-            if key not in self._known:
-                self._known[key] = self._inferred(values)
-                while len(self._known) > MOST_KNOWN:
-                    self._known.popitem(last=False)
-            return self._known[key]
+        return self._known.made(key, lambda: self._inferred(values))
 
     def _inferred(self, values: Mapping[str, Any]) -> list[tuple[int, ...]] | None:
         nodes = self._graph["nodes"]

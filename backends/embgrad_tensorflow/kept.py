@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -13,10 +12,11 @@ from tensorflow.python.eager import record
 
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
+from embgrad.bounded import Bounded
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.points import WORD
-from embgrad.refusals import Refusals
+from embgrad.refusals import OBJECTIVES, Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
 from embgrad.traces import Traces, UnsettledError
@@ -36,6 +36,9 @@ __all__ = ["run_kept"]
 
 #: How many lengths have a trace of their own, where one of any length cannot be had.
 LENGTHS: Final = 8
+
+#: For how many shapes it is remembered that a trace gives what the model gives.
+SHAPES: Final = 256
 
 #: After how many ways of asking in a row, each with a trace that no later call has used, none is made at once.
 PATIENCE: Final = 16
@@ -69,9 +72,9 @@ class _Form:
         self.refusals = Refusals()
         self.exact = exact
         self.by_rows = True
-        self.traces: OrderedDict[Hashable, Trace] = OrderedDict()
-        self.checked: set[Hashable] = set()
-        self.used: dict[Hashable, tuple[int, ...]] = {}
+        self.traces: dict[Hashable, Trace] = {}
+        self.checked: Bounded[bool] = Bounded(SHAPES)
+        self.used: Bounded[tuple[int, ...]] = Bounded(OBJECTIVES)
 
 
 def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, plain: Plain) -> Run:
@@ -139,15 +142,14 @@ class _Keeper:
         if why is not None:
             return self._without(why)
         for _ in range(2):  # what an objective uses shows when it is run
-            used = self._form.used.get(self._kind)
+            used = self._form.used.get(self._kind, None)
             trace = None if used is None else self._form.traces.get(self._place(used))
-            if used is None or trace is None or self._mark(used) not in self._form.checked:
+            if used is None or trace is None or not self._form.checked.get(self._mark(used), False):
                 break
-            self._form.traces.move_to_end(self._place(used))
             try:
                 return self._run(trace, self._tries.next())
             except OtherUseError as error:
-                self._form.used[self._kind] = error.used
+                self._form.used.put(self._kind, error.used)
             except (UnfitError, FailedError) as error:
                 return self._without(_failed(error))
         return self._first()
@@ -205,8 +207,8 @@ class _Keeper:
         if apart is not None:
             raise UntraceableError(apart)
         self._form.traces[self._place(made.used)] = made
-        self._form.checked.add(self._mark(made.used))
-        self._form.used[self._kind] = made.used
+        self._form.checked.put(self._mark(made.used), True)
+        self._form.used.put(self._kind, made.used)
         return given
 
     def _made(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -17,10 +15,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
+from embgrad.bounded import Bounded
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
 from embgrad.locks import held
-from embgrad.refusals import Refusals
+from embgrad.refusals import OBJECTIVES, Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.traces import Traces, UnsettledError
 from embgrad_torch import inputs
@@ -76,8 +75,8 @@ class _Form:
         self.refusals = Refusals()
         self.passed = 0
         self.traces: list[tuple[tuple[int, ...], Trace]] = []
-        self.serving: OrderedDict[Hashable, Trace] = OrderedDict()
-        self.used: dict[Hashable, tuple[int, ...]] = {}
+        self.serving: Bounded[Trace] = Bounded(SHAPES)
+        self.used: Bounded[tuple[int, ...]] = Bounded(OBJECTIVES)
 
 
 def run_kept(model: Any, batch: TokenBatch, request: Request, plain: Plain) -> Run:
@@ -174,7 +173,7 @@ class _Keeper:
             try:
                 return self._run(trace, self._tries.next())
             except OtherUseError as error:
-                self._form.used[self._code] = error.used
+                self._form.used.put(self._code, error.used)
                 why = str(error)
             except StaleError:
                 self._form.traces.clear()
@@ -188,11 +187,8 @@ class _Keeper:
 
     def _serving(self, used: tuple[int, ...]) -> Trace | None:
         """The trace that serves for this call."""
-        serving, key = self._form.serving, (self._shapes, used)
-        found = serving.get(key)
+        found = self._form.serving.get((self._shapes, used), None)
         if found is not None:
-            with contextlib.suppress(KeyError):  # another thread may have taken it out
-                serving.move_to_end(key)
             return found
         found = next(
             (
@@ -207,9 +203,7 @@ class _Keeper:
         return found
 
     def _serve(self, used: tuple[int, ...], trace: Trace) -> None:
-        self._form.serving[self._shapes, used] = trace
-        while len(self._form.serving) > SHAPES:
-            self._form.serving.popitem(last=False)
+        self._form.serving.put((self._shapes, used), trace)
 
     def _first(self) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
@@ -235,7 +229,7 @@ class _Keeper:
                 return self._as_asked(found, str(error))
             return self._never(found, str(error))
         self._form.traces.append((recorder.used, trace))
-        self._form.used[self._code] = recorder.used
+        self._form.used.put(self._code, recorder.used)
         self._serve(recorder.used, trace)
         return given
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon import graphs, opening, tracing
+from embgrad_gluon import graphs, keptgraph, opening, tracing
 
 import embgrad
 from tests.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, randomise, relative
@@ -902,7 +902,7 @@ def test_a_graph_that_fails_is_left_for_the_operators(monkeypatch: pytest.Monkey
     def fail(*_: Any) -> Any:
         raise mx.MXNetError("a failure of the graph's own")
 
-    monkeypatch.setattr(graphs._Part, "__call__", fail)
+    monkeypatch.setattr(keptgraph._Part, "__call__", fail)
     with pytest.warns(embgrad.EmbgradWarning, match="its graph failed .a failure of the graph's own.*without a trace"):
         found = embgrad.gradients(net, ids, OBJECTIVE, compile=True)
     expect_same(found, expected, 2e-5)

@@ -1,0 +1,71 @@
+"""Bounded tables: which entries stay, what is made once, and what runs while an entry is let go."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from embgrad.bounded import Bounded
+
+
+def test_the_entry_that_was_not_used_for_the_longest_goes() -> None:
+    table: Bounded[int] = Bounded(2)
+    table.put("a", 1)
+    table.put("b", 2)
+    assert table.get("a", None) == 1
+    table.put("c", 3)
+    assert [table.get(key, None) for key in "abc"] == [1, None, 3]
+    assert len(table) == 2
+
+
+def test_an_entry_that_is_put_again_is_another_and_the_newest() -> None:
+    table: Bounded[int] = Bounded(2)
+    for key, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
+        table.put(key, value)
+    assert [table.get(key, None) for key in "abc"] == [3, None, 4]
+
+
+def test_an_entry_is_made_once_also_where_it_is_none() -> None:
+    table: Bounded[int | None] = Bounded(2)
+    made: list[str] = []
+    for key in ("a", "a", "b", "a", "c", "a", "b"):
+        assert table.made(key, lambda key=key: made.append(key)) is None  # type: ignore[misc]
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_what_making_an_entry_raises_leaves_none_behind() -> None:
+    table: Bounded[float] = Bounded(2)
+    with pytest.raises(ZeroDivisionError):
+        table.made("a", lambda: 1 / 0)
+    assert len(table) == 0
+    assert table.made("a", lambda: 2) == 2
+
+
+def test_a_table_that_was_cleared_is_empty() -> None:
+    table: Bounded[int] = Bounded(2)
+    table.put("a", 1)
+    table.clear()
+    assert (len(table), table.get("a", "none")) == (0, "none")
+
+
+@pytest.mark.parametrize("go", ["pushed out", "replaced", "cleared"])
+def test_what_runs_when_an_entry_goes_may_use_the_table(go: str) -> None:
+    table: Bounded[object] = Bounded(1)
+    seen: list[object] = []
+
+    class Noticed:
+        def __del__(self) -> None:
+            seen.append(table.get("b", "none"))
+
+    def run() -> None:
+        table.put("a", Noticed())
+        if go == "cleared":
+            table.clear()
+        else:
+            table.put("a" if go == "replaced" else "b", 2)
+
+    thread = threading.Thread(target=run, daemon=True)  # should it wait for itself the test is to end all the same
+    thread.start()
+    thread.join(10)
+    assert seen == [2 if go == "pushed out" else "none"]
