@@ -269,6 +269,7 @@ class Stream(Iterator[Any]):
                 return
 
     def _next(self) -> Any:
+        self._expect_here()
         with self._taking_turns("asked for its next result"):
             if self._ended:
                 raise StopIteration
@@ -283,6 +284,18 @@ class Stream(Iterator[Any]):
             except BaseException:
                 self.close()
                 raise
+
+    def _expect_here(self) -> None:
+        """Refuse to go on in a fork: the thread that reads is not there, and what is written is written by who was forked.
+
+        Raises:
+            EmbgradError: this is a fork's copy of a stream that has begun, or that writes.
+        """
+        if os.getpid() != self._process and not self._ended and (self._results is not None or self._to is not None):
+            raise EmbgradError(
+                "the stream was begun, or writes, in the process that this one was forked from, which goes on with it: expected "
+                "a stream of this process's own; make one here"
+            )
 
     @contextlib.contextmanager
     def _taking_turns(self, what: str, *, closing: bool = False) -> Iterator[None]:

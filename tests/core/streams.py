@@ -70,8 +70,8 @@ def expect_same_bits(one: embgrad.EmbeddingGradients, other: embgrad.EmbeddingGr
     assert dict(one.provenance) == dict(other.provenance)
 
 
-def run(to: Path, given: Any = None, source: Any = None, **options: Any) -> embgrad.Stream:
-    """A stream of labelled texts that writes to a folder."""
+def run(to: Path | None, given: Any = None, source: Any = None, **options: Any) -> embgrad.Stream:
+    """A stream of labelled texts that writes to a folder, if to any."""
     asked = {"tokenizer": tokenizer, "batch_size": 2, "to": to, **options}
     return embgrad.stream(
         model() if given is None else given, rows(COUNT) if source is None else source, LABELLED, **asked

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -349,8 +350,33 @@ def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     next(parts)
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(
+            embgrad.EmbgradError, match="in the process that this one was forked from, which goes on with it"
+        ):
+            next(parts)
         parts.close()
     assert files(tmp_path) == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("written", [False, True])
+def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) -> None:
+    """It would wait for ever for a thread that it does not have, or write beside who has the folder."""
+    parts = run(tmp_path / "run" if written else None, ahead=ahead)
+    next(parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
+        child = os.fork()
+    if not child:
+        signal.alarm(20)
+        try:
+            next(parts)
+        except embgrad.EmbgradError as error:
+            os._exit(3 if "make one here" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert len(list(parts)) == len(by_hand(COUNT, 2)) - 1
 
 
 def _finished(folder: Path) -> int:
@@ -648,6 +674,26 @@ def test_weights_that_change_meanwhile_make_no_folder(tmp_path: Path, keep: str)
     run(tmp_path / "one", given, keep=keep).finish()
     run(tmp_path / "other", keep=keep).finish()
     assert files(tmp_path / "one") == files(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [np.flipud, np.negative, lambda table: table * 2],
+    ids=["rows that changed places", "other signs", "doubled"],
+)
+def test_weights_that_change_and_add_up_to_the_same_make_no_folder(
+    tmp_path: Path, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Read as whole numbers, 4,096 floats of 64 bits that are doubled or change their signs have the sum that they had."""
+    given = model(dtype="float64")
+    table = given.parameters["E"].value = np.random.default_rng(0).normal(size=(1024, 4))
+
+    def trained(done: int, total: int | None) -> None:
+        if done == 10:
+            table[...] = change(table)
+
+    with pytest.raises(embgrad.EmbgradError, match=r"are not those that the stream began with \('E'\)"):
+        run(tmp_path, given, progress=trained).finish()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
