@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import combinations
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +14,10 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.points import WORD, Lookup, Point, layout_is_open
 
-__all__ = ["could_be_made", "example_axis", "expect_ids_followed", "told_apart", "with_layout"]
+__all__ = ["could_be_made", "example_axis", "expect_ids_followed", "shared_extras", "told_apart", "with_layout"]
+
+#: How many further inputs may be taken at once for such as all examples share.
+MOST_SHARED: Final = 3
 
 
 def told_apart(
@@ -118,6 +122,31 @@ def expect_ids_followed(backend: Backend, model: Any, batch: TokenBatch, call: C
             f"the model made no lookup of the batch's ids: the indices of {lookup} equal them by chance, and stayed what they "
             "were when the ids changed; expected the model to look up the ids that it is given, or name the table with at=..."
         )
+
+
+def shared_extras(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> dict[str, Any]:
+    """The further inputs that all examples share, and that have as many entries by chance: one a position, or one a class, say.
+
+    A forward pass on two of at least three examples shows it: the model does not take them cut, and takes them whole.
+    """
+    two = batch[:2]
+    cut = {name: whole for name, whole in batch.extras.items() if two.extras[name] is not whole}
+    if len(batch) < 3 or not cut or _takes(backend, model, two, {}, call):
+        return {}
+    for count in range(1, min(len(cut), MOST_SHARED) + 1):
+        for names in combinations(cut, count):
+            whole = {name: cut[name] for name in names}
+            if _takes(backend, model, two, whole, call):
+                return whole
+    return {}
+
+
+def _takes(backend: Backend, model: Any, batch: TokenBatch, whole: Mapping[str, Any], call: Call | None) -> bool:
+    try:
+        backend.points(model, batch.replace(extras={**batch.extras, **whole}), call)
+    except Exception:  # whatever the framework says of shapes that do not go together
+        return False
+    return True
 
 
 def could_be_made(ids: np.ndarray) -> bool:

@@ -468,6 +468,29 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
         gradients(packed, batch, at="packed", batch_size=1)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize(
+    "extras",
+    [["positions"], ["classes"], ["positions", "classes"], ["examples"], ["examples", "classes"]],
+    ids=" and ".join,
+)
+def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], batch_size: int) -> None:
+    """There are as many positions, and as many classes, as examples: by its shape each could be an entry an example."""
+
+    def weighted(model: Any, input_ids: np.ndarray, **weights: np.ndarray) -> Tensor:
+        rows = lookup(model["E"], input_ids) * Tensor(weights.get("positions", np.ones(3))[:, None])
+        logits = rows.tanh().mean(1) @ model["W"]
+        return (
+            logits * Tensor(weights.get("classes", np.ones(3))) * Tensor(weights.get("examples", np.ones(1))[:, None])
+        )
+
+    given = {"input_ids": np.arange(9).reshape(3, 3), **dict.fromkeys(extras, np.array([0.5, 2.0, 3.0]))}
+    whole = gradients(weighted, given, embgrad.Sum())
+    pieces = gradients(weighted, given, embgrad.Sum(), batch_size=batch_size)
+    np.testing.assert_allclose(pieces.values, whole.values, rtol=1e-12)
+    np.testing.assert_allclose(pieces.objective, whole.objective, rtol=1e-12)
+
+
 def test_micro_batches_with_labels_at_each_position_and_extras() -> None:
     def tagged(model: Any, input_ids: np.ndarray, weights: np.ndarray) -> Tensor:
         return (lookup(model["E"], input_ids) * Tensor(weights[:, None, None])).tanh() @ model["W"]
