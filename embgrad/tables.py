@@ -100,7 +100,11 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
     scaled = []
     for table in tables:
         norm = table.norm()
-        scaled.append(table.values if norm <= most else (table.values * (most / norm)).astype(table.values.dtype))
+        if norm <= most:
+            scaled.append(table.values)
+        else:  # a float32 may not hold the quotient, where it holds the product
+            wide = np.multiply(table.values, most / norm, dtype=np.float64)
+            scaled.append(wide.astype(table.values.dtype))
     return scatter(np.concatenate([table.rows for table in tables]), np.concatenate(scaled), tables[0].shape[0])
 
 

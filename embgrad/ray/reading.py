@@ -76,7 +76,8 @@ def dataset_of(given: Any) -> Any:
 
     Raises:
         BatchError: it is neither.
-        FileFormatError: a file is not there, or of none of these kinds; or a column's types differ from file to file.
+        FileFormatError: a file is not there, named twice, or of none of these kinds; or a column's types differ from file to
+            file.
     """
     if isinstance(given, ray.data.Dataset):
         return given
@@ -89,8 +90,15 @@ def dataset_of(given: Any) -> Any:
     readers = {_reader(str(one)) for one in paths}
     if len(readers) > 1:
         raise FileFormatError(f"the files {listed(map(str, paths))} are of different kinds: expected one kind")
+    addresses = [_address(str(one)) for one in paths]
+    twice = next((one for one in addresses if addresses.count(one) > 1), None)
+    if twice is not None:
+        raise FileFormatError(
+            f"{twice} is named more than once, and Ray reads a file of Parquet once all the same: expected each file once; a "
+            "copy under another name gives its rows again"
+        )
     with readable(given), plain_errors():
-        return readers.pop()([_address(str(one)) for one in paths])
+        return readers.pop()(addresses)
 
 
 @contextlib.contextmanager

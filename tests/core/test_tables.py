@@ -173,6 +173,12 @@ def test_the_limit_s_own_precision_is_not_that_of_the_sum(kind: Any) -> None:
     np.testing.assert_allclose(found.values, values / np.linalg.norm(values), rtol=1e-14)
 
 
+def test_a_large_norm_is_scaled_down_to_a_small_one() -> None:
+    """By a number that is none of float32's."""
+    large = RowSparse(np.array([2]), np.array([[3e20, 4e20]], np.float32), (9, 2))
+    np.testing.assert_allclose(embgrad.clipped_table([large], 1e-25).values, [[6e-26, 8e-26]], rtol=1e-6)
+
+
 def test_an_example_without_gradient_is_not_divided_by_its_norm() -> None:
     nothing = RowSparse(np.array([2]), np.zeros((1, 3), np.float32), (9, 3))
     assert not embgrad.clipped_table([nothing], 1.0).values.any()

@@ -543,6 +543,10 @@ def test_files_are_checked(tmp_path: Path) -> None:
         dataset_of(tmp_path / "a.csv")
     with pytest.raises(embgrad.FileFormatError, match=r"of different kinds"):
         dataset_of([tmp_path / "a.txt", tmp_path / "a.jsonl.gz"])
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"a\.txt is named more than once, and Ray reads a file of Parquet once"
+    ):
+        dataset_of([tmp_path / "a.txt", str(tmp_path / "a.txt")])
     for given in (3, [], [{"text": "a"}]):
         with pytest.raises(embgrad.BatchError, match=r"expected a ray.data.Dataset, or the paths"):
             dataset_of(given)
