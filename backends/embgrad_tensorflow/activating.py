@@ -39,7 +39,7 @@ PARTIALS: Final[Mapping[str, Sequence[Partial | None]]] = {
     "Neg": (lambda given, gave: (-1.0, None),),
     "Pow": (lambda given, gave: (given[1], tf.pow(given[0], given[1] - 1)), None),
     "RealDiv": (lambda given, gave: _divided(given[1]), lambda given, gave: (-1.0, gave / given[1])),
-    "Sigmoid": (lambda given, gave: (1.0, gave - tf.square(gave)),),
+    "Sigmoid": (lambda given, gave: (1.0, gave * (1.0 - gave)),),
     "Softplus": (lambda given, gave: (1.0, tf.sigmoid(given[0])),),
     "Square": (lambda given, gave: (2.0, given[0]),),
     "Sub": (lambda given, gave: (1.0, None), lambda given, gave: (-1.0, None)),

@@ -342,6 +342,20 @@ def test_the_ends_of_the_range_are_tensorflows(name: str) -> None:
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=2e-5, atol=1e-6 * np.abs(expected).max())
 
 
+def test_a_gate_that_is_nearly_1_keeps_its_slope() -> None:
+    """σ′ = σ · (1 − σ) is as small as 1 − σ there, and multiplied by what is large."""
+    table, found = np.random.default_rng(4).uniform(8, 11, size=(20, DIM)), []
+    for dtype in ("float32", "float64"):
+        model = Activated(lambda x, number: tf.exp(x) * (1.0 - tf.sigmoid(x)), dtype, read=tf.identity)
+        model.kernel.assign(np.eye(DIM))
+        embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
+        model.table.assign(table)
+        found.append(embgrad.gradients(model, IDS, embgrad.Sum(), compile=True))
+        assert found[-1].provenance["compiled"]
+    rounded, exact = (one.values for one in found)
+    np.testing.assert_allclose(rounded, exact, rtol=0, atol=1e-2 * np.abs(exact).max())
+
+
 def test_the_models_own_run_keeps_the_operations(activations: Callable[[], int]) -> None:
     """Nothing would be won there: the tape holds what went before all the same."""
     model = Activated(gelu)
