@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch.nn.modules import module as modules_of_torch
+from torch.nn.utils import parametrize
 from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
@@ -113,6 +114,10 @@ def _expect_traceable(known: Structure, request: Request) -> None:
         raise UntraceableError("a trace has no gradients of weights")
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         raise UntraceableError("torch.autocast is in force")
+    if (
+        parametrize._cache_enabled
+    ):  # what is kept would be a trace's own, whatever becomes of the weights it was made of
+        raise UntraceableError("torch.nn.utils.parametrize.cached is in force, which keeps what was made of weights")
     if any(not _is_known(one) for one in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())):
         raise UntraceableError("a mode that watches PyTorch's functions is in force")
     if any(getattr(modules_of_torch, name) for name in _GLOBAL_HOOKS if hasattr(modules_of_torch, name)):

@@ -14,6 +14,7 @@ import torch
 from embgrad_torch import kept
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -285,6 +286,16 @@ def test_what_a_model_checks_of_values_is_checked_in_each_call(check: Any) -> No
 
 def _odd() -> dict[str, Any]:
     return {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "odd": object()}
+
+
+def test_what_parametrizations_keep_is_of_one_call() -> None:
+    model = Net()
+    nn.utils.parametrizations.weight_norm(model.inner)
+    with parametrize.cached():
+        falls_back(model, "torch.nn.utils.parametrize.cached is in force")
+    with torch.no_grad():
+        model.inner.parametrizations.weight.original0 *= 2
+    agree(model, IDS)
 
 
 def test_training_mode() -> None:
