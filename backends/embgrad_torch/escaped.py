@@ -1,4 +1,4 @@
-"""Takes back the tensors without values that a model followed leaves behind: in its own containers, in globals and in caches."""
+"""Takes back the tensors, and numbers, without values that a model followed leaves behind: in containers, globals and caches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import gc
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from embgrad.composition import is_installed
@@ -26,6 +27,9 @@ MOST: Final = 20_000
 
 #: What tensors are put into.
 CONTAINERS: Final = (list, set, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
+
+#: What stands for a tensor, and for a number that follows from sizes, while a model is followed.
+WITHOUT_VALUES: Final = (FakeTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 #: The caches of `functools`.
 Cached: Final = type(functools.lru_cache(lambda: None))
@@ -47,7 +51,9 @@ class Escaping:
         self._before: list[tuple[Any, Any]] = []
         self.generators: list[Any] = []
         own = [(value, None) for module in known.modules for value in vars(module).values()]
-        beside = [(one, None) for one in _around(known, call)]
+        kinds, around = _around(known, call)
+        self._kinds = [(kind, dict(vars(kind))) for kind in kinds]
+        beside = [(one, None) for one in (*(before for _, before in self._kinds), *around)]
         for value, _ in (*visited(own, known.modules), *itertools.islice(visited(beside, known.modules), MOST)):
             self._take_down(value)
 
@@ -64,6 +70,12 @@ class Escaping:
         for holder, before in self._before:
             if any(map(_is_without_values, [*holder.values()] if isinstance(holder, dict) else [*holder])):
                 _put_back(holder, before)
+        for kind, before in self._kinds:
+            for name in [name for name, value in vars(kind).items() if _is_without_values(value)]:
+                if name in before:
+                    type.__setattr__(kind, name, before[name])
+                else:
+                    type.__delattr__(kind, name)
 
     def are_left(self) -> bool:
         """Whether there are some that are still held, when nothing of the following is."""
@@ -92,34 +104,33 @@ class Escaping:
             self._before.append((own, own.copy()))
 
 
-def _around(known: Structure, call: Callable[..., Any] | None) -> Iterator[Any]:
-    """The globals of the modules that the user's classes, and the function, are written in; and what the classes hold."""
+def _around(known: Structure, call: Callable[..., Any] | None) -> tuple[list[type], list[Any]]:
+    """The user's classes, and the globals of the modules that they, and the function, are written in."""
     kinds = {kind for module in known.modules for kind in type(module).__mro__ if not is_installed(kind.__module__)}
-    for kind in kinds:
-        yield dict(vars(kind))
     names = {kind.__module__ for kind in kinds}
+    around: list[Any] = []
+    others: list[type] = []  # which need not be hashable
     if call is not None:
-        yield call
+        around.append(call)
         names.add(getattr(call, "__module__", None) or "")
     for name in names:
         if name in sys.modules and not is_installed(name):
             held = vars(sys.modules[name])
-            yield held
-            yield from [
-                dict(vars(one)) for one in [*held.values()] if issubclass(type(one), type) and one.__module__ == name
-            ]
+            around.append(held)
+            others += [one for one in [*held.values()] if issubclass(type(one), type) and one.__module__ == name]
+    return [*kinds, *others], around
 
 
 def _is_without_values(value: Any, depth: int = 0) -> bool:
-    if issubclass(type(value), FakeTensor):
+    if issubclass(type(value), WITHOUT_VALUES):
         return True
-    if depth < 3 and type(value) in (list, tuple, dict):
+    if depth < 3 and type(value) in (list, tuple, torch.Size, dict):
         return any(_is_without_values(one, depth + 1) for one in (value.values() if type(value) is dict else value))
     return False
 
 
 def _put_back(holder: Any, before: Any) -> None:
-    """A container without the tensors that have no values; what else was written into it meanwhile stays."""
+    """A container without what has no values; what else was written into it meanwhile stays."""
     if isinstance(holder, dict):
         for key, value in [*holder.items()]:
             if _is_without_values(value):

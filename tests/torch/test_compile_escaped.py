@@ -1,4 +1,4 @@
-"""`compile=True`: no tensor that a trace is made with stays where a model keeps tensors of its passes."""
+"""`compile=True`: nothing that a trace is made with stays where a model keeps tensors, or sizes, of its passes."""
 
 from __future__ import annotations
 
@@ -105,6 +105,28 @@ def test_what_a_model_keeps_has_values(keep: Any) -> None:
     assert not any(isinstance(one, FakeTensor) for one in kept)
     assert _without_values() == []
     torch.stack([one.sum() for one in LOSSES] or [torch.ones(())]).sum().item()
+
+
+class Counting(Net):
+    """Keeps sizes, in its class and beside it, and goes by none."""
+
+    longest = 0
+
+    def body(self, rows: Any) -> Any:
+        type(self).longest = max(self.longest, rows.shape[1])
+        type(self).last = rows
+        LOSSES.append(rows.shape)
+        CACHE["length"] = rows.shape[1]
+        return super().body(rows)
+
+
+def test_what_a_model_counts_is_a_number(traces: list[Any]) -> None:
+    agree(Counting(), IDS)
+    assert len(traces) == 1
+    assert type(Counting.longest) is int
+    assert Counting.longest == CACHE["length"] == 5
+    assert not isinstance(Counting.last, FakeTensor)
+    assert {type(size) for shape in LOSSES for size in shape} == {int}
 
 
 def test_what_was_kept_of_a_model_that_has_no_trace() -> None:
