@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
 __all__ = ["Sizes"]
 
 
@@ -13,6 +15,9 @@ class Sizes:
 
     Args:
         inputs: the graph's nodes for the tensors of the call.
+
+    Attributes:
+        by_values: whether any number was to be had of tensors' values, be it only to be dropped or looked at in Python.
     """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
@@ -22,6 +27,7 @@ class Sizes:
         guards = () if environment is None else environment.guards
         self._guards = [one.expr for one in guards]
         self._ranges = {} if environment is None else dict(environment.var_to_range)
+        self.by_values = any(map(free_unbacked_symbols, self._ranges))
 
     def serve(self, shapes: Sequence[Sequence[int]]) -> bool:
         """Whether the graph holds for tensors of these shapes."""

@@ -135,13 +135,16 @@ def programmed(exported: Exported) -> Program:
         raise UntraceableError("the graph of it lacks some of its lookups")
     levels, of_happening = _levels(graph, [happening[number] for number in numbers], outputs)
     _expect_known(levels)
+    sizes = Sizes(inputs)
+    if sizes.by_values:  # which leaves nothing in the graph where Python catches the error that comes of asking for it
+        raise UntraceableError("the model's Python depends on the values of tensors, which it reads as numbers")
     steps = _steps(exported.script, happening, levels, of_happening, outputs, frozenset(one.name for one in weights))
     return Program(
         tuple(place for _, place in held),
         exported.script,
         exported.rebuild,
         exported.used,
-        Sizes(inputs),
+        sizes,
         {node.name: value for node, value in constants},
         tuple(node.name for node in weights),
         tuple(node.name for node in inputs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -286,6 +287,20 @@ def test_what_a_model_checks_of_values_is_checked_in_each_call(check: Any) -> No
 
 def _odd() -> dict[str, Any]:
     return {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "odd": object()}
+
+
+def test_a_number_whose_reading_fails_where_nobody_hears_of_it() -> None:
+    class Trying(Net):
+        def forward(self, input_ids: Any) -> Any:
+            rows = self.table(input_ids)
+            with contextlib.suppress(Exception):
+                if input_ids.min().item() == 0:
+                    rows = rows.tanh()
+            return self.outer(self.body(rows).mean(1))
+
+    model, padded = Trying(), np.where(IDS == 1, 0, IDS)
+    falls_back(model, "depends on the values of tensors, which it reads as numbers")
+    falls_back(model, "depends on the values of tensors", batch=padded)
 
 
 def test_what_parametrizations_keep_is_of_one_call() -> None:
