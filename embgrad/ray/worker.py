@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from embgrad.alone import compared_alone
+from embgrad.alone import Difference, Verdict, compared_alone
 from embgrad.encoding import padding_of
 from embgrad.errors import (
     BackendError,
@@ -37,6 +37,9 @@ __all__ = ["GradientWorker", "TableWorker"]
 #: Errors that are of the model or of what is asked, whichever the row.
 OF_ALL_ROWS: Final = (BackendError, NoColumnError, OutputError, PointError, UnsupportedError)
 
+#: How many rows of a batch are run alone to see that others do not count: one may be that which sets the scale for the rest.
+TRIED: Final = 2
+
 
 class Worker:
     """Holds the model; its subclasses say what becomes of the gradients.
@@ -49,7 +52,8 @@ class Worker:
         self._asked = asked
         self._built: tuple[Any, Any] | None = None
         self._by_length = asked.inputs.convention == "ids"
-        self._tried = False  # whether it is known that padding is of no account to the model
+        self._padding_tried = False  # whether it is known that padding is of no account to the model
+        self._others_tried = False  # whether it is known that other rows are of no account, either
 
     def answers(self, rows: pa.Table) -> Iterator[Answer]:
         """The gradients of a block's rows, in groups of like length.
@@ -84,7 +88,7 @@ class Worker:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found = self._gradients(rows_at(rows, chosen), part)
-        if self._counts_padding(rows, part, chosen, found):
+        if self._is_other_alone(rows, part, chosen, found):
             self._by_length = True  # rows of one length alone share a batch from here on
             yield from self._answers(rows, examples, chosen)
             return
@@ -97,33 +101,61 @@ class Worker:
             )
         yield Answer(chosen, found, part.own)
 
-    def _counts_padding(self, rows: pa.Table, part: Examples, chosen: np.ndarray, found: EmbeddingGradients) -> bool:
-        """Whether what fills rows up counts to the model, or to the objective: a row then has other numbers by itself.
+    def _is_other_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, found: EmbeddingGradients) -> bool:
+        """Whether padded rows have other numbers by themselves: what fills them up counts, or which others are there.
 
-        Until that is known a row of each group is run once more, by itself. One that cannot be is taken to have others.
+        Until it is known that they have not, rows of each group are run once more, alone. A padded one that cannot be is taken
+        to have others.
+
+        Raises:
+            UnsupportedError: a row has other numbers by itself than beside rows of its length.
         """
-        lengths = part.own.sum(1)
-        row = int(np.argmin(lengths))
-        if lengths[row] == part.own.shape[1]:
-            return False
-        if "mask" in found.provenance["unused"]:
+        padded = not part.own.all()
+        if padded and "mask" in found.provenance["unused"]:
             return True
-        if self._tried:
-            return False
-        try:
-            one = part.take(np.array([row]))
-            alone = self._gradients(rows_at(rows, chosen[[row]]), one, check=False)
-        except Exception:  # the model's own; where the row is at fault it is named when its turn comes
-            return True
-        verdict = compared_alone(
-            {self._asked.point: found},
-            {self._asked.point: alone},
-            (row, 0),
-            "right",
-            lambda: {self._asked.point: self._gradients(rows_at(rows, chosen), part, check=False)},
+        several = _that_differ(found.values)
+        shortest = several[np.argsort(part.own.sum(1)[several], kind="stable")]
+        count = TRIED if len(several) > 1 and not self._others_tried else int(padded and not self._padding_tried)
+        told = 0
+        for row in shortest[:count]:
+            verdict = self._alone(rows, part, chosen, int(row), found)
+            if padded and (verdict is None or verdict.difference is not None):
+                return True
+            if verdict is not None and verdict.difference is not None:
+                raise self._of_others(rows_at(rows, chosen[[row]]), verdict.difference)
+            if verdict is not None and verdict.told:
+                told += 1
+                self._padding_tried = self._padding_tried or not part.own[row].all()
+        self._others_tried = self._others_tried or told == TRIED
+        return False
+
+    def _alone(
+        self, rows: pa.Table, part: Examples, chosen: np.ndarray, row: int, found: EmbeddingGradients
+    ) -> Verdict | None:
+        """How a row's numbers compare with those by itself, or beside copies where the model takes no other number of rows; None
+        where it takes neither."""
+        for count in dict.fromkeys((1, len(chosen))):
+            copies = np.full(count, row)
+            try:
+                alone = self._gradients(rows_at(rows, chosen[copies]), part.take(copies), check=False)
+            except Exception:  # the model's own; where the row is at fault it is named when its turn comes
+                continue
+            return compared_alone(
+                {self._asked.point: found},
+                {self._asked.point: alone},
+                (row, 0),
+                "right",
+                lambda: {self._asked.point: self._gradients(rows_at(rows, chosen), part, check=False)},
+            )
+        return None
+
+    def _of_others(self, row: pa.Table, difference: Difference) -> UnsupportedError:
+        return UnsupportedError(
+            f"{named_row(row, self._asked.inputs)} has other numbers alone than beside rows of its length: at "
+            f"{difference.name!r} they lie {difference.size:.2g} apart, relatively, where rounding explains "
+            f"{difference.limit:.2g}. Which rows share a batch is Ray's affair: expected a model, an objective and changes in "
+            "which rows do not meet (batch statistics and maxima over a batch are such meetings); or pass batch_size=1"
         )
-        self._tried = verdict.told
-        return verdict.difference is not None
 
     def _gradients(self, rows: pa.Table, examples: Examples, **others: Any) -> EmbeddingGradients:
         assert self._built is not None
@@ -194,6 +226,11 @@ def _built(asked: Asked) -> tuple[Any, Any]:
             "(model, tokenizer); or name a column of ids with ids=..."
         )
     return model, tokenizer
+
+
+def _that_differ(values: np.ndarray) -> np.ndarray:
+    """The first of each of the rows that are not the same: beside copies of itself a row is as it is alone."""
+    return np.unique(values.reshape(len(values), -1), axis=0, return_index=True)[1]
 
 
 def _are_parts(given: tuple[Any, ...]) -> bool:

@@ -74,6 +74,16 @@ def forgetful() -> ReferenceModel:
     return ReferenceModel(forward, _weights())
 
 
+def meeting() -> ReferenceModel:
+    """What it gives for a row depends on those beside it, as with batch statistics."""
+
+    def forward(model: Any, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> Tensor:
+        logits = _masked(model, input_ids, attention_mask)
+        return logits * logits.mean(0)
+
+    return ReferenceModel(forward, _weights())
+
+
 def pooling() -> ReferenceModel:
     """It has a point without positions."""
 

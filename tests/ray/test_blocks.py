@@ -163,7 +163,40 @@ def test_a_model_is_tried_once(items: Items) -> None:
         return embgrad.CrossEntropy(rows["label"])
 
     worked(items(16), models.reference, objective, ids="ids_")
-    assert sorted(runs) == [1, 4, 4, 4, 4]
+    assert sorted(runs) == [1, 1, 4, 4, 4, 4]
+
+
+def _larger(grad: np.ndarray) -> np.ndarray:
+    return np.asarray(grad / np.abs(grad).max())
+
+
+class _Relative(embgrad.Sum):
+    """A user's objective that measures by the largest."""
+
+    def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+        values, cotangent = super().evaluate(output, batch)
+        return values / np.abs(output).max(), cotangent / np.abs(output).max()
+
+
+MEETING: dict[str, tuple[Callable[[], Any], Any, dict[str, Any]]] = {
+    "a change": (models.reference, labelled, {"edit": {"word": _larger}}),
+    "a model": (models.meeting, labelled, {}),
+    "an objective": (models.reference, _Relative(), {}),
+}
+
+
+@pytest.mark.parametrize("lengths", [{"shortest": 6, "longest": 6}, {}], ids=["of one length", "of several"])
+@pytest.mark.parametrize("what", MEETING)
+def test_rows_that_meet_are_refused(items: Items, what: str, lengths: dict[str, int]) -> None:
+    """Which rows share a batch is Ray's affair, and the numbers would hang on that."""
+    build, objective, options = MEETING[what]
+    rows = items(16, **lengths)
+    with pytest.raises(
+        embgrad.UnsupportedError,
+        match=r"^the row with ids_=.* has other numbers alone than beside rows of its length: at 'word'",
+    ):
+        worked(rows, build, objective, ids="ids_", **options)
+    assert len(worked(rows, build, objective, ids="ids_", **options, batch_size=1)) == len(rows)
 
 
 def test_padding_on_the_left_moves_no_tokens(items: Items) -> None:
