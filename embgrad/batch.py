@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -37,6 +37,8 @@ class TokenBatch:
         extras: other inputs by name, given to the model as they are.
         convention: the form in which `inputs` gives the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
         mask_is_bool: the model is given the mask as bool, since a model may index with it or invert it.
+        shared: the names of those extras that all examples share. Of the others those count as having an entry an example
+            whose first axis is as long as there are examples, and are cut along.
 
     Attributes:
         ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
@@ -44,10 +46,21 @@ class TokenBatch:
 
     Raises:
         BatchError: ids that are ragged, empty, negative or not whole numbers, a mask or types of another
-            shape, a mask with other values than 0 and 1, a wrong number of tokens.
+            shape, a mask with other values than 0 and 1, a wrong number of tokens, a shared input that is no extra.
     """
 
-    __slots__ = ("convention", "extras", "ids", "mask", "mask_is_bool", "tokens", "truncated", "types", "words")
+    __slots__ = (
+        "convention",
+        "extras",
+        "ids",
+        "mask",
+        "mask_is_bool",
+        "shared",
+        "tokens",
+        "truncated",
+        "types",
+        "words",
+    )
 
     ids: np.ndarray
     mask: np.ndarray | None
@@ -58,6 +71,7 @@ class TokenBatch:
     extras: Mapping[str, Any]
     convention: str
     mask_is_bool: bool
+    shared: frozenset[str]
 
     def __init__(
         self,
@@ -71,6 +85,7 @@ class TokenBatch:
         extras: Mapping[str, Any] | None = None,
         convention: str = "huggingface",
         mask_is_bool: bool = False,
+        shared: Iterable[str] = (),
     ) -> None:
         put = object.__setattr__
         put(self, "ids", checked_ids(ids))
@@ -85,6 +100,7 @@ class TokenBatch:
         put(self, "convention", _known_convention(convention))
         expect_flag(mask_is_bool, "mask_is_bool")
         put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
+        put(self, "shared", _checked_shared(shared, self.extras))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -109,6 +125,7 @@ class TokenBatch:
             and (self.convention, self.mask_is_bool) == (other.convention, other.mask_is_bool)
             and self.extras.keys() == other.extras.keys()
             and all(_same(value, other.extras[key]) for key, value in self.extras.items())
+            and self.shared == other.shared
         )
 
     __hash__ = None  # type: ignore[assignment]  # equality is by value over arrays
@@ -166,20 +183,27 @@ class TokenBatch:
 
     def replace(self, **changes: Any) -> TokenBatch:
         """A new batch with these fields changed and the others as they are."""
+        if "extras" in changes:
+            changes = {"shared": self.shared & set(changes["extras"] or ()), **changes}
         return TokenBatch(**{**self._fields(), **changes})
 
     def __getitem__(self, examples: slice) -> TokenBatch:
-        """The batch of some of the examples; extras whose first axis is the examples are cut alike."""
+        """The batch of some of the examples; extras whose first axis is the examples are cut alike, but for `shared` ones."""
         if not isinstance(examples, slice):
             raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
         cut = {
             name: None if (value := getattr(self, name)) is None else value[examples]
             for name in ("ids", "mask", "types", "words", "tokens", "truncated")
         }
-        extras = {
-            key: value[examples] if _one_an_example(value, len(self)) else value for key, value in self.extras.items()
-        }
-        return TokenBatch(**cut, extras=extras, convention=self.convention, mask_is_bool=self.mask_is_bool)
+        extras = {name: value[examples] if name in self.of_each else value for name, value in self.extras.items()}
+        return self.replace(**cut, extras=extras)
+
+    @property
+    def of_each(self) -> list[str]:
+        """The names of the extras that have an entry an example: those that are not `shared`, by the length of the first axis."""
+        return [
+            name for name, value in self.extras.items() if name not in self.shared and _one_an_example(value, len(self))
+        ]
 
     def micro_batches(self, size: int) -> Iterator[TokenBatch]:
         """The batch in pieces of at most `size` examples, in order."""
@@ -244,6 +268,17 @@ def _checked_extras(given: Any) -> dict[str, Any]:
             f"extras is {brief(given)}: expected a dict of further inputs by the names that the model has for them"
         )
     return dict(given)
+
+
+def _checked_shared(given: Any, extras: Mapping[str, Any]) -> frozenset[str]:
+    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    for name in names:
+        if not isinstance(name, str) or name not in extras:
+            raise BatchError(
+                f"shared names {name!r}: expected names of extras{f', which are {listed(extras)}' if extras else ''}."
+                f"{did_you_mean(str(name), extras)}"
+            )
+    return frozenset(names)
 
 
 def _known_convention(name: str) -> str:

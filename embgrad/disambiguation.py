@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.arrays import to_numpy
 from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
 from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.points import WORD, Lookup, Point, layout_is_open
 
-__all__ = ["could_be_made", "example_axis", "expect_ids_followed", "shared_extras", "told_apart", "with_layout"]
+__all__ = ["could_be_made", "example_axis", "expect_ids_followed", "told_apart", "with_layout", "with_shared"]
 
 #: How many further inputs may be taken at once for such as all examples share.
 MOST_SHARED: Final = 3
@@ -124,26 +125,45 @@ def expect_ids_followed(backend: Backend, model: Any, batch: TokenBatch, call: C
         )
 
 
-def shared_extras(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> dict[str, Any]:
-    """The further inputs that all examples share, and that have as many entries by chance: one a position, or one a class, say.
+def with_shared(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> TokenBatch:
+    """The batch, which knows of the further inputs that all examples share, and that have as many entries by chance: one a
+    position, or one a class, say.
 
-    A forward pass on two of at least three examples shows it: the model does not take them cut, and takes them whole.
+    A forward pass on another number of examples shows it: the model does not take them cut along, and takes them whole.
     """
-    two = batch[:2]
-    cut = {name: whole for name, whole in batch.extras.items() if two.extras[name] is not whole}
-    if len(batch) < 3 or not cut or _takes(backend, model, two, {}, call):
-        return {}
-    for count in range(1, min(len(cut), MOST_SHARED) + 1):
-        for names in combinations(cut, count):
-            whole = {name: cut[name] for name in names}
-            if _takes(backend, model, two, whole, call):
-                return whole
-    return {}
+    if len(batch) < 2 or not batch.of_each:
+        return batch
+    other = batch[:2] if len(batch) > 2 else _and_the_first_again(batch)
+    for count in range(min(len(batch.of_each), MOST_SHARED) + 1):
+        for names in combinations(batch.of_each, count):
+            whole = {name: batch.extras[name] for name in names}
+            if _takes(backend, model, other.replace(extras={**other.extras, **whole}), call):
+                return batch.replace(shared=batch.shared | set(names)) if names else batch
+    return batch
 
 
-def _takes(backend: Backend, model: Any, batch: TokenBatch, whole: Mapping[str, Any], call: Call | None) -> bool:
+def _and_the_first_again(batch: TokenBatch) -> TokenBatch:
+    """One example more, where there is none less that would not be alone: what one is given broadcasts."""
+    order = [*range(len(batch)), 0]
+
+    def again(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(value[place] for place in order)
+        return to_numpy(value)[order]
+
+    return TokenBatch(
+        again(batch.ids),
+        None if batch.mask is None else again(batch.mask),
+        None if batch.types is None else again(batch.types),
+        extras={name: again(value) if name in batch.of_each else value for name, value in batch.extras.items()},
+        convention=batch.convention,
+        mask_is_bool=batch.mask_is_bool,
+    )
+
+
+def _takes(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> bool:
     try:
-        backend.points(model, batch.replace(extras={**batch.extras, **whole}), call)
+        backend.points(model, batch, call)
     except Exception:  # whatever the framework says of shapes that do not go together
         return False
     return True

@@ -13,7 +13,7 @@ from embgrad.backend import Call
 from embgrad.calling import expect_callable
 from embgrad.certifying import certified
 from embgrad.changes import checked_changes
-from embgrad.disambiguation import shared_extras
+from embgrad.disambiguation import with_shared
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
 from embgrad.native import as_objective, described
@@ -143,15 +143,14 @@ def gradients(
     task = asked(
         model, objective, names, call=call, training=training, pads=pads, split=split, changes=given, compile=compile
     )
+    if tokens.extras and (batch_size is not None or split or check or names != (WORD,)):  # else it is not cut
+        tokens = with_shared(task.backend, model, tokens, call)
     pieces = [tokens] if batch_size is None else list(tokens.micro_batches(batch_size))
     if len(pieces) > 1 and isinstance(objective, Scalar):
         raise UnsupportedError(
             f"batch_size={batch_size} cuts the batch of {len(tokens)}, and a Scalar objective reduces over the whole of it: "
             "leave batch_size out, or give a function of shape (example,)"
         )
-    if len(pieces) > 1 and tokens.extras:
-        shared = shared_extras(task.backend, model, tokens, call)
-        pieces = [piece.replace(extras={**piece.extras, **shared}) for piece in pieces]
     if len(tokens) > 1 and (split or len(pieces) > 1):
         task.expect_examples_first(pieces[0], tokens)
     done, seen = [], 0

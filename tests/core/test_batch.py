@@ -230,6 +230,12 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
         ({"extras": [1, 2]}, r"extras is \[1, 2\]: expected a dict"),
         ({"extras": "ab"}, "extras is 'ab': expected a dict"),
         ({"extras": {3: 4}}, r"extras is \{3: 4\}: expected a dict"),
+        ({"shared": ["bias"]}, r"shared names 'bias': expected names of extras\."),
+        (
+            {"extras": {"bias": 1}, "shared": "bia"},
+            r"shared names 'bia': expected names of extras, which are 'bias'\. Did you mean 'bias'",
+        ),
+        ({"extras": {"bias": 1}, "shared": 3}, r"shared names 3: expected names of extras, which are 'bias'"),
         ({"tokens": 3}, "tokens are 3: expected a list of tokens for each example"),
         ({"mask_is_bool": "no"}, "mask_is_bool is 'no': expected True or False"),
         ({"convention": np.array(["ids", "tfhub"])}, r"convention is array.*expected one of 'huggingface'"),
@@ -412,6 +418,20 @@ def test_slices_cut_every_field(examples: slice) -> None:
     assert cut.tokens == batch.tokens[examples]
     assert cut.convention == "tfhub"
     np.testing.assert_array_equal(cut.extras["position_ids"], IDS[examples])
+
+
+def test_extras_that_are_shared_are_never_cut() -> None:
+    """As long as there are examples, by chance."""
+    extras = {"bias": np.arange(len(IDS)), "weights": np.arange(len(IDS))}
+    batch = embgrad.TokenBatch(IDS, extras=extras, shared=["bias"])
+    assert batch.of_each == ["weights"]
+    cut = batch[1:]
+    np.testing.assert_array_equal(cut.extras["bias"], extras["bias"])
+    np.testing.assert_array_equal(cut.extras["weights"], extras["weights"][1:])
+    assert cut.shared == {"bias"}
+    assert batch.replace(extras={"weights": 1}).shared == set()
+    assert batch == pickle.loads(pickle.dumps(batch))
+    assert batch != batch.replace(shared=[])
 
 
 def test_only_extras_with_an_entry_an_example_are_cut() -> None:

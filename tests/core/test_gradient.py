@@ -468,27 +468,29 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
         gradients(packed, batch, at="packed", batch_size=1)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize(("count", "batch_size"), [(3, 1), (3, 2), (2, 1)])
 @pytest.mark.parametrize(
     "extras",
     [["positions"], ["classes"], ["positions", "classes"], ["examples"], ["examples", "classes"]],
     ids=" and ".join,
 )
-def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], batch_size: int) -> None:
+def test_inputs_that_all_examples_share_are_not_cut(extras: list[str], count: int, batch_size: int) -> None:
     """There are as many positions, and as many classes, as examples: by its shape each could be an entry an example."""
 
     def weighted(model: Any, input_ids: np.ndarray, **weights: np.ndarray) -> Tensor:
-        rows = lookup(model["E"], input_ids) * Tensor(weights.get("positions", np.ones(3))[:, None])
-        logits = rows.tanh().mean(1) @ model["W"]
-        return (
-            logits * Tensor(weights.get("classes", np.ones(3))) * Tensor(weights.get("examples", np.ones(1))[:, None])
-        )
+        positions, classes, examples = [weights.get(name, np.ones(1)) for name in ("positions", "classes", "examples")]
+        rows = model.module("bend", Tensor.tanh, lookup(model["E"], input_ids) * Tensor(positions[:, None]))
+        return (rows.mean(1) @ Tensor(model["W"].value[:, :count])) * Tensor(classes) * Tensor(examples[:, None])
 
-    given = {"input_ids": np.arange(9).reshape(3, 3), **dict.fromkeys(extras, np.array([0.5, 2.0, 3.0]))}
-    whole = gradients(weighted, given, embgrad.Sum())
-    pieces = gradients(weighted, given, embgrad.Sum(), batch_size=batch_size)
-    np.testing.assert_allclose(pieces.values, whole.values, rtol=1e-12)
-    np.testing.assert_allclose(pieces.objective, whole.objective, rtol=1e-12)
+    given = {
+        "input_ids": np.arange(count**2).reshape(count, count),
+        **dict.fromkeys(extras, np.array([0.5, 2.0, 3.0])[:count]),
+    }
+    for at in ("word", "bend"):
+        whole = gradients(weighted, given, embgrad.Sum(), at=at)
+        pieces = gradients(weighted, given, embgrad.Sum(), at=at, batch_size=batch_size)
+        np.testing.assert_allclose(pieces.values, whole.values, rtol=1e-12)
+        np.testing.assert_allclose(pieces.objective, whole.objective, rtol=1e-12)
 
 
 def test_micro_batches_with_labels_at_each_position_and_extras() -> None:

@@ -358,7 +358,6 @@ def test_a_fork_s_copy_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert files(tmp_path) == {}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("written", [False, True])
 def test_a_fork_s_copy_gives_nothing(tmp_path: Path, ahead: int, written: bool) -> None:
