@@ -79,3 +79,8 @@ def own_table_gradient(table: Any, total: Callable[[], Any]) -> np.ndarray:
         tape.watch(variable)
         value = total()
     return np.asarray(tf.convert_to_tensor(tape.gradient(value, variable)))
+
+
+def own_of_sum(model: Any, ids: np.ndarray) -> np.ndarray:
+    """That of a model's `table`, for the sum of what the model returns."""
+    return own_table_gradient(model.table, lambda: tf.reduce_sum(model(ids)))

@@ -16,7 +16,7 @@ from embgrad_tensorflow import activating
 from tensorflow.python.eager import record
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_table_gradient, recorded_halved
+from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_of_sum, own_table_gradient, recorded_halved
 from tests.tensorflow.programs import Language, Step, Steps, expected_of
 
 EXAMPLES, POSITIONS, DIM = 3, 5, 7
@@ -280,11 +280,6 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, ...]]:
     return shapes
 
 
-def own(model: Any, ids: np.ndarray = IDS) -> np.ndarray:
-    """TensorFlow's own gradient of the table, dense."""
-    return own_table_gradient(model.table, lambda: tf.reduce_sum(model(ids)))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("name", SERVED)
@@ -298,7 +293,7 @@ def test_an_activation_is_tensorflows_in_one_step(
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split)
     assert activations() == products
     assert found.provenance["compiled"]
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     rounding = 2e-6 if dtype == "float32" else 1e-14
     for one in (first, found):
         np.testing.assert_allclose(one.table().to_dense(), expected, rtol=0, atol=rounding * np.abs(expected).max())
@@ -321,7 +316,7 @@ def test_what_is_no_such_product_is_tensorflows(name: str, activations: Callable
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
     assert found.provenance["compiled"]
     assert activations() == 0
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 
@@ -331,7 +326,7 @@ def test_the_ends_of_the_range_are_tensorflows(name: str) -> None:
     table = np.random.default_rng(3).normal(size=(20, DIM))
     table[:4], table[4:8], table[8] = 40 * table[:4], 1e-30 * table[4:8], 0
     model = Activated(SERVED[name][0], "float32", table, tf.identity)
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     if not np.isfinite(expected).all():
         with pytest.raises(embgrad.NoGradientError, match="nan"):
             embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
@@ -361,7 +356,7 @@ def test_the_models_own_run_keeps_the_operations(activations: Callable[[], int])
     model = Activated(gelu)
     found = embgrad.gradients(model, IDS, embgrad.Sum())
     assert activations() == 0
-    np.testing.assert_array_equal(found.table().to_dense(), own(model))
+    np.testing.assert_array_equal(found.table().to_dense(), own_of_sum(model, IDS))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -390,7 +385,7 @@ def test_the_weight_of_a_slope_is_read_anew(activations: Callable[[], int]) -> N
     model.number.assign(-0.7)
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
     assert activations() == 1
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 

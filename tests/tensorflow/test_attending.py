@@ -14,7 +14,7 @@ from embgrad_tensorflow import attending
 from tensorflow.python.eager import record
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_table_gradient, recorded_halved
+from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_of_sum, own_table_gradient, recorded_halved
 
 EXAMPLES, POSITIONS, HEADS, DIM = 3, 5, 2, 4
 IDS = np.random.default_rng(0).permutation(20)[: EXAMPLES * POSITIONS].reshape(EXAMPLES, POSITIONS)
@@ -358,13 +358,8 @@ SPREAD: dict[str, Function] = {
 }
 
 
-def own(model: Any, ids: np.ndarray = IDS) -> np.ndarray:
-    """TensorFlow's own gradient of the table, dense."""
-    return own_table_gradient(model.table, lambda: tf.reduce_sum(model(ids)))
-
-
 def assert_own(found: Any, model: Any, rounding: float = 1e-13) -> None:
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=rounding * np.abs(expected).max())
 
 
@@ -398,7 +393,7 @@ def test_what_is_no_attention_is_tensorflows_to_the_bit(name: str, served: list[
     model = Attending(LEFT_ALONE[name])
     found = embgrad.gradients(model, IDS, embgrad.Sum())
     assert served == []
-    np.testing.assert_array_equal(found.table().to_dense(), own(model))
+    np.testing.assert_array_equal(found.table().to_dense(), own_of_sum(model, IDS))
 
 
 @pytest.mark.parametrize("name", SPREAD)
@@ -432,7 +427,7 @@ def test_gradients_of_the_authors_own_in_functions_of_tensorflow(name: str, comp
     model = Attending(tf.function(function))
     assert_own(embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile), model)
     total = embgrad.table_gradients(model, IDS, embgrad.Sum()).total
-    np.testing.assert_allclose(total, own(model), rtol=0, atol=1e-13 * np.abs(total).max())
+    np.testing.assert_allclose(total, own_of_sum(model, IDS), rtol=0, atol=1e-13 * np.abs(total).max())
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -453,7 +448,7 @@ def test_narrow_numbers_are_left_alone(dtype: str, served: list[str]) -> None:
     model = Attending(without_scale, dtype)
     found = embgrad.gradients(model, IDS, embgrad.Sum())
     assert served == []
-    np.testing.assert_array_equal(found.table().to_dense(), own(model).astype(np.float32))
+    np.testing.assert_array_equal(found.table().to_dense(), own_of_sum(model, IDS).astype(np.float32))
 
 
 def test_weights_of_the_model_keep_their_gradients() -> None:

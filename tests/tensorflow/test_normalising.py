@@ -12,7 +12,7 @@ from embgrad_tensorflow import normalising
 from tensorflow.python.eager import record
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_table_gradient, recorded_halved
+from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_of_sum, own_table_gradient, recorded_halved
 
 EXAMPLES, POSITIONS, DIM = 3, 5, 7
 IDS = np.random.default_rng(0).permutation(EXAMPLES * POSITIONS).reshape(EXAMPLES, POSITIONS)
@@ -272,11 +272,6 @@ LEFT_ALONE: dict[str, Function] = {
 }
 
 
-def own(model: Any, ids: np.ndarray = IDS) -> np.ndarray:
-    """TensorFlow's own gradient of the table, dense."""
-    return own_table_gradient(model.table, lambda: tf.reduce_sum(model(ids)))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", SERVED)
 def test_a_norm_is_tensorflows_in_fewer_passes(name: str, dtype: str, served: list[str]) -> None:
@@ -284,7 +279,7 @@ def test_a_norm_is_tensorflows_in_fewer_passes(name: str, dtype: str, served: li
     model = Normed(function, dtype)
     found = embgrad.gradients(model, IDS, embgrad.Sum())
     assert served == ["LayerNorm"] * norms
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     rounding = 2e-6 if dtype == "float32" else 1e-14
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=rounding * np.abs(expected).max())
 
@@ -305,7 +300,7 @@ def test_what_is_no_layer_norm_is_tensorflows_to_the_bit(name: str, served: list
     model = Normed(LEFT_ALONE[name])
     found = embgrad.gradients(model, IDS, embgrad.Sum())
     assert served == []
-    np.testing.assert_array_equal(found.table().to_dense(), own(model))
+    np.testing.assert_array_equal(found.table().to_dense(), own_of_sum(model, IDS))
 
 
 def test_constant_rows_have_the_gradient_that_epsilon_gives_them(served: list[str]) -> None:
@@ -320,7 +315,7 @@ def test_narrow_numbers_are_left_alone(dtype: str, served: list[str]) -> None:
     model = Normed(of_a_difference, dtype)
     found = embgrad.gradients(model, IDS, embgrad.Sum())
     assert served == []
-    np.testing.assert_array_equal(found.table().to_dense(), own(model).astype(np.float32))
+    np.testing.assert_array_equal(found.table().to_dense(), own_of_sum(model, IDS).astype(np.float32))
 
 
 def test_weights_keep_their_gradients(served: list[str]) -> None:
@@ -391,7 +386,7 @@ def test_a_norm_in_a_trace_is_tensorflows_too(name: str, split: bool, served: li
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split)
     assert len(served) == 2 * norms
     assert found.provenance["compiled"]
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     for one in (first, found):
         np.testing.assert_allclose(one.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
@@ -402,7 +397,7 @@ def test_what_is_no_layer_norm_in_a_trace_is_tensorflows(name: str, served: list
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
     assert found.provenance["compiled"]
     assert served == []
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 
@@ -419,7 +414,7 @@ def test_a_scale_of_unknown_shape_may_spread_out_a_norm_in_a_trace(served: list[
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
     assert found.provenance["compiled"]
     assert served == []
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 
@@ -429,7 +424,7 @@ def test_a_norm_in_a_branch_of_a_trace_keeps_its_own(served: list[str]) -> None:
 
     model = Normed(branching)
     found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
-    expected = own(model)
+    expected = own_of_sum(model, IDS)
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
     assert found.provenance["compiled"]
     assert served == ["LayerNorm"]  # in the model that the trace is compared with
