@@ -1,4 +1,4 @@
-"""Takes back the tensors, and numbers, without values that a model followed leaves behind: in containers, globals and caches."""
+"""Takes back tensors and numbers without values that a model followed leaves behind: in containers, closures, globals, caches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable
+from types import CellType
 from typing import Any, Final
 
 import torch
@@ -49,6 +50,7 @@ class Escaping:
     def __init__(self, known: Structure, call: Callable[..., Any] | None) -> None:
         self._made: list[weakref.ref[Any]] = []
         self._before: list[tuple[Any, Any]] = []
+        self._cells: list[tuple[CellType, tuple[Any, ...]]] = []
         self.generators: list[Any] = []
         own = [(value, None) for module in known.modules for value in vars(module).values()]
         kinds, around = _around(known, call)
@@ -70,6 +72,12 @@ class Escaping:
         for holder, before in self._before:
             if any(map(_is_without_values, [*holder.values()] if isinstance(holder, dict) else [*holder])):
                 _put_back(holder, before)
+        for cell, content in self._cells:
+            if any(map(_is_without_values, _content(cell))):
+                if content:
+                    (cell.cell_contents,) = content
+                else:
+                    del cell.cell_contents
         for kind, before in self._kinds:
             for name in [name for name, value in vars(kind).items() if _is_without_values(value)]:
                 if name in before:
@@ -97,6 +105,8 @@ class Escaping:
         kind: type = type(value)
         if is_generator(kind):
             self.generators.append(value)
+        if kind is CellType:
+            self._cells.append((value, _content(value)))
         if type(value) in CONTAINERS and len(value) <= LARGEST:
             self._before.append((value, value.copy()))
         own = dict_of(value)
@@ -119,6 +129,14 @@ def _around(known: Structure, call: Callable[..., Any] | None) -> tuple[list[typ
             around.append(held)
             others += [one for one in [*held.values()] if issubclass(type(one), type) and one.__module__ == name]
     return [*kinds, *others], around
+
+
+def _content(cell: CellType) -> tuple[Any, ...]:
+    """What a closure's cell holds; nothing where it is empty as yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def _is_without_values(value: Any, depth: int = 0) -> bool:

@@ -129,6 +129,26 @@ def test_what_a_model_counts_is_a_number(traces: list[Any]) -> None:
     assert {type(size) for shape in LOSSES for size in shape} == {int}
 
 
+def test_what_a_model_keeps_in_a_closure_has_values(traces: list[Any]) -> None:
+    longest, last = 0, None
+    empty: torch.Tensor
+
+    class Closed(Net):
+        def body(self, rows: Any) -> Any:
+            nonlocal longest, last, empty
+            longest, last = max(longest, rows.shape[1]), rows
+            empty = rows
+            return super().body(rows)
+
+    def read() -> tuple[Any, Any, Any]:
+        return longest, last, empty
+
+    agree(Closed(), IDS)
+    assert len(traces) == 1
+    assert (type(longest), longest) == (int, 5)
+    assert [type(one) for one in read()[1:]] == [torch.Tensor] * 2
+
+
 def test_what_was_kept_of_a_model_that_has_no_trace() -> None:
     def keep(model: Any, bent: Any) -> Any:
         LOSSES.append(bent.mean())
