@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from embgrad.drawing import DRAWS, Drawing
+from embgrad.escaping import Escaping
 from embgrad.generators import generators_kept
 from embgrad.structures import first
 from embgrad.traces import Traces
@@ -207,9 +208,11 @@ def _made(block: Any, in_format: Any, count: int) -> Kept | str:
     names = [None if leaf == NO_ARGUMENT else f"{OWN}input{place}" for place, leaf in enumerate(places)]
     if len(names) != count:
         return OTHER_ARGUMENTS
-    attributes = Attributes(structure([block]).blocks)
+    blocks, symbol = structure([block]).blocks, import_mxnet().sym.Symbol
+    attributes = Attributes(blocks)
+    escaping = Escaping(blocks, (), (import_mxnet().nd.NDArray, symbol), lambda value: issubclass(type(value), symbol))
     try:
-        with Drawing(attributes.generators) as drawing:
+        with Drawing([*attributes.generators, *escaping.generators]) as drawing:
             made = traced(block, names, in_format)
         return DRAWS if drawing.seen and not _is_graph(block) else Kept(block, made, names)
     except UntraceableError as reason:
@@ -219,6 +222,7 @@ def _made(block: Any, in_format: Any, count: int) -> Kept | str:
         return f"its Python does not run on symbols ({type(error).__name__}: {said})"
     finally:
         attributes.put_back()
+        escaping.put_back()
 
 
 def _key(block: Any, inside: Structure, in_format: Any) -> Hashable:

@@ -24,6 +24,7 @@ from embgrad.locks import process_lock
 from embgrad.outputs import choose_output, name_outputs
 from embgrad.tolerance import coarsest
 from embgrad_tensorflow.containers import generators_of
+from embgrad_tensorflow.escaped import escaping_from
 from embgrad_tensorflow.exchange import ask
 from embgrad_tensorflow.fewrows import Rows
 from embgrad_tensorflow.graphpoints import GraphPoints
@@ -135,7 +136,7 @@ class _Tracing:
     """One trace in the making. What it comes by is held until it is made, and no longer.
 
     Attributes:
-        generators: the random generators of Python's and NumPy's that the model has of its own.
+        generators: the random generators of Python's and NumPy's that the model has of its own, or its program.
     """
 
     def __init__(
@@ -164,12 +165,15 @@ class _Tracing:
             for node in snapshot.nodes
             if any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__)
         }
-        self.generators = generators_of(node.value for node in snapshot.nodes if node.kind == "module")
+        modules = [node.value for node in snapshot.nodes if node.kind == "module"]
+        escaping = escaping_from(self._parts, modules, call)
+        self.generators = [*generators_of(modules), *escaping.generators]
         try:
             with in_mode(self._request.training):
                 yield
         finally:
             snapshot.restore(())
+            escaping.put_back()
 
     def body(self, number: Any, *tensors: Any) -> list[Any]:
         """What is traced."""

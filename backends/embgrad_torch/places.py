@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
-import types
-import weakref
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from embgrad.identity import PLAIN
-from embgrad.nested import dict_of, slots_of
+from embgrad.visiting import Step, visited
 from embgrad_torch.structure import Structure
 
-__all__ = ["LARGEST", "Place", "Places", "is_ordinary", "memory_of", "reached", "visited"]
-
-#: A step into a container or an object: whether it is an attribute, and its name, key or number.
-Step = tuple[bool, Any]
-
-#: What holds no tensor of the model's: classes and modules are the user's program.
-CLOSED: Final = (*PLAIN, type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, weakref.ReferenceType)
-
-#: Containers of more entries are not looked into: they are a program's data.
-LARGEST: Final = 100_000
-
-#: The containers that are looked into besides dicts.
-SEQUENCES: Final[Sequence[Any]] = (list, tuple, collections.deque, set, frozenset)
-
-#: By the type of a callable what it holds tensors in.
-INSIDE: Final[Mapping[type, Sequence[str]]] = {
-    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__"),
-    types.MethodType: ("__self__", "__func__"),
-    functools.partial: ("func", "args", "keywords"),
-    types.CellType: ("cell_contents",),
-}
+__all__ = ["Place", "Places", "is_ordinary", "memory_of", "reached"]
 
 
 @dataclass(frozen=True)
@@ -97,61 +72,7 @@ def reached(known: Structure) -> Places:
         for number, module in enumerate(known.modules)
         for name, value in vars(module).items()
     ]
-    for value, place in visited(roots, known.modules):
+    for value, place, steps in visited(roots, known.modules, torch.Tensor):
         if is_ordinary(value) and value.data_ptr():
-            found[memory_of(value)].append(place)
+            found[memory_of(value)].append(None if steps is None else dataclasses.replace(place, inside=steps))
     return found
-
-
-def visited(roots: Iterable[tuple[Any, Place | None]], known: Iterable[Any]) -> Iterator[tuple[Any, Place | None]]:
-    """What is found in values, and in what these hold: each once, but tensors wherever they lie.
-
-    Args:
-        roots: the values with their places.
-        known: what is not looked into.
-    """
-    seen = set(map(id, known))
-    held: list[Any] = []  # so that nothing else gets the identity of what was seen
-    waiting = collections.deque(roots)
-    while waiting:
-        value, place = waiting.popleft()
-        if issubclass(type(value), CLOSED):
-            continue
-        if not issubclass(type(value), torch.Tensor):
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            held.append(value)
-            waiting += [(one, _below(place, step)) for step, one in _inside(value) if not issubclass(type(one), CLOSED)]
-        yield value, place
-
-
-def _below(place: Place | None, step: Step | None) -> Place | None:
-    return None if place is None or step is None else dataclasses.replace(place, inside=(*place.inside, step))
-
-
-def _inside(value: Any) -> Iterator[tuple[Step | None, Any]]:
-    """What a container or an object holds, each with the step there; None where there is none that leads there again.
-
-    None of the user's code runs: a proxy among a program's globals may raise whatever it likes.
-    """
-    kind: type = type(value)
-    if issubclass(kind, dict):
-        if dict.__len__(value) <= LARGEST:
-            for key, one in [*dict.items(value)]:
-                yield (False, key) if type(key) in PLAIN else None, one
-    else:
-        sort = next((one for one in SEQUENCES if issubclass(kind, one)), None)
-        if sort is not None and sort.__len__(value) <= LARGEST:
-            for number, one in enumerate([*sort.__iter__(value)]):
-                yield None if sort in (set, frozenset) else (False, number), one
-    for name, descriptor in [*slots_of(kind), *((name, vars(kind)[name]) for name in INSIDE.get(kind, ()))]:
-        try:
-            one = descriptor.__get__(value)
-        except (AttributeError, ValueError):  # it is empty
-            continue
-        yield (True, name), one
-    own = dict_of(value)
-    if type(own) is dict:
-        for name, one in [*own.items()]:
-            yield (True, name), one

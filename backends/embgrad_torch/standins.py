@@ -14,7 +14,7 @@ from embgrad.batch import TokenBatch
 from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
 from embgrad_torch.aliases import Shared, WrittenError, shares_memory, tensors_among, versions, writes_by_name
-from embgrad_torch.escaped import Escaping
+from embgrad_torch.escaped import Escaped
 from embgrad_torch.lookup import LookupMode, Read
 from embgrad_torch.modules import hooked
 from embgrad_torch.operands import DIFFERENTIATING
@@ -62,7 +62,7 @@ class Following(Protocol):
         escaping: is told of the tensors that are made.
     """
 
-    escaping: Escaping
+    escaping: Escaped
     batch: TokenBatch
     request: Request
     script: list[Happening]

@@ -15,7 +15,7 @@ from embgrad.batch import TokenBatch
 from embgrad.drawing import DRAWS, Drawing
 from embgrad.outputs import choose_output, name_outputs
 from embgrad_torch.drawing import random_as_found
-from embgrad_torch.escaped import Escaping
+from embgrad_torch.escaped import Escaped
 from embgrad_torch.inputs import Plan
 from embgrad_torch.lookup import Read
 from embgrad_torch.operators import ended, looked_up, passed
@@ -236,7 +236,7 @@ class _Following:
         self.batch = batch
         self._places = places
         self.replaced = Replaced(())
-        self.escaping = Escaping(known, request.call)
+        self.escaping = Escaped(known, request.call)
         self._rows: list[Any] = []
         self._into: list[Any] = []
 
