@@ -143,7 +143,8 @@ def gradients(
     task = asked(
         model, objective, names, call=call, training=training, pads=pads, split=split, changes=given, compile=compile
     )
-    if tokens.extras and (batch_size is not None or split or check or names != (WORD,)):  # else it is not cut
+    is_square = names != (WORD,) and tokens.shape[0] == tokens.shape[1]  # of which a part shows which axis is which
+    if tokens.extras and (batch_size is not None or split or check or is_square):
         tokens = with_shared(task.backend, model, tokens, call)
     pieces = [tokens] if batch_size is None else list(tokens.micro_batches(batch_size))
     if len(pieces) > 1 and isinstance(objective, Scalar):
