@@ -11,7 +11,7 @@ import pytest
 
 import embgrad
 
-__all__ = ["KEEPS", "Store", "assert_draws", "assert_values_left"]
+__all__ = ["KEEPS", "Store", "assert_draws", "assert_values_left", "keeping"]
 
 
 class Store:
@@ -44,6 +44,12 @@ def _closed(store: Store) -> Callable[[Any], None]:
         store.last = lambda: (latest, before)
 
     return keep
+
+
+def keeping(program: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this test a program has the globals that `KEEPS` writes to, with nothing in them."""
+    for name, value in {"LATEST": None, "EVERY": [], "BY_NAME": {}, "STORE": Store()}.items():
+        monkeypatch.setitem(program, name, value)
 
 
 def assert_values_left(

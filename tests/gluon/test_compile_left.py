@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 
 from tests.gluon.helpers import mx
-from tests.leaving import KEEPS, Store, assert_draws, assert_values_left
+from tests.leaving import KEEPS, Store, assert_draws, assert_values_left, keeping
 
-LATEST: Any = None
-EVERY: list[Any] = []
-BY_NAME: dict[str, Any] = {}
-STORE = Store()
 GENERATOR = np.random.default_rng(0)
 IDS = np.array([[1, 2, 3, 4], [5, 6, 7, 1]])
 
@@ -33,8 +29,7 @@ class Net(mx.gluon.HybridBlock):
 
 @pytest.mark.parametrize("where", KEEPS)
 def test_what_a_program_keeps_has_values(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LATEST": None, "EVERY": [], "BY_NAME": {}, "STORE": Store()}.items():
-        monkeypatch.setitem(globals(), name, value)
+    keeping(globals(), monkeypatch)
 
     class Own(Net):
         latest: Any = None

@@ -9,12 +9,8 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.leaving import KEEPS, Store, assert_draws, assert_values_left
+from tests.leaving import KEEPS, Store, assert_draws, assert_values_left, keeping
 
-LATEST: Any = None
-EVERY: list[Any] = []
-BY_NAME: dict[str, Any] = {}
-STORE = Store()
 GENERATOR = np.random.default_rng(0)
 IDS = np.array([[1, 2, 3, 4], [5, 6, 7, 1]])
 
@@ -39,21 +35,16 @@ class Compiled(Model):
         return super().__call__(ids)
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name, value in {"LATEST": None, "EVERY": [], "BY_NAME": {}, "STORE": Store()}.items():
-        monkeypatch.setitem(globals(), name, value)
-    return globals()
-
-
 @pytest.mark.parametrize("where", KEEPS)
-def test_what_a_program_keeps_has_values(where: str, program: dict[str, Any]) -> None:
+def test_what_a_program_keeps_has_values(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping(globals(), monkeypatch)
+
     class Own(Model):
         latest: Any = None
 
     store = Store()
-    model = Own(KEEPS[where](program, Own, store))
-    assert_values_left(model, IDS, program, store, lambda one: not tf.is_symbolic_tensor(one))
+    model = Own(KEEPS[where](globals(), Own, store))
+    assert_values_left(model, IDS, globals(), store, lambda one: not tf.is_symbolic_tensor(one))
 
 
 def test_what_a_compiled_call_keeps_has_values() -> None:
