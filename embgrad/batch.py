@@ -195,8 +195,8 @@ class TokenBatch:
             name: None if (value := getattr(self, name)) is None else value[examples]
             for name in ("ids", "mask", "types", "words", "tokens", "truncated")
         }
-        extras = {name: value[examples] if name in self.of_each else value for name, value in self.extras.items()}
-        return self.replace(**cut, extras=extras)
+        along = {name: self.extras[name][examples] for name in self.of_each}
+        return self.replace(**cut, extras={**self.extras, **along})
 
     @property
     def of_each(self) -> list[str]:

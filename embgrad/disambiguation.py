@@ -155,7 +155,7 @@ def _and_the_first_again(batch: TokenBatch) -> TokenBatch:
         again(batch.ids),
         None if batch.mask is None else again(batch.mask),
         None if batch.types is None else again(batch.types),
-        extras={name: again(value) if name in batch.of_each else value for name, value in batch.extras.items()},
+        extras={**batch.extras, **{name: again(batch.extras[name]) for name in batch.of_each}},
         convention=batch.convention,
         mask_is_bool=batch.mask_is_bool,
     )

@@ -114,9 +114,7 @@ def _expect_traceable(known: Structure, request: Request) -> None:
         raise UntraceableError("a trace has no gradients of weights")
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
         raise UntraceableError("torch.autocast is in force")
-    if (
-        parametrize._cache_enabled
-    ):  # what is kept would be a trace's own, whatever becomes of the weights it was made of
+    if parametrize._cache_enabled:  # what it keeps would be a trace's own, whatever becomes of the weights
         raise UntraceableError("torch.nn.utils.parametrize.cached is in force, which keeps what was made of weights")
     if any(not _is_known(one) for one in (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())):
         raise UntraceableError("a mode that watches PyTorch's functions is in force")
