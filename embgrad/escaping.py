@@ -15,7 +15,7 @@ from embgrad.generators import is_generator
 from embgrad.nested import dict_of, is_entered
 from embgrad.visiting import LARGEST, visited
 
-__all__ = ["FUNCTIONS", "Escaping"]
+__all__ = ["FUNCTIONS", "Escaping", "classes_of"]
 
 #: How many objects are looked at among a program's globals: what lies deeper is hardly what a pass writes to.
 MOST: Final = 20_000
@@ -139,9 +139,14 @@ def _is_the_users(value: Any) -> bool:
     return kind.__module__ in ("builtins", "functools", "types") or is_generator(kind) or is_entered(kind)
 
 
+def classes_of(objects: Iterable[Any]) -> set[type]:
+    """The classes of the user's own that objects are of."""
+    return {kind for one in objects for kind in type(one).__mro__ if not is_installed(kind.__module__)}
+
+
 def _around(modules: Sequence[Any], functions: Iterable[Any]) -> tuple[list[type], list[Any]]:
     """The user's classes; and the functions, with the globals of the modules that these and the classes are written in."""
-    kinds = {kind for module in modules for kind in type(module).__mro__ if not is_installed(kind.__module__)}
+    kinds = classes_of(modules)
     names = {kind.__module__ for kind in kinds}
     around: list[Any] = []
     others: list[type] = []  # which need not be hashable

@@ -8,8 +8,7 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-from embgrad.composition import is_installed
-from embgrad.escaping import FUNCTIONS, Escaping
+from embgrad.escaping import FUNCTIONS, Escaping, classes_of
 
 __all__ = ["escaping_from"]
 
@@ -27,8 +26,8 @@ def escaping_from(parts: Sequence[Any], modules: Sequence[Any], call: Callable[.
     """
     given = [_python_of(one) for one in (*parts, call) if one is not None]
     objects = [*modules, *(one for one in given if type(one) not in FUNCTIONS)]
-    kinds = {kind for one in objects for kind in type(one).__mro__ if not is_installed(kind.__module__)}
-    inside = [_python_of(one) for kind in kinds for one in vars(kind).values() if isinstance(one, Function)]
+    members = [one for kind in classes_of(objects) for one in vars(kind).values()]
+    inside = [_python_of(one) for one in members if isinstance(one, Function)]
     return Escaping(
         objects,
         [*(one for one in given if type(one) in FUNCTIONS), *inside],
