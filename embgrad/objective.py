@@ -327,12 +327,17 @@ class CrossEntropy(Objective):
             return self._of_probabilities(rows, labels)
         refuse_probabilities(rows.values)
         shifted = rows.values - rows.values.max(1, keepdims=True, initial=-np.inf)
-        of_label = entries(shifted, labels)
+        of_label, each = entries(shifted, labels), np.arange(len(labels))
         slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
-        totals = slopes.sum(1, keepdims=True)
-        slopes /= totals
-        slopes[np.arange(len(labels)), labels] -= 1
-        return np.log(totals[:, 0]) - of_label, slopes
+        label = slopes[each, labels]
+        slopes[each, labels] = (
+            0  # of a confident prediction the others are all that tells: 1 - p keeps none of their digits
+        )
+        others = slopes.sum(1)
+        totals = others + label
+        slopes /= totals[:, None]
+        slopes[each, labels] = -others / totals
+        return np.where(of_label == 0, np.log1p(others), np.log(totals) - of_label), slopes
 
     def _labels_of(self, rows: Rows) -> np.ndarray:
         """The label of each row."""

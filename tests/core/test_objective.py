@@ -54,8 +54,21 @@ def expect_cotangent_is_slope(objective: Objective, output: np.ndarray, batch: T
 def test_cross_entropy_of_logits(seed: int) -> None:
     logits, labels = drawn(seed, EXAMPLES, CLASSES), np.random.default_rng(seed).integers(0, CLASSES, EXAMPLES)
     values, cotangent = CrossEntropy(labels).evaluate(logits, BATCH)
-    np.testing.assert_allclose(values, -np.log(softmax(logits)[np.arange(3), labels]), rtol=1e-12)
+    against_label = np.exp(logits - logits[np.arange(3), labels][:, None]) - np.eye(CLASSES)[labels]
+    np.testing.assert_allclose(values, np.log1p(against_label.sum(1)), rtol=1e-12)
     np.testing.assert_allclose(cotangent, softmax(logits) - np.eye(CLASSES)[labels], atol=1e-14)
+
+
+@given(st.floats(1, 700))
+def test_cross_entropy_of_a_confident_prediction_keeps_its_digits(lead: float) -> None:
+    """The others' probabilities, also where that of the label is 1 but for rounding."""
+    logits = np.array([[0.0, lead, 0.0], [lead, -lead, 0.0]])
+    values, cotangent = CrossEntropy([1, 0]).evaluate(logits, TokenBatch([[1], [1]]))
+    others = np.array([[1, 0, 1], [0, np.exp(-lead), 1]]) * np.exp(-lead)
+    expected = others / (1 + others.sum(1, keepdims=True))
+    expected[[0, 1], [1, 0]] = -expected.sum(1)
+    np.testing.assert_allclose(values, np.log1p(others.sum(1)), rtol=1e-13)
+    np.testing.assert_allclose(cotangent, expected, rtol=1e-13, atol=1e-300)  # a number below has fewer digits
 
 
 @given(seeds)
