@@ -24,6 +24,7 @@ from embgrad.disambiguation import could_be_made
 from embgrad.errors import (
     AmbiguousPointError,
     EmbgradWarning,
+    NoGradientError,
     PointError,
     PointNotReachedError,
     UnsupportedError,
@@ -100,6 +101,20 @@ class Task:
     def run(self, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         """The results for one batch, by the names as given."""
         run, respond, located = self._run(batch)
+        try:
+            return self._results(batch, run, respond, located)
+        except NoGradientError as error:
+            if not self.compiled or run.uncompiled is not None or self.training:
+                raise
+            why, _, _ = str(error).partition(": ")
+        # A trace may compute a slope in another way than the framework, and overflow where that does not: the model tells.
+        run, respond, located = replace(self, compiled=False)._run(batch)
+        return self._results(batch, replace(run, uncompiled=f"in a trace of it {why}"), respond, located)
+
+    def _results(
+        self, batch: TokenBatch, run: Run, respond: Respond | NativeObjective, located: Mapping[str, Located]
+    ) -> dict[str, EmbeddingGradients]:
+        """A run's results."""
         objective = objective_values(respond, run)
         warn_of_unused(run.unused, batch, run.masked_id)
         common = self.provenance(batch, run, respond)

@@ -337,6 +337,34 @@ def test_the_ends_of_the_range_are_tensorflows(name: str) -> None:
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=2e-5, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_where_a_trace_overflows_the_model_tells(split: bool) -> None:
+    """(1 + x)·eˣ is infinite before eˣ is; behind the other branch it counts 0 times."""
+    model = Activated(lambda x, number: tf.where(x > 0, x, x * tf.exp(x)), "float32", read=tf.identity)
+    model.kernel.assign(np.eye(DIM))
+    assert embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split).provenance["compiled"]
+    before = model.table.numpy()
+    model.table[3, 0].assign(86.0)
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"in a trace of it the gradient at 'word' \(table\) is nan at example \d"
+    ):
+        found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split)
+    assert found.provenance["compiled"] is False
+    np.testing.assert_allclose(found.table().to_dense(), own_of_sum(model, IDS), rtol=1e-5, atol=1e-6)
+    model.table.assign(before)
+    assert embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split).provenance["compiled"]
+
+
+def test_where_the_models_own_gradient_is_not_finite_it_is_refused_by_that() -> None:
+    table = np.random.default_rng(5).uniform(1, 2, size=(20, DIM))
+    model = Activated(lambda x, number: tf.sqrt(tf.nn.relu(x)), table=table)
+    model.kernel.assign(np.eye(DIM))
+    assert embgrad.gradients(model, IDS, embgrad.Sum(), compile=True).provenance["compiled"]
+    model.table[3, 0].assign(-1.0)
+    with pytest.raises(embgrad.NoGradientError, match=r"is nan at example \d, position \d, and in 7 of 105 entries"):
+        embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
+
+
 def test_a_gate_that_is_nearly_1_keeps_its_slope() -> None:
     """σ′ = σ · (1 − σ) is as small as 1 − σ there, and multiplied by what is large."""
     table, found = np.random.default_rng(4).uniform(8, 11, size=(20, DIM)), []
