@@ -13,6 +13,7 @@ from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
 from embgrad.differences import Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
+from embgrad.finite import run_finite
 from embgrad.ledger import TableGradients, ledger
 from embgrad.locating import Located, expect_ability
 from embgrad.responding import respond_with
@@ -302,7 +303,7 @@ def _no_sum(task: Task, batch: TokenBatch, found: TableGradients, keys: Sequence
     assert found.own is not None
     own = (found.own - found.head).astype(np.float64)
     request = replace(task.request(respond_with(task.objective, batch)), points=tuple(keys))
-    run = task.backend.run(task.model, batch, request)
+    run = run_finite(task.backend, task.model, batch, request)
     plain, divided = [], []
     for values in (run.points[key] for key in keys):
         lookup, gradient = values.lookup, values.gradients[0]

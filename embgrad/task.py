@@ -24,11 +24,11 @@ from embgrad.disambiguation import could_be_made
 from embgrad.errors import (
     AmbiguousPointError,
     EmbgradWarning,
-    NoGradientError,
     PointError,
     PointNotReachedError,
     UnsupportedError,
 )
+from embgrad.finite import run_finite
 from embgrad.locating import FewDoNotTellError, Located, Search, expect_ability, expect_each_once
 from embgrad.native import described
 from embgrad.objective import Objective
@@ -101,20 +101,6 @@ class Task:
     def run(self, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         """The results for one batch, by the names as given."""
         run, respond, located = self._run(batch)
-        try:
-            return self._results(batch, run, respond, located)
-        except NoGradientError as error:
-            if not self.compiled or run.uncompiled is not None or self.training:
-                raise
-            why, _, _ = str(error).partition(": ")
-        # A trace may compute a slope in another way than the framework, and overflow where that does not: the model tells.
-        run, respond, located = replace(self, compiled=False)._run(batch)
-        return self._results(batch, replace(run, uncompiled=f"in a trace of it {why}"), respond, located)
-
-    def _results(
-        self, batch: TokenBatch, run: Run, respond: Respond | NativeObjective, located: Mapping[str, Located]
-    ) -> dict[str, EmbeddingGradients]:
-        """A run's results."""
         objective = objective_values(respond, run)
         warn_of_unused(run.unused, batch, run.masked_id)
         common = self.provenance(batch, run, respond)
@@ -269,7 +255,7 @@ class Task:
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
         request = self.request(respond, points, located, several=sets > 1 or self.split, times=times, gave=gave)
         try:
-            run = self.backend.run(self.model, batch, request)
+            run = run_finite(self.backend, self.model, batch, request)
         except (AmbiguousPointError, PointNotReachedError) as error:
             if located is not None:
                 raise

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
 from embgrad.batch import TokenBatch
@@ -80,9 +78,8 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
             try:
                 found = _run(model, known, batch, tries.next(), graphs)
                 # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
-                if not graphs.began or _is_finite(found):
-                    return replace(found, uncompiled=graphs.uncompiled if request.compiled else None)
-                why = "its graph's gradient is not finite"
+                uncompiled = graphs.uncompiled if request.compiled else None
+                return replace(found, uncompiled=uncompiled, traced=graphs.began)
             except (mx.MXNetError, UnsupportedError) as error:
                 if not graphs.began:
                     raise
@@ -92,13 +89,10 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         )
 
 
-def _is_finite(found: Run) -> bool:
-    values = found.points.values()
-    return all(bool(np.isfinite(one).all()) for point in values for one in point.gradients if one is not None)
-
-
 def _why_no_graphs(request: Request) -> str | None:
     """Why a request is for operators that run one by one; None where a graph can do."""
+    if request.compiled is False:
+        return "it is asked for without one"
     if request.parameters or request.tables:
         return "the gradients of parameters are asked for, which kept graphs do not have"
     if request.training:

@@ -63,7 +63,7 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         answering.before(),
     )
     unused, masked_id = left_out(planned.unused, batch, answering.watch, points.values())
-    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
+    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id, traced=True)
 
 
 def has_a_row_each(places: tuple[np.ndarray, np.ndarray] | None, shape: Any) -> bool:

@@ -345,9 +345,7 @@ def test_where_a_trace_overflows_the_model_tells(split: bool) -> None:
     assert embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split).provenance["compiled"]
     before = model.table.numpy()
     model.table[3, 0].assign(86.0)
-    with pytest.warns(
-        embgrad.EmbgradWarning, match=r"in a trace of it the gradient at 'word' \(table\) is nan at example \d"
-    ):
+    with pytest.warns(embgrad.EmbgradWarning, match="its graph's gradient is not finite"):
         found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True, split=split)
     assert found.provenance["compiled"] is False
     np.testing.assert_allclose(found.table().to_dense(), own_of_sum(model, IDS), rtol=1e-5, atol=1e-6)

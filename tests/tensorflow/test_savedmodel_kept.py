@@ -14,7 +14,7 @@ from embgrad_tensorflow import run as running
 
 import embgrad
 from embgrad.backend import Request
-from tests.tensorflow.savedmodels import SMALL, TINY, TOTAL, Net, close, weighed
+from tests.tensorflow.savedmodels import SMALL, TINY, TOTAL, Net, close, saved, weighed
 
 IDS = {
     "input_word_ids": np.array([[51, 7, 9, 52], [51, 8, 52, 0]], np.int32),
@@ -62,6 +62,38 @@ def test_each_call_runs_one_trace(monkeypatch: Any, traces: list[Any]) -> None:
     close(embgrad.gradients(model, longer, objective).values, other.values)
     assert len(traces) == 5
     assert len(set(traces)) == 1
+
+
+class Gated(tf.Module):
+    """The slope (1 + x)·eˣ of what the other branch hides is infinite before eˣ is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)), dtype=tf.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32, name="input_word_ids")])
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.table, ids)
+        return {"sequence_output": tf.where(rows > 0, rows, rows * tf.exp(rows))}
+
+
+def test_where_its_graph_overflows_the_model_tells(tmp_path: Any, traces: list[Any]) -> None:
+    model, ids = saved(Gated(), tmp_path), np.array([[1, 2, 3], [4, 5, 6]])
+    embgrad.gradients(model, ids, embgrad.Sum())
+    assert len(traces) == 1  # and not refused, so that the next is run as well
+    model.table.assign(tf.tensor_scatter_nd_update(model.table, [[3, 0]], [86.0]))
+    called: list[None] = []
+
+    def nothing(value: np.ndarray) -> np.ndarray:
+        called.append(None)
+        return np.zeros_like(value)
+
+    found = embgrad.gradients(model, ids, embgrad.Sum(), add={"word": nothing})
+    rows = np.asarray(model.table.numpy()[ids], np.float64)
+    with np.errstate(over="ignore"):
+        close(found.values, np.where(rows > 0, 1, (1 + rows) * np.exp(rows)))
+    assert len(traces) == 2
+    assert len(called) == 1  # as whoever counts or draws expects
 
 
 def test_points_and_changes(monkeypatch: Any, traces: list[Any]) -> None:
