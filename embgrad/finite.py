@@ -11,7 +11,7 @@ from embgrad.backend import Backend, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.replaying import Tries
 
-__all__ = ["run_finite"]
+__all__ = ["is_finite", "run_finite"]
 
 
 def run_finite(backend: Backend, model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -25,12 +25,13 @@ def run_finite(backend: Backend, model: Any, batch: TokenBatch, request: Request
     """
     tries = Tries(request)
     found = backend.run(model, batch, tries.next())
-    if not found.traced or request.training or _is_finite(found):
+    if not found.traced or request.training or is_finite(found):
         return found
     again = backend.run(model, batch, replace(tries.next(), compiled=False))
     return replace(again, uncompiled="its graph's gradient is not finite" if request.compiled else None)
 
 
-def _is_finite(found: Run) -> bool:
+def is_finite(found: Run) -> bool:
+    """Whether all gradients are finite numbers."""
     values = found.points.values()
     return all(bool(np.isfinite(one).all()) for point in values for one in point.gradients if one is not None)

@@ -66,6 +66,7 @@ class Graphs:
         also: arrays whose gradient must be asked for along with those of the points.
         why: why a block that was to be a graph ran operator by operator; None where none did.
         began: whether any graph ran, to the end or not.
+        unpulled: the graphs among them whose gradients were never compared with those of their blocks' Python.
     """
 
     def __init__(self, parts: Sequence[Any], watch: PointWatch, *, compiled: bool) -> None:
@@ -73,6 +74,7 @@ class Graphs:
         self.also: list[Any] = []
         self.why: str | None = None
         self.began = False
+        self.unpulled: list[Kept] = []
         self._compiled = compiled
         self._open = 0
         self._around: set[int] = set()
@@ -143,6 +145,7 @@ class Graphs:
             with next(array.context for array in flat if array is not None):
                 if not _is_graph(block):
                     self._expect_agreement(kept, block, args, flat)
+                    self.unpulled += [] if kept.pulled else [kept]
                 outputs = kept(flat, self)
         except mx.gluon.parameter.DeferredInitializationError:
             raise UntraceableError("its parameters have no values yet") from None

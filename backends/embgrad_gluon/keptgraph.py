@@ -37,6 +37,7 @@ class Kept:
         out_format: how Gluon puts its outputs together.
         apart: what the block's Python does otherwise; None as long as nothing is seen of it.
         compared: for which arguments the two were compared.
+        pulled: whether their gradients were.
     """
 
     def __init__(self, block: Any, made: Traced, names: Sequence[str | None]) -> None:
@@ -45,6 +46,7 @@ class Kept:
         self.out_format = made.out_format
         self.apart: str | None = None
         self.compared: Bounded[bool] = Bounded(SHAPES)
+        self.pulled = False
         self._names = names
         self._made = made
         self._lookups = [_Lookup(lookup) for lookup in made.lookups]

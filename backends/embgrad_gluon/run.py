@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
-from embgrad.replaying import Tries
+from embgrad.finite import is_finite
+from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert, symbolic
@@ -23,6 +26,7 @@ from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.graphs import Graphs
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
+from embgrad_gluon.keptgraph import Kept
 from embgrad_gluon.lookup import HINT, Lookups, Tables
 from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.normalising import Needed, layer_norm
@@ -70,23 +74,67 @@ def points(
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
-    parts, mx = as_parts(model), import_mxnet()
+    tries, why = Tries(request), _why_no_graphs(request)
+    if why is None:
+        try:
+            found = _run_compared(model, batch, tries.next()) if request.compiled else None
+            return found or _run_graphs(model, batch, tries.next())[0]
+        except _FailedError as error:
+            why = str(error)
+    with as_found(as_parts(model), training=request.training) as known:
+        found = _run(model, known, batch, tries.next(), None)
+    return replace(found, uncompiled=why if request.compiled else None)
+
+
+def _run_compared(model: Any, batch: TokenBatch, request: Request) -> Run | None:
+    """What graphs give; of new ones the gradients are compared with those of their blocks' Python. None where they differ.
+
+    The Python may stop gradients of arrays alone. An objective of the user's may give something else each time, and tells
+    nothing.
+
+    Raises:
+        _FailedError: see there.
+    """
+    if isinstance(request.respond, NativeObjective):
+        return _run_graphs(model, batch, request)[0]
+    recorder = Recorder(request, lambda function, tell: function)
+    found, unpulled = _run_graphs(model, batch, replace(recorder.recording(), compiled=True))
+    if not unpulled or not is_finite(found):
+        return found
+    try:
+        given, _ = _run_graphs(model, batch, replace(recorder.replaying(), compiled=None))
+        _, dtypes = structure(as_parts(model)).identity()
+        apart = recorder.apart(found, given, agreeing(np.dtype(one).name for one in dtypes)) is not None
+    except ReplayError:
+        apart = True
+    for one in unpulled:
+        one.pulled = True
+        one.apart = "its Python gives other gradients on arrays than on symbols" if apart else one.apart
+    return None if apart else found
+
+
+class _FailedError(Exception):
+    """MXNet failed where a graph ran; says how."""
+
+
+def _run_graphs(model: Any, batch: TokenBatch, request: Request) -> tuple[Run, Sequence[Kept]]:
+    """What the model gives, whose blocks run as graphs where they can, and the new ones of these, see `Graphs.unpulled`.
+
+    Raises:
+        _FailedError: see there.
+    """
+    parts = as_parts(model)
     with as_found(parts, training=request.training) as known:
         graphs = Graphs(parts, PointWatch(batch, request.reached, request.times), compiled=bool(request.compiled))
-        tries, why = Tries(request), _why_no_graphs(request)
-        if why is None:
-            try:
-                found = _run(model, known, batch, tries.next(), graphs)
-                # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
-                uncompiled = graphs.uncompiled if request.compiled else None
-                return replace(found, uncompiled=uncompiled, traced=graphs.began)
-            except (mx.MXNetError, UnsupportedError) as error:
-                if not graphs.began:
-                    raise
-                why = f"its graph failed ({str(error).partition(chr(10))[0]})"
-        return replace(
-            _run(model, structure(parts), batch, tries.next(), None), uncompiled=why if request.compiled else None
-        )
+        try:
+            found = _run(model, known, batch, request, graphs)
+        except (import_mxnet().MXNetError, UnsupportedError) as error:
+            if not graphs.began:
+                raise
+            raise _FailedError(f"its graph failed ({str(error).partition(chr(10))[0]})") from error
+    # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
+    uncompiled = graphs.uncompiled if request.compiled else None
+    return replace(found, uncompiled=uncompiled, traced=graphs.began), graphs.unpulled
 
 
 def _why_no_graphs(request: Request) -> str | None:

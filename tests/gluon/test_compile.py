@@ -728,6 +728,11 @@ class Scaled(Block):
         ),
         (lambda: OnArrays(lambda F, rows: rows.swapaxes(0, 1)[0]), {}, "something else on arrays than on symbols"),
         (
+            lambda: OnArrays(lambda F, rows: (rows * (F.BlockGrad(rows) if F is nd else rows)).mean(axis=1)),
+            {},
+            "other gradients on arrays than on symbols",
+        ),
+        (
             lambda: OnArrays(lambda F, rows: rows.mean(axis=1) if F is nd else [rows.mean(axis=1)] * 2),
             {},
             "something else on arrays than on symbols",
