@@ -180,14 +180,17 @@ def _prepared(
             if ways is not None and not whole:
                 ways.expect_settled(attributes)
             learning = ways is not None and (not whole or ways.learn(attributes))
-            walked, taps = known.walked, Taps(request)
+            walked = known.walked
+            taps = Taps(request, attached=weights and not request.tables)
             wanted: set[int] = set()
             mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
             modules = ModuleWatch(
                 watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
             )
             also = further_paths(known.parts, walked) if watch.everything else {}
-            watched = mode if ways is None or not learning else Watched(mode, known.modules, ways, whole=whole)
+            watched: AbstractContextManager[Any] = mode
+            if ways is not None and learning:
+                watched = Watched(mode, known.modules, ways, whole=whole, cut=not taps.attached)
             try:
                 with modules.on(walked, also):
                     yield _Pass(mode, taps, walked, device, request.training, wanted, watched)

@@ -81,11 +81,17 @@ class Taps:
         pulling: whether a pullback runs.
         aliased: by key the clones that went on in place of tensors whose memory others may hold.
         away: whether a function of the user's runs, and passes inside of it are others.
+        attached: whether rows stay on the graph of their table, by which the model or the objective may differentiate.
+
+    Args:
+        request: what is asked.
+        attached: see above.
     """
 
     plain = False
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, attached: bool = False) -> None:
+        self.attached = attached
         self.changed: Collection[str] = {*request.override, *request.add}
         self.values: dict[str, np.ndarray] = {}
         self.marks: dict[str, Any] = {}
@@ -102,14 +108,15 @@ class Taps:
     def lookup(
         self, key: str | None, table: Any, compute: Callable[[], Any], *, word: bool, again: bool = False
     ) -> Any:
-        """Where it is asked for, cut off the table, so that nothing below it is differentiated.
+        """Where it is asked for, cut off the table, so that nothing below it is differentiated, unless rows stay attached.
 
         A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter. The rows of
         the ids require gradients also where nobody asks for them: whether they do can decide which way a model takes, and every
         pass is to go the same way.
         """
         if key is not None:
-            if table.grad_fn is None or _is_view_of_leaf(table):
+            attached = self.attached and torch.is_grad_enabled()
+            if not attached and (table.grad_fn is None or _is_view_of_leaf(table)):
                 with outside_inference(), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows, again=again)

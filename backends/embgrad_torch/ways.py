@@ -110,13 +110,15 @@ class Watched:
         modules: the model's.
         ways: those that are known.
         whole: whether to watch every function, and to learn the way.
+        cut: whether rows that are asked for are cut off their table.
     """
 
-    def __init__(self, mode: LookupMode, modules: Sequence[Any], ways: Ways, *, whole: bool) -> None:
+    def __init__(self, mode: LookupMode, modules: Sequence[Any], ways: Ways, *, whole: bool, cut: bool) -> None:
         self._mode = mode
         self._modules = modules
         self._ways = ways
         self._whole = whole
+        self._cut = cut
         self._thread = threading.get_ident()
         self._depth = 0
         self._start = 0
@@ -183,7 +185,9 @@ class Watched:
         if not args or in_segment():
             raise Elsewhere
         gone_on = self._mode.on_gave(module, args[0], gave)
-        if gone_on is not gave and gave.grad_fn is not None:  # a pass that is watched as a whole does not record it
+        if (
+            self._cut and gone_on is not gave and gave.grad_fn is not None
+        ):  # a pass watched as a whole does not record it
             self._start += 1
         return gone_on
 
