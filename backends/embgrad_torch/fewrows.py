@@ -43,6 +43,7 @@ def _is_worth_it(rows: Any, weight: Any, bias: Any) -> bool:
     return (
         type(rows) is torch.Tensor
         and rows.requires_grad
+        and not rows.is_nested
         and type(weight) in (torch.Tensor, torch.nn.Parameter)
         and weight.dim() == 2
         and rows.numel() * len(weight) >= LEAST

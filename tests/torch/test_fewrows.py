@@ -98,6 +98,12 @@ def in_place(one: Net, rows: Any) -> Any:
     return one.outer(inner).add_(rows)
 
 
+def nested(one: Net, rows: Any) -> Any:
+    """Examples of their own lengths, as PyTorch has them in one tensor."""
+    examples = torch.nested.as_nested_tensor(list(rows.unbind()))
+    return rows + torch.nested.to_padded_tensor(one.outer(one.inner(examples).relu()), 0.0)
+
+
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "two": two,
     "penalised": penalised,
@@ -109,6 +115,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "reentrant": lambda one, rows: checkpoint(lambda given: two(one, given), rows, use_reentrant=True),
     "flat": lambda one, rows: two(one, rows.reshape(-1, 4)).reshape(rows.shape),
     "transposed": lambda one, rows: two(one, rows.transpose(0, 1)).transpose(0, 1),
+    "nested": nested,
     "by name": lambda one, rows: functional.linear(bias=one.before.bias, input=rows, weight=one.before.weight),
     "vmap": lambda one, rows: torch.vmap(lambda given: two(one, given))(rows),
     "jvp": lambda one, rows: torch.func.jvp(lambda given: two(one, given), (rows,), (torch.ones_like(rows),))[1] + rows,
@@ -119,6 +126,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("objective", [FIRST, ALL])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_exact(way: str, objective: Any, frozen: bool) -> None:
     model = net(WAYS[way]).requires_grad_(not frozen)
     given = embgrad.gradients(model, IDS, objective).values
