@@ -16,7 +16,14 @@ from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
 from embgrad_torch.fewrows import linear
 from embgrad_torch.listening import expect_uncompiled
-from embgrad_torch.operands import MAYBE_BY_WEIGHTS, OPERATORS, Differentiated, is_by_weights, values_of_weights
+from embgrad_torch.operands import (
+    ACCUMULATING,
+    MAYBE_BY_WEIGHTS,
+    OPERATORS,
+    Differentiated,
+    is_by_weights,
+    values_of_weights,
+)
 from embgrad_torch.ours import is_running
 from embgrad_torch.recomputing import Made, made_again
 from embgrad_torch.tap import At
@@ -59,8 +66,9 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         at: what happens at the points.
         pulling: whether this is the backward pass.
         suspended_grad: whether the forward pass switched gradients off somewhere.
-        differentiated: whether the model took gradients of weights in its forward pass, where it had the weights' values alone.
+        differentiated: whether the model took gradients of weights itself, where it had the weights' values alone.
         on_read: called where rows may be looked up.
+        on_accumulating: called before the model has gradients accumulated in leaves itself.
 
     Args:
         watch: see above.
@@ -78,6 +86,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.suspended_grad = False
         self.differentiated = False
         self.on_read: Callable[[], None] = unheard
+        self.on_accumulating: Callable[[], None] = unheard
         self._wanted = wanted
         self._handlers = _HANDLERS if wanted is None else _HANDLERS_WITHOUT_WEIGHTS
         self._paths = paths
@@ -163,10 +172,12 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return func(*args, **kwargs)
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Gradients taken in the forward pass: those of weights, where these take part by their values alone, would be lost."""
-        if not self.pulling and is_by_weights(func, args, kwargs):
+        """Gradients that the model takes: those of weights, where these take part by their values alone, would be lost."""
+        if self._wanted is not None and is_by_weights(func, args, kwargs, pulling=self.pulling):
             self.differentiated = True
             raise Differentiated
+        if func in ACCUMULATING:
+            self.on_accumulating()
         return func(*args, **kwargs)
 
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
@@ -324,6 +335,7 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
     torch.ops.aten.embedding_bag.default: LookupMode.on_closed_bag,
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
+    **dict.fromkeys(ACCUMULATING, LookupMode.on_differentiating),
 }
 
 #: The same where functions are given the values of weights.

@@ -11,8 +11,16 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 __all__ = [
-    *("DIFFERENTIATING", "MAYBE_BY_WEIGHTS", "OPERATORS", "ByWeights", "Differentiated", "is_by_weights"),
-    "values_of_weights",
+    *(
+        "ACCUMULATING",
+        "DIFFERENTIATING",
+        "MAYBE_BY_WEIGHTS",
+        "OPERATORS",
+        "Accumulating",
+        "ByWeights",
+        "Differentiated",
+    ),
+    *("is_by_weights", "values_of_weights"),
 ]
 
 
@@ -47,6 +55,24 @@ class ByWeights(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be
         super().__exit__(kind, error, trace)
         if self.found and (error is None or isinstance(error, Exception)):
             raise Differentiated from None
+
+
+class Accumulating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """Tells before an objective has gradients accumulated in leaves.
+
+    Args:
+        told: what is told.
+    """
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if func in ACCUMULATING:
+            self._told()
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def values_of_weights(
@@ -97,16 +123,17 @@ def _value(one: Any, wanted: Collection[int]) -> Any:
     return one
 
 
-def is_by_weights(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def is_by_weights(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, pulling: bool = False) -> bool:
     """Whether a call of one of `MAYBE_BY_WEIGHTS` may be about the gradients of weights.
 
-    Without `inputs` all leaves of the graph get theirs. A weight as a view of itself is how PyTorch comes by the node at which
-    its gradient arrives, which may then stand for the weight.
+    Without `inputs` all leaves of the graph get theirs, in a pullback as far as there are any: that is how segments which run
+    again are differentiated, whatever becomes of their weights. A weight as a view of itself is how PyTorch comes by the node
+    at which its gradient arrives, which may then stand for the weight.
     """
     if func is torch.Tensor.view_as:
         return len(args) == 2 and args[0] is args[1] and _is_weight(args[0])
     inputs = args[1] if func is torch.autograd.grad else kwargs.get("inputs")
-    return inputs is None or _has_weights(inputs)
+    return not pulling if inputs is None else _has_weights(inputs)
 
 
 def _has_weights(value: Any) -> bool:
@@ -143,10 +170,11 @@ OPERATORS: Final[Collection[Callable[..., Any]]] = frozenset(
     }
 )
 
+#: The functions that have gradients accumulated in leaves.
+ACCUMULATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.backward, torch.Tensor.backward})
+
 #: The functions that take gradients.
-DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset(
-    {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
-)
+DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
 
 #: These, and the one by which PyTorch finds the node at which a weight's gradient arrives.
 MAYBE_BY_WEIGHTS: Final[Collection[Callable[..., Any]]] = frozenset({*DIFFERENTIATING, torch.Tensor.view_as})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -25,12 +26,12 @@ from embgrad_torch.attributes import Attributes
 from embgrad_torch.drawing import of_the_user, random_as_found
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
-from embgrad_torch.operands import ByWeights, Differentiated
+from embgrad_torch.operands import Accumulating, ByWeights, Differentiated
 from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.segments import segments_ended
-from embgrad_torch.state import as_found
+from embgrad_torch.state import as_found, gradients_apart
 from embgrad_torch.structure import Changed, Structure, recalled, structure
 from embgrad_torch.tap import Taps, expect_unwritten
 from embgrad_torch.walk import TablePaths, further_paths
@@ -140,10 +141,12 @@ def _run(
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            with _of_objective(request), _without_weights(request, weights):
+            with _of_objective(request), _watched_objective(request, one.mode, weights):
                 answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
+            if one.mode.differentiated:  # and the model has caught what told of it
+                raise Differentiated
         dtype = dtype_of(request, one.taps, chosen, answered, returned, parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
@@ -184,6 +187,7 @@ def _prepared(
             taps = Taps(request, attached=weights and not request.tables)
             wanted: set[int] = set()
             mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
+            mode.on_accumulating = functools.partial(gradients_apart, known)
             modules = ModuleWatch(
                 watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
             )
@@ -224,9 +228,14 @@ def _of_objective(request: Request) -> AbstractContextManager[None]:
     return contextlib.nullcontext() if ours else of_the_user()
 
 
-def _without_weights(request: Request, weights: bool) -> AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _watched_objective(request: Request, mode: LookupMode, weights: bool) -> Iterator[None]:
     """A function of the user's may differentiate what a pass returned by weights, and is stopped if these are not there."""
-    return contextlib.nullcontext() if weights or not isinstance(request.respond, NativeObjective) else ByWeights()
+    if not isinstance(request.respond, NativeObjective):
+        yield
+        return
+    with Accumulating(mode.on_accumulating), contextlib.nullcontext() if weights else ByWeights():
+        yield
 
 
 def _befores(pulled: Sequence[Pulled]) -> list[Any]:

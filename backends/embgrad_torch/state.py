@@ -20,7 +20,7 @@ from embgrad_torch.tap import Differentiable
 from embgrad_torch.undoing import Undoing
 from embgrad_torch.versions import HAVE_VERSIONS
 
-__all__ = ["as_found", "operands_kept"]
+__all__ = ["as_found", "gradients_apart", "operands_kept"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -77,6 +77,22 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
             yield found.attributes
 
 
+def gradients_apart(model: Structure) -> None:
+    """From now on gradients are accumulated in copies of what the parameters have, until they are given their own again.
+
+    Args:
+        model: the model, whose state is kept.
+    """
+    for parameter in _plain(model.parameters()):
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+
+
+def _plain(parameters: Sequence[Any]) -> list[Any]:
+    """The parameters whose place in memory, gradient and numbers are taken down."""
+    return [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
+
+
 class _Found:
     """What of a model can be another after a pass, and what is known of it. It holds while nobody writes to the model.
 
@@ -98,7 +114,7 @@ class _Found:
         parameters, buffers = model.parameters(), model.buffers()
         _expect_weights(model, parameters)
         self.attributes = Attributes(model)
-        self.plain = [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
+        self.plain = _plain(parameters)
         self._all = [*parameters, *buffers]
         self.inferring = self._is_inferring()
         self.flags = _flags(model)

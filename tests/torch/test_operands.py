@@ -119,6 +119,46 @@ def test_parameters_are_differentiated_where_they_are_asked_for() -> None:
         np.testing.assert_allclose(asked[name], gradient.numpy(), rtol=1e-12)
 
 
+class Recomputed(torch.autograd.Function):
+    """A segment that is run again in the backward pass, as before there were checkpoints; it takes all gradients at once."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any, swallowing: bool) -> Any:
+        ctx.save_for_backward(rows, weight)
+        ctx.swallowing = swallowing
+        return functional.linear(rows, weight).tanh()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        rows, weight = ctx.saved_tensors
+        with torch.enable_grad():
+            rows = rows.detach().requires_grad_()
+            again = functional.linear(rows, weight).tanh()
+            try:
+                return (*torch.autograd.grad(again, (rows, weight), gradient), None)
+            except:  # noqa: E722
+                if not ctx.swallowing:
+                    raise
+                return None, None, None
+
+
+@pytest.mark.parametrize("swallowing", [False, True])
+def test_a_function_that_differentiates_by_weights_in_its_backward_pass(swallowing: bool) -> None:
+    model = net(lambda model, rows: Recomputed.apply(rows, model.other, swallowing))
+    calls = []
+
+    def objective(logits: Any) -> Any:
+        calls.append(1)
+        return logits[:, 1]
+
+    own = own_gradient(lambda: loss(model), model.table.weight)
+    for asked in (OBJECTIVE, objective):
+        given = embgrad.gradients(model, IDS, asked)
+        np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
+    assert len(calls) <= 2
+    np.testing.assert_allclose(own, finite_differences(lambda: loss(model), model.table.weight), atol=1e-8)
+
+
 class Tied(nn.Module):
     """The head is the table."""
 

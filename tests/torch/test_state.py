@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embgrad_torch import ways
 from embgrad_torch.undoing import Undoing
 from torch import nn
 
@@ -514,6 +517,81 @@ def test_an_objective_that_goes_backward_itself_leaves_no_grad() -> None:
 
     embgrad.gradients(model, IDS, objective)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class Recomputing(torch.autograd.Function):
+    """Goes backward through a part of a model by itself, as checkpoints of other libraries do."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, head: Any) -> Any:
+        ctx.head = head
+        ctx.save_for_backward(rows)
+        return head(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        rows = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            again = ctx.head(rows)
+        torch.autograd.backward(again, gradient)
+        return rows.grad, None
+
+
+class Checkpointing(Small):
+    def forward(self, ids: Any) -> Any:
+        return Recomputing.apply(torch.tanh(self.embedding(ids)).sum(1), self.head)
+
+
+class Adapting(Small):
+    """Goes backward in its forward pass."""
+
+    def forward(self, ids: Any) -> Any:
+        logits = super().forward(ids)
+        logits.square().sum().backward(retain_graph=True)
+        return logits * self.head.bias.grad.norm()
+
+
+def _itself(logits: torch.Tensor) -> torch.Tensor:
+    logits.sum().backward(retain_graph=True)
+    return logits.sum(1)
+
+
+@pytest.mark.parametrize("small", [0, ways.SMALL])
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [(Small, _itself), (Checkpointing, embgrad.Sum()), (Checkpointing, _itself), (Adapting, embgrad.Sum())],
+)
+@pytest.mark.parametrize("raising", [False, True])
+def test_gradients_that_are_being_accumulated_stay_what_they_are(
+    kind: Any, objective: Any, small: int, raising: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who accumulates over several batches may ask in between."""
+    monkeypatch.setattr(ways, "SMALL", small)
+    model = kind()
+    model(tensor()).sum().backward()
+    before = [(one.grad, one.grad.clone(), one.grad._version) for one in model.parameters()]
+
+    def edit(gradient: Any) -> Any:
+        if raising:
+            raise ValueError("stop")
+        return gradient
+
+    with pytest.raises(ValueError, match="stop") if raising else contextlib.nullcontext():
+        embgrad.gradients(model, IDS, objective, edit={"word": edit})
+    for one, (gradient, values, version) in zip(model.parameters(), before, strict=True):
+        assert one.grad is gradient
+        assert gradient._version == version
+        assert torch.equal(gradient, values)
+
+
+def test_a_model_that_reads_what_it_has_accumulated_finds_what_the_user_has() -> None:
+    model = Adapting()
+    model(tensor()).sum().backward()
+    expected = copy.deepcopy(model)
+    for one, own in zip(expected.parameters(), model.parameters(), strict=True):
+        one.grad = own.grad.clone()
+    found = embgrad.gradients(model, IDS, embgrad.Sum())
+    np.testing.assert_allclose(found.objective, expected(tensor()).sum(1).detach().numpy(), rtol=1e-5)
 
 
 def test_a_data_loader_with_workers_of_its_own() -> None:
