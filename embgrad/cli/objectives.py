@@ -73,7 +73,8 @@ def labels_from(given: str | None) -> Any:
     try:
         if text.lstrip().startswith("["):
             return json.loads(text)
-        return [int(one) for one in re.split(r"[\s,]+", text.strip(" \t\r\n,"))]
+        # A comma at the very end is let be; an entry left empty elsewhere is not: whose label it was, nobody could tell.
+        return [int(one) for one in re.split(r"\s*,\s*|\s+", text.strip().removesuffix(",").rstrip())]
     except (ValueError, RecursionError):
         raise UsageError(f"{name} holds {text[:60]!r}: expected whole numbers such as 0,1,1, or a JSON list") from None
 

@@ -79,3 +79,14 @@ def test_labels(place: Path) -> None:
     (place / "labels.txt").write_text("zero\n")
     with pytest.raises(UsageError, match=r"labels\.txt holds 'zero"):
         labels_from("labels.txt")
+
+
+@pytest.mark.parametrize("given", ["0,1,,2", ",0,1", "0, , 1", "0,1,,"])
+def test_a_label_that_is_left_out_is_not_passed_over(given: str) -> None:
+    with pytest.raises(UsageError, match="expected whole numbers"):
+        labels_from(given)
+
+
+def test_labels_may_end_in_a_comma_or_have_one_a_line(place: Path) -> None:
+    (place / "labels.txt").write_text("0,\r\n1,\r\n\r\n-100,\r\n")
+    assert labels_from("labels.txt") == labels_from("0,1 -100,") == [0, 1, -100]
