@@ -13,12 +13,9 @@ from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
 from embgrad.differences import Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
-from embgrad.finite import run_finite
-from embgrad.ledger import TableGradients, ledger
+from embgrad.ledger import ledger, why_no_sum
 from embgrad.locating import Located, expect_ability
-from embgrad.responding import respond_with
 from embgrad.result import EmbeddingGradients
-from embgrad.rowsparse import scatter
 from embgrad.task import Task
 
 __all__ = ["certified"]
@@ -270,10 +267,6 @@ def _own(located: Located, change: np.ndarray) -> np.ndarray:
 
 # The table's own gradient
 
-#: Why it is no sum of what comes through the lookups, where that is no fault.
-DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient has nothing of them"
-BY_FREQUENCY: Final = "the framework divides each row's gradient by how often the row is looked up (scale_grad_by_freq)"
-
 
 def _scatter(
     task: Task, batch: TokenBatch, located: Mapping[str, Located], tolerances: Mapping[str, float]
@@ -292,40 +285,9 @@ def _scatter(
         if found is None or found.apart is None:
             continue
         tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
-        keys = [point.key for point in seen if point.lookup is not None and point.path == path]
-        why = _no_sum(task, batch, found, keys, tolerance) if found.apart > tolerance else None
+        why = why_no_sum(task, batch, found, seen, tolerance) if found.apart > tolerance else None
         told[path] = (None if why else found.apart, why)
     return {name: told[path] for name, path in paths.items() if path in told}
-
-
-def _no_sum(task: Task, batch: TokenBatch, found: TableGradients, keys: Sequence[str], tolerance: float) -> str | None:
-    """Why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None."""
-    assert found.own is not None
-    own = (found.own - found.head).astype(np.float64)
-    request = replace(task.request(respond_with(task.objective, batch)), points=tuple(keys))
-    run = run_finite(task.backend, task.model, batch, request)
-    plain, divided = [], []
-    for values in (run.points[key] for key in keys):
-        lookup, gradient = values.lookup, values.gradients[0]
-        if lookup is None or gradient is None:
-            continue
-        rows = scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None).astype(np.float64)
-        if lookup.padding is not None:
-            rows[lookup.padding] = own[lookup.padding] = 0
-        times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
-        plain.append(rows)
-        divided.append(rows / np.maximum(times, 1)[:, None])
-    for parts, why in ((plain, DETACHED), (divided, BY_FREQUENCY)):
-        if parts and _is_sum_of_some(own, parts, tolerance):
-            return why
-    return None
-
-
-def _is_sum_of_some(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> bool:
-    columns = np.stack([part.ravel() for part in parts], axis=1)
-    taken = np.linalg.lstsq(columns, whole.ravel(), rcond=None)[0].round().clip(0, 1)
-    scale = float(np.linalg.norm(columns, axis=0).max())
-    return float(np.linalg.norm(columns @ taken - whole.ravel())) <= tolerance * scale
 
 
 # An example alone

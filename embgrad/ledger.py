@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend import Call, ParameterValues, Point, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.calling import expect_callable
+from embgrad.differences import precision_of
 from embgrad.disambiguation import told_apart
-from embgrad.errors import NoGradientError, PointError
+from embgrad.errors import EmbgradWarning, NoGradientError, PointError
+from embgrad.finite import run_finite
 from embgrad.forms import batch_of
 from embgrad.locating import expect_ability
 from embgrad.naming import point_of
@@ -21,9 +24,16 @@ from embgrad.points import WORD
 from embgrad.registry import backend_for
 from embgrad.responding import respond_with
 from embgrad.rowsparse import scatter
-from embgrad.task import Task, warn_of_unused
+from embgrad.task import Task, level_of_user, warn_of_unused
 
-__all__ = ["TableGradients", "ledger", "table_gradients"]
+__all__ = ["TableGradients", "ledger", "table_gradients", "why_no_sum"]
+
+#: Why it is no sum of what comes through the lookups, where that is no fault.
+DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient has nothing of them"
+BY_THE_TABLE: Final = (
+    "the model or the objective differentiates by the table itself: all that comes, comes by the lookups"
+)
+BY_FREQUENCY: Final = "the framework divides each row's gradient by how often the row is looked up (scale_grad_by_freq)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +131,16 @@ def table_gradients(
             "what it is computed from has a gradient; see embgrad.parameter_gradients"
         )
     warn_of_unused(found.provenance["unused"], tokens, found.provenance.get("masked_id"))
+    tolerance = precision_of(found.provenance["compute_dtype"]).tolerance
+    is_apart = found.apart is not None and found.apart > tolerance
+    if is_apart and why_no_sum(task, tokens, found, seen, tolerance) in (None, BY_THE_TABLE):
+        warnings.warn(
+            f"what comes to the table {point.path!r} through its lookups and by other ways is {found.apart:.1e} from the "
+            "framework's own gradient of it, `own`, where it should add up to that: the model or the objective differentiates by "
+            "the table itself, or computes something else in each pass",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )
     return found
 
 
@@ -177,6 +197,49 @@ def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> T
         own=own,
         provenance=task.provenance(batch, run, respond),
     )
+
+
+def why_no_sum(
+    task: Task, batch: TokenBatch, found: TableGradients, seen: Sequence[Point], tolerance: float
+) -> str | None:
+    """Why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None.
+
+    Args:
+        task: as in `ledger`; so are `batch` and `seen`.
+        found: the ledger, with the framework's own.
+        tolerance: how far apart, relative, two gradients may be that are the same.
+    """
+    assert found.own is not None
+    keys = [point.key for point in seen if point.lookup is not None and point.path == found.path]
+    own = (found.own - found.head).astype(np.float64)
+    request = replace(task.request(respond_with(task.objective, batch)), points=tuple(keys))
+    run = run_finite(task.backend, task.model, batch, request)
+    plain, divided = [], []
+    for values in (run.points[key] for key in keys):
+        lookup, gradient = values.lookup, values.gradients[0]
+        if lookup is None or gradient is None:
+            continue
+        rows = scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None).astype(np.float64)
+        if lookup.padding is not None:
+            rows[lookup.padding] = own[lookup.padding] = 0
+        times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
+        plain.append(rows)
+        divided.append(rows / np.maximum(times, 1)[:, None])
+    taken = _taken(own, plain, tolerance)
+    if taken is not None:
+        return BY_THE_TABLE if taken.all() else DETACHED
+    return None if _taken(own, divided, tolerance) is None else BY_FREQUENCY
+
+
+def _taken(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
+    """Of which of the parts it is the sum, 1 or 0 for each; None where of no such."""
+    if not parts:
+        return None
+    columns = np.stack([part.ravel() for part in parts], axis=1)
+    taken = np.linalg.lstsq(columns, whole.ravel(), rcond=None)[0].round().clip(0, 1)
+    scale = float(np.linalg.norm(columns, axis=0).max())
+    rest = float(np.linalg.norm(columns @ taken - whole.ravel()))
+    return np.asarray(taken) if rest <= tolerance * scale else None
 
 
 def _expect_finite(path: str, lookup: np.ndarray, head: np.ndarray) -> None:

@@ -113,6 +113,20 @@ def test_a_penalty_on_the_table_is_another_way() -> None:
     np.testing.assert_allclose(found.head, 2 * model.table.weight.detach().numpy(), rtol=1e-12)  # once for each example
 
 
+def test_an_objective_that_differentiates_by_the_table_is_told_of() -> None:
+    """The rows that it has are cut off the table, so that neither way has all of it."""
+
+    def penalised(out: Any) -> Any:
+        slopes = torch.autograd.grad(out.pow(2).sum(), list(model.parameters()), create_graph=True, allow_unused=True)
+        return out[:, 0] + sum(one.pow(2).sum() for one in slopes if one is not None)
+
+    model = net(lambda net, hidden: hidden)
+    with pytest.warns(embgrad.EmbgradWarning, match="the table 'table' .* differentiates by the table itself"):
+        found = embgrad.table_gradients(model, SMALL_IDS, penalised)
+    own = torch.autograd.grad(penalised(model(torch.tensor(SMALL_IDS))).sum(), model.table.weight)[0].numpy()
+    np.testing.assert_allclose(found.own, own, rtol=1e-9, atol=1e-12 * np.abs(own).max())
+
+
 @pytest.mark.parametrize("options", [{"sparse": True}, {"padding_idx": 4}, {"max_norm": 1.0}])
 def test_tables_of_all_kinds(options: dict[str, Any]) -> None:
     model = net(lambda net, hidden: hidden @ net.table.weight.T, **options)
