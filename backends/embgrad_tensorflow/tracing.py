@@ -33,6 +33,9 @@ RANDOM: Final = frozenset(
     }
 )
 
+#: Operations that run Python's code, which may write to anything and has TensorFlow's thread for its own.
+PYTHON: Final = frozenset({"EagerPyFunc", "PyFunc"})
+
 #: Tells the watch of a run of one thing that the forward pass came by, with the values of the tensors asked for.
 Event = Callable[[PointWatch, Sequence[np.ndarray]], None]
 
@@ -219,6 +222,10 @@ class Tracer:
         try:
             if name in RANDOM:
                 raise UntraceableError(f"the model draws random numbers ({name}), which a trace would draw otherwise")
+            if name in PYTHON:
+                raise UntraceableError(
+                    f"the model runs Python in its graph ({name}), which may write to what a trace does not know"
+                )
             if name in LOOKUPS:
                 self._looked_up(name, inputs, attrs, outputs[0])
             elif name in SAME_TABLE or name in ("OneHot", "Reshape", "Transpose"):

@@ -371,6 +371,27 @@ class Untraceable:
         def __call__(self, ids: Any) -> Any:
             return super().__call__(ids) + 0 * tf.random.uniform([2], dtype=tf.float64)
 
+    class Runs(Net):
+        """It writes to a variable where nothing of a graph tells so."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = tf.Variable(0, trainable=False)
+
+        def __call__(self, ids: Any) -> Any:
+            def count(values: Any) -> Any:
+                self.count.assign_add(1)
+                return values
+
+            return super().__call__(self.run(count, ids))
+
+        def run(self, function: Any, ids: Any) -> Any:
+            return tf.ensure_shape(tf.py_function(function, [ids], ids.dtype), ids.shape)
+
+    class RunsNumPy(Runs):
+        def run(self, function: Any, ids: Any) -> Any:
+            return tf.ensure_shape(tf.numpy_function(function, [ids], ids.dtype), ids.shape)
+
     class Asks(Net):
         def __call__(self, ids: Any) -> Any:
             out = super().__call__(ids)
@@ -427,6 +448,8 @@ def test_a_generator_of_the_models_own(sort: Any) -> None:
         (Untraceable.Reads, "has no attribute 'numpy'"),
         (Untraceable.Branches, "OperatorNotAllowedInGraphError: Using a symbolic `tf.Tensor` as a Python `bool`"),
         (Untraceable.Draws, "draws random numbers"),
+        (Untraceable.Runs, "runs Python in its graph (EagerPyFunc)"),
+        (Untraceable.RunsNumPy, "runs Python in its graph (PyFunc)"),
         (Untraceable.Asks, "the gradients at 'word' of a trace of it differ from what it gives itself"),
         (Untraceable.Loops, "inside a loop"),
     ],
@@ -442,6 +465,7 @@ def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
         assert why in found.provenance["uncompiled"]
         assert found.provenance["compiled"] is False
         np.testing.assert_array_equal(found.values, plain.values)
+        assert not hasattr(model, "count") or model.count.numpy() == 0
 
 
 @pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])
