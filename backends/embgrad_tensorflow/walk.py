@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import re
 import sys
 import types
@@ -15,6 +17,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from embgrad.errors import UnsupportedError
+from embgrad.nested import slots_of
 from embgrad.points import UNNAMED_TABLE
 
 __all__ = [
@@ -159,14 +162,16 @@ def kind_of(cls: type) -> str | None:
     keras = {base.__qualname__ for base in cls.__mro__ if base.__module__.partition(".")[0] == "keras"}
     if issubclass(cls, tf.Variable) or "Variable" in keras:
         return "variable"
-    if issubclass(cls, (list, tuple, set, frozenset, deque)) or "ListWrapper" in names:
+    if issubclass(cls, (list, tuple, set, frozenset, deque)) or not names.isdisjoint(("ListWrapper", "_TupleWrapper")):
         return "list"
     if issubclass(cls, Mapping) or "_DictWrapper" in names:
         return "dict"
-    if issubclass(cls, tf.Module) or "AutoTrackable" in names or "SeedGenerator" in keras:
+    if issubclass(cls, tf.Module) or "AutoTrackable" in names or not keras.isdisjoint(("Metric", "SeedGenerator")):
         return "module"
     if issubclass(cls, (types.FunctionType, types.MethodType, functools.partial)) or "PolymorphicFunction" in names:
         return "function"
+    if issubclass(cls, types.SimpleNamespace):
+        return "object"
     root = cls.__module__.partition(".")[0]
     return None if root in LIBRARIES or (root in sys.stdlib_module_names and root != "__main__") else "object"
 
@@ -228,6 +233,8 @@ def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:
         return ((str(key), entry) for key, entry in list(value.items()))
     if kind == "function":
         return _held_by(value)
+    if kind == "object":
+        return itertools.chain(_attributes(value), _in_slots(value))
     return _attributes(value)
 
 
@@ -258,6 +265,12 @@ def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
     attributes = list(getattr(module, "__dict__", {}).items())
     yield from (item for item in attributes if not item[0].startswith("_"))
     yield from (item for item in attributes if item[0].startswith("_"))
+
+
+def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for name, slot in slots_of(type(value)):
+        with contextlib.suppress(AttributeError):  # it is empty
+            yield name, slot.__get__(value)
 
 
 def is_graph_of_layers(module: Any) -> bool:

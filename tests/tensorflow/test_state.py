@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import keras as keras3
 import numpy as np
@@ -439,6 +441,80 @@ def test_state_that_only_plain_python_holds(keras: Any, held: str) -> None:
     paths = {"closure": "table#0", "object": "parts.table#0", "method": "self.parts.table#0"}
     if held in paths:
         assert result.provenance["path"] == paths[held]
+
+
+class Slotted:
+    """Its attributes are in no dict."""
+
+    __slots__ = ("count", "nothing", "table")
+
+    def __init__(self, table: Any, count: Any) -> None:
+        self.table, self.count = table, count
+
+
+class Pair(NamedTuple):
+    table: Any
+    count: Any
+
+
+HOLDERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "tuple": (lambda table, count: (table, count), "held.0"),
+    "named tuple": (Pair, "held.0"),
+    "dict of tuples": (lambda table, count: {"both": (table, count)}, "held.both.0"),
+    "tuple of lists": (lambda table, count: ([table], [count]), "held.0.0"),
+    "slots": (Slotted, "held.table"),
+    "namespace": (lambda table, count: SimpleNamespace(table=table, count=count), "held.table"),
+}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("base", [tf.Module, keras2.Model, keras3.Model])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_variables_in_what_is_held(holder: str, base: type, compile: bool) -> None:
+    make, path = HOLDERS[holder]
+    tables, count = [tf.Variable(tf.ones((12, 2)) * factor) for factor in (1, 2)], tf.Variable(1.0, trainable=False)
+
+    class Net(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = make(tables[0], count)
+
+        def call(self, ids: Any) -> Any:
+            return tf.reduce_sum(tf.square(tf.gather(tables[0], ids)), 1) * count.assign_add(1.0)
+
+        if base is tf.Module:
+            __call__ = call
+
+    model = Net()
+    for factor in (1, 2):  # the variables are others the second time, which a trace has to see
+        for _ in range(2):
+            result = embgrad.gradients(model, IDS, embgrad.Sum(), compile=compile)
+            np.testing.assert_array_equal(result.values, np.full((3, 4, 2), 4 * factor))
+            assert result.provenance["path"] == f"{path}#0"
+            assert result.provenance.get("compiled", False) is compile
+            assert count.numpy() == 1
+        tables.reverse()
+        model.held = make(tables[0], count)
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": True}, {"training": True}, {"training": True, "compile": True}])
+def test_metrics_of_a_forward_pass(keras: Any, options: Any) -> None:
+    class Net(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.mean = keras.layers.Embedding(12, 2), keras.metrics.Mean()
+
+        def call(self, ids: Any) -> Any:
+            rows = tf.reduce_sum(self.table(ids), 1)
+            self.mean.update_state(rows)
+            return rows
+
+    model = Net()
+    model(tf.constant(IDS))
+    found = [one.numpy() for one in model.mean.variables]
+    for _ in range(2):
+        embgrad.gradients(model, IDS, OBJECTIVE, **options)
+        assert [one.numpy() for one in model.mean.variables] == found
 
 
 def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
