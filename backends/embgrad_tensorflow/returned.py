@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 
 from embgrad import structures
+from embgrad_tensorflow.walk import kind_of
 
-__all__ = ["mapped", "tensors_in"]
+__all__ = ["mapped", "tensors_in", "unknown_in"]
+
+#: What holds no tensor.
+PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, tf.DType, tf.TensorShape)
 
 
 def tensors_in(value: Any) -> list[Any]:
@@ -20,6 +26,17 @@ def tensors_in(value: Any) -> list[Any]:
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """The nest with what `change` gives for each tensor in its place; the nest itself stays as it is."""
     return structures.mapped(value, _is_tensor, change)
+
+
+def unknown_in(value: Any) -> type | None:
+    """The type of the first thing in a nest that may hold tensors which `mapped` does not come by; None where there is none."""
+    found = structures.every(value, _is_unknown)
+    return type(found[0]) if found else None
+
+
+def _is_unknown(value: Any) -> bool:
+    nest = isinstance(value, (list, tuple, Mapping)) or (is_dataclass(value) and not isinstance(value, type))
+    return not (nest or isinstance(value, (tf.Tensor, *PLAIN)) or kind_of(type(value)) == "variable")
 
 
 def _is_tensor(value: Any) -> bool:

@@ -31,7 +31,7 @@ from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
-from embgrad_tensorflow.returned import tensors_in
+from embgrad_tensorflow.returned import tensors_in, unknown_in
 from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
 from embgrad_tensorflow.shortcuts import Shortcuts
 from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
@@ -240,6 +240,9 @@ class _Tracing:
         tensors = tensors_in(returned)
         self._facts.update(tensors=tensors, returned=None, outputs=())
         if isinstance(self._request.respond, NativeObjective):
+            unknown = unknown_in(returned)
+            if unknown is not None:  # it would be the graph's when the objective reads it
+                raise UntraceableError(f"it returns a {unknown.__qualname__}, which is neither a tensor nor plain")
             targets = [tensors[place] for place in self._used]
             self._facts.update(returned=returned, targets=targets)
             dtypes = [one.dtype for one in targets]

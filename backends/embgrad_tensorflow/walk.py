@@ -268,7 +268,8 @@ def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, slot in slots_of(type(value)):
+    kind: type = type(value)
+    for name, slot in slots_of(kind):
         with contextlib.suppress(AttributeError):  # it is empty
             yield name, slot.__get__(value)
 

@@ -500,6 +500,30 @@ def test_an_objective_that_draws_has_no_trace_and_others_do() -> None:
         same(*both(model, IDS, objective))
 
 
+class Found:
+    """What a model may return that is no nest."""
+
+    def __init__(self, hidden: Any) -> None:
+        self.hidden = hidden
+
+
+@pytest.mark.parametrize(
+    ("kind", "returned", "read"),
+    [
+        ("RaggedTensor", lambda out: tf.RaggedTensor.from_tensor(out), lambda out: tf.reduce_sum(out, 1)),
+        ("SparseTensor", tf.sparse.from_dense, lambda out: tf.sparse.reduce_sum(out, 1)),
+        ("Found", Found, lambda out: tf.reduce_sum(out.hidden, 1)),
+    ],
+)
+def test_an_objective_that_reads_what_is_no_tensor_runs_without_a_trace(kind: str, returned: Any, read: Any) -> None:
+    model = Net()
+    options: dict[str, Any] = {"call": lambda net, inputs: returned(net(inputs))}
+    with pytest.warns(embgrad.EmbgradWarning, match=f"it returns a {kind}, which is neither a tensor nor plain"):
+        found = embgrad.gradients(model, IDS, read, compile=True, **options)
+    for plain in (embgrad.gradients(model, IDS, read, **options), embgrad.gradients(model, IDS, embgrad.Sum())):
+        np.testing.assert_allclose(found.values, plain.values, rtol=1e-12)
+
+
 def test_why_is_told_without_what_keras_adds(keras: Any) -> None:
     class Draws(keras.layers.Layer):  # type: ignore[misc, name-defined]
         def call(self, rows: Any) -> Any:
