@@ -58,7 +58,7 @@ class ByWeights(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be
 
 
 class Accumulating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """Tells before an objective has gradients accumulated in leaves.
+    """Tells before a function has gradients accumulated in leaves.
 
     Args:
         told: what is told.

@@ -26,7 +26,7 @@ from embgrad_torch.ours import running
 from embgrad_torch.program import FailedError, Program, Stage, why_failed
 from embgrad_torch.pullback import pull_back
 from embgrad_torch.standins import Happening
-from embgrad_torch.state import as_found, operands_kept
+from embgrad_torch.state import as_found, operands_kept, with_gradients_apart
 from embgrad_torch.structure import Structure
 from embgrad_torch.tap import Differentiable, Taps
 from embgrad_torch.tracing import is_tensor
@@ -184,9 +184,11 @@ def _with_the_model_as_asked(request: Request, known: Structure) -> Request:
     device = device_of(known.modules)
 
     def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        apart = with_gradients_apart(known, function)
+
         def called(given: Any) -> Any:
             with as_found(known, device, training=request.training):
-                return function(given)
+                return apart(given)
 
         return called
 

@@ -17,7 +17,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import PointError
 from embgrad.points import Lookup
-from embgrad.replaying import Tries
+from embgrad.replaying import Tries, wrapped
 from embgrad.responding import Respond
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
@@ -26,12 +26,12 @@ from embgrad_torch.attributes import Attributes
 from embgrad_torch.drawing import of_the_user, random_as_found
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch
-from embgrad_torch.operands import Accumulating, ByWeights, Differentiated
+from embgrad_torch.operands import ByWeights, Differentiated
 from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import Pulled, pull_back
 from embgrad_torch.segments import segments_ended
-from embgrad_torch.state import as_found, gradients_apart
+from embgrad_torch.state import as_found, gradients_apart, with_gradients_apart
 from embgrad_torch.structure import Changed, Structure, recalled, structure
 from embgrad_torch.tap import Taps, expect_unwritten
 from embgrad_torch.walk import TablePaths, further_paths
@@ -132,6 +132,7 @@ def _run(
 ) -> Run:
     parts = as_parts(model)
     known = known or structure(parts)
+    request = wrapped(request, functools.partial(with_gradients_apart, known))
     watch = PointWatch(batch, request.reached, request.times)
     with _prepared(known, watch, request, weights=weights, ways=ways, whole=whole) as one:
         parameters = trainable(known.walked) if request.parameters else {}
@@ -141,7 +142,7 @@ def _run(
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            with _of_objective(request), _watched_objective(request, one.mode, weights):
+            with _of_objective(request), _without_weights(request, weights):
                 answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
             pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
@@ -228,14 +229,9 @@ def _of_objective(request: Request) -> AbstractContextManager[None]:
     return contextlib.nullcontext() if ours else of_the_user()
 
 
-@contextlib.contextmanager
-def _watched_objective(request: Request, mode: LookupMode, weights: bool) -> Iterator[None]:
+def _without_weights(request: Request, weights: bool) -> AbstractContextManager[Any]:
     """A function of the user's may differentiate what a pass returned by weights, and is stopped if these are not there."""
-    if not isinstance(request.respond, NativeObjective):
-        yield
-        return
-    with Accumulating(mode.on_accumulating), contextlib.nullcontext() if weights else ByWeights():
-        yield
+    return contextlib.nullcontext() if weights or not isinstance(request.respond, NativeObjective) else ByWeights()
 
 
 def _befores(pulled: Sequence[Pulled]) -> list[Any]:

@@ -15,12 +15,13 @@ import torch
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.locks import held, process_lock
 from embgrad_torch.attributes import Attributes
+from embgrad_torch.operands import Accumulating
 from embgrad_torch.structure import Changed, Structure
 from embgrad_torch.tap import Differentiable
 from embgrad_torch.undoing import Undoing
 from embgrad_torch.versions import HAVE_VERSIONS
 
-__all__ = ["as_found", "gradients_apart", "operands_kept"]
+__all__ = ["as_found", "gradients_apart", "operands_kept", "with_gradients_apart"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -86,6 +87,21 @@ def gradients_apart(model: Structure) -> None:
     for parameter in _plain(model.parameters()):
         if parameter.grad is not None:
             parameter.grad = parameter.grad.clone()
+
+
+def with_gradients_apart(model: Structure, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function of the user's: what it has accumulated is accumulated apart.
+
+    Args:
+        model: the model, whose state is kept while it runs.
+        function: the function.
+    """
+
+    def called(given: Any) -> Any:
+        with Accumulating(functools.partial(gradients_apart, model)):
+            return function(given)
+
+    return called
 
 
 def _plain(parameters: Sequence[Any]) -> list[Any]:

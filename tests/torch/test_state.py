@@ -584,6 +584,29 @@ def test_gradients_that_are_being_accumulated_stay_what_they_are(
         assert torch.equal(gradient, values)
 
 
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_functions_at_points_that_go_backward_leave_what_is_being_accumulated(option: str, compiling: bool) -> None:
+    model = Small()
+    model(tensor()).sum().backward()
+    before = [(one.grad, one.grad.clone(), one.grad._version) for one in model.parameters()]
+    found = []
+
+    def function(values: Any) -> Any:
+        with torch.enable_grad():  # a backward pass switches it off
+            model(tensor()).square().sum().backward()
+        found.append(not torch.equal(model.head.weight.grad, before[1][1]))
+        return values
+
+    embgrad.gradients(model, IDS, embgrad.Sum(), compile=compiling, **{option: {"word": function}})
+    assert found
+    assert all(found)
+    for one, (gradient, values, version) in zip(model.parameters(), before, strict=True):
+        assert one.grad is gradient
+        assert gradient._version == version
+        assert torch.equal(gradient, values)
+
+
 def test_a_model_that_reads_what_it_has_accumulated_finds_what_the_user_has() -> None:
     model = Adapting()
     model(tensor()).sum().backward()
