@@ -201,7 +201,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         shape = read.table.shape
         key = self.watch.see(path, indices, shape[0], shape[1], read.padding, inside=read.made)
         self._scale(read)
-        self._expect_floating(read, path, asked=key is not None)
+        self._expect_numbers(read, path, asked=key is not None)
         self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
         gone_on = self.at.lookup(key, read.table, compute, word=self.watch.lookups[-1].layout is not None)
         self.watch.gave(gone_on)
@@ -230,11 +230,16 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return self.at.lookup(key, read.table, compute, word=word, again=True)
 
     @staticmethod
-    def _expect_floating(read: Read, path: str, *, asked: bool) -> None:
+    def _expect_numbers(read: Read, path: str, *, asked: bool) -> None:
         if asked and not read.table.is_floating_point():
             raise UnsupportedError(
-                f"the table {path!r} holds {read.table.dtype}: expected floating point, which alone has a gradient; give a "
-                "model that is not quantised"
+                f"the table {path!r} holds {read.table.dtype}: expected real numbers in floating point, by which alone gradients "
+                "are taken here; give a model whose table is neither quantised nor complex"
+            )
+        if asked and read.table.is_meta:
+            raise UnsupportedError(
+                f"the table {path!r} is on the device 'meta', which holds no values: expected weights; give the model its own "
+                "(to_empty, then load_state_dict)"
             )
 
     def _scale(self, read: Read) -> None:

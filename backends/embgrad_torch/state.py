@@ -222,12 +222,18 @@ def _set_mode(model: Structure, found: _Found, training: bool, stack: Undoing) -
 
 
 def _flags(model: Structure) -> list[bool]:
-    return [module.training for module in model.modules]
+    return list(map(_mode, model.modules))
+
+
+def _mode(module: Any) -> bool:
+    """Whether it is in training mode. Frozen TorchScript modules are in none."""
+    mode: bool = getattr(module, "training", False)
+    return mode
 
 
 def _set_flags(modules: Sequence[Any], flags: Sequence[bool]) -> None:
     for module, flag in zip(modules, flags, strict=True):
-        if module.training is not flag:
+        if _mode(module) is not flag:
             module.training = flag
 
 

@@ -43,13 +43,13 @@ class Bagged(Net):
         return self.head(rows)
 
 
-class Quantised(nn.Module):
-    def __init__(self) -> None:
+class Numbers(nn.Module):
+    def __init__(self, dtype: Any) -> None:
         super().__init__()
-        self.register_buffer("rows", torch.zeros(VOCAB, 4, dtype=torch.int8))
+        self.register_buffer("rows", torch.zeros(VOCAB, 4, dtype=dtype))
 
     def forward(self, x: Any) -> Any:
-        return torch.embedding(self.rows, x).float().mean(1)
+        return torch.embedding(self.rows, x).abs().float().mean(1)
 
 
 def test_an_id_outside_the_table() -> None:
@@ -155,9 +155,21 @@ def test_a_lookup_inside_a_transform() -> None:
         embgrad.gradients(Net(), IDS, embgrad.Sum(), call=mapped)
 
 
-def test_a_table_of_integers() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=r"'rows' holds torch.int8: expected floating point"):
-        embgrad.gradients(Quantised(), IDS, embgrad.Logit(0))
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64], ids=["int8", "complex64"])
+def test_a_table_of_other_numbers(dtype: Any) -> None:
+    with pytest.raises(
+        embgrad.UnsupportedError,
+        match=rf"'rows' holds {dtype}: expected real numbers in floating .* quantised nor complex",
+    ):
+        embgrad.gradients(Numbers(dtype), IDS, embgrad.Logit(0))
+
+
+def test_a_table_without_values() -> None:
+    model = Net().to("meta")
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"'table' is on the device 'meta', .* \(to_empty, then load_state_dict\)"
+    ):
+        embgrad.gradients(model, IDS, embgrad.Logit(0))
 
 
 def test_a_model_without_weights_yet() -> None:

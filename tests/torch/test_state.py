@@ -508,6 +508,19 @@ def test_an_adapter_that_training_takes_out_of_the_weights_is_back_in_them() -> 
     assert torch.equal(model.embedding.weight, before)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_frozen_modules_that_are_in_no_mode(training: bool) -> None:
+    """`torch.jit.freeze` takes their `training` away."""
+    model = Small()
+    expected = embgrad.gradients(model, IDS, embgrad.Logit(0))
+    model.head = torch.jit.freeze(torch.jit.script(model.head.eval()))
+    model.training = training
+    found = embgrad.gradients(model, IDS, embgrad.Logit(0))
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-5)
+    assert model.training is training
+    assert not hasattr(model.head, "training")
+
+
 def test_an_objective_that_goes_backward_itself_leaves_no_grad() -> None:
     model = Small()
 
