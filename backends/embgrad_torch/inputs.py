@@ -115,13 +115,14 @@ def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
 def to_tensors(value: Any, device: Any, examples: int) -> Any:
     """The same structure with tensors on the device in place of arrays; what holds no numbers stays as it is.
 
-    NumPy arrays are copied, never shared. A list counts as an array where its first axis is the examples.
+    Arrays and tensors are copied, never shared: models write into what they are given. A list counts as an array where its first
+    axis is the examples.
     """
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.array(value, order="C")).to(device)
     if isinstance(value, torch.Tensor):
         moved = value.to(device)
-        return moved.clone() if moved.is_inference() else moved  # autograd cannot save an inference tensor
+        return moved.clone() if moved is value or moved.is_inference() else moved  # which autograd cannot save
     if isinstance(value, Mapping):
         return {key: to_tensors(entry, device, examples) for key, entry in value.items()}
     if isinstance(value, list) and (array := _numbers(value)) is not None and len(array) == examples:

@@ -508,6 +508,24 @@ def test_an_adapter_that_training_takes_out_of_the_weights_is_back_in_them() -> 
     assert torch.equal(model.embedding.weight, before)
 
 
+class Shifting(Small):
+    """Writes into what it is given."""
+
+    def forward(self, input_ids: Any, scale: Any) -> Any:
+        scale += 1
+        return self.head(torch.tanh(self.embedding(input_ids) * scale[..., None]).sum(1))
+
+
+@pytest.mark.parametrize("at", ["word", "embedding"])
+def test_a_model_that_writes_into_its_inputs(at: str) -> None:
+    """Each pass gets them as they were given, of which there are two where the point has to be found."""
+    model, scale = Shifting(), torch.ones(IDS.shape)
+    expected = own_gradient(lambda: model(tensor(), scale.clone())[:, 0].sum(), model.embedding.weight)
+    found = embgrad.gradients(model, {"input_ids": IDS, "scale": scale}, embgrad.Logit(0), at=at)
+    np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-7)
+    assert torch.equal(scale, torch.ones(IDS.shape))
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_frozen_modules_that_are_in_no_mode(training: bool) -> None:
     """`torch.jit.freeze` takes their `training` away."""
