@@ -12,6 +12,7 @@ from embgrad.diagnosis.case import EXACT, Case, Match, Measure
 from embgrad.diagnosis.factors import FACTORS, Factor, fitted_factor, fitted_factors
 from embgrad.diagnosis.findings import Finding
 from embgrad.diagnosis.structures import STRUCTURES, Prediction
+from embgrad.figures import figures_of
 
 __all__ = ["Candidate", "candidates", "chosen", "halved", "is_exact", "known_factors", "rearranged", "told"]
 
@@ -47,7 +48,7 @@ WORSE: Final = 1.5
 #: What leaves up to so many times more than another does as well.
 HARDLY_WORSE: Final = 1.1
 
-#: A factor that is made to fit says nothing where it is nearly 1: any small fault may look like that.
+#: A factor that is made to fit says nothing where it gives nearly the source again: any small fault may look like that.
 NEARLY_ONE: Final = 0.01
 
 #: How much less two hypotheses must leave than one, to be named beside it.
@@ -259,8 +260,14 @@ def _products(factors: Sequence[Factor]) -> Iterator[tuple[Factor, Factor]]:
 def _fits(case: Case, prediction: Prediction, match: Match) -> Iterator[Factor]:
     """The number that fits best, one for all, and for the source alone one an example."""
     number, numbers = match.best_numbers()
-    if abs(number - 1) > NEARLY_ONE:
+    if not _is_nearly_the_source(case, prediction.values * number):
         yield fitted_factor(case, number)
     enough = numbers is not None and len(numbers) > 1 and match.fewest() >= LEAST_NUMBERS
     if not prediction.causes and numbers is not None and enough and np.abs(numbers - 1).max() > NEARLY_ONE:
         yield fitted_factors(numbers)
+
+
+def _is_nearly_the_source(case: Case, values: np.ndarray) -> bool:
+    """Whether a prediction is hardly another: times a number nearly 1, or scaled to length 1 and back again."""
+    counted = case.matched & np.isfinite(values).all(-1)
+    return figures_of(case.values[counted], values[counted]).relative_l2 <= NEARLY_ONE

@@ -159,7 +159,9 @@ def test_two_causes(names: tuple[str, str], swapped: bool) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.integers(0, 2**32), st.floats(-6, 6), st.sampled_from(["free", "norms", "permuted", "a little"]))
+@given(
+    st.integers(0, 2**32), st.floats(-6, 6), st.sampled_from(["free", "norms", "permuted", "a little", "by a little"])
+)
 def test_nothing_is_named_for_what_has_no_cause(seed: int, scale: float, kind: str) -> None:
     sound = single()
     random = np.random.default_rng(seed)
@@ -171,6 +173,7 @@ def test_nothing_is_named_for_what_has_no_cause(seed: int, scale: float, kind: s
         * np.linalg.norm(sound.values, axis=-1, keepdims=True),
         "permuted": random.permutation(sound.values.ravel()).reshape(sound.shape),
         "a little": sound.values + noise * np.float32(0.01),
+        "by a little": sound.values * np.float32(1 + 1e-3 * random.uniform(0.1, 1)),
     }[kind]
     assert embgrad.compare(sound, replace(sound, values=values)).findings == ()
 
