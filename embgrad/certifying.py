@@ -13,6 +13,7 @@ from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
 from embgrad.differences import Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
+from embgrad.figures import length
 from embgrad.ledger import ledger, why_no_sum
 from embgrad.locating import Located, expect_ability
 from embgrad.result import EmbeddingGradients
@@ -180,10 +181,10 @@ class _Trial:
         size = values[0].size if each else values.size
         activations = _length(self.result.activations.astype(np.float64), axes)
         for name, direction in {"gradient": values, **drawn}.items():
-            length = _length(direction, axes)
-            if not length.any():
+            own = _length(direction, axes)
+            if not own.any():
                 continue
-            scale = np.maximum(activations, LEAST * size**0.5) / np.where(length > 0, length, 1.0)
+            scale = np.maximum(activations, LEAST * size**0.5) / np.where(own > 0, own, 1.0)
             scaled = direction * scale
             yield name, np.broadcast_to(scaled.mean(0), scaled.shape) if place.shared else scaled
 
@@ -306,5 +307,5 @@ def _independence(
         values = replace(alone, names=(name,)).run(batch[:1])[name].values[0]
     except Exception:  # a model may take no other number of examples: then nothing is known
         return None
-    scale = float(np.linalg.norm(result.values[0])) or 1.0
-    return float(np.linalg.norm(values - result.values[0])) / scale
+    scale = length(result.values[0]) or 1.0
+    return length(values - result.values[0]) / scale

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Figures", "PositionFigures", "figures_of", "lengths", "position_figures"]
+__all__ = ["Figures", "PositionFigures", "figures_of", "length", "lengths", "position_figures"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,11 @@ def lengths(array: np.ndarray) -> np.ndarray:
     """The L2 lengths along the last axis, also of numbers so large or small that their squares are no float64."""
     unit = _unit(array)
     return np.asarray(np.linalg.norm(array / unit, axis=-1) * unit[..., 0])
+
+
+def length(array: np.ndarray) -> float:
+    """The L2 length of a whole array of any shape, computed as `lengths` does, in float64."""
+    return float(lengths(np.asarray(array, np.float64).reshape(-1)))
 
 
 def _figures(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

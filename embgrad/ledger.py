@@ -15,6 +15,7 @@ from embgrad.calling import expect_callable
 from embgrad.differences import precision_of
 from embgrad.disambiguation import told_apart
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError
+from embgrad.figures import length
 from embgrad.finite import run_finite
 from embgrad.forms import batch_of
 from embgrad.locating import expect_ability
@@ -78,11 +79,11 @@ class TableGradients:
         if self.own is None:
             return None
         kept = np.arange(len(self.own)) != (-1 if self.padding is None else self.padding)
-        scale = float(np.linalg.norm(self.own[kept])) or float(np.linalg.norm(self.total[kept])) or 1.0
-        return float(np.linalg.norm((self.total - self.own)[kept])) / scale
+        scale = length(self.own[kept]) or length(self.total[kept]) or 1.0
+        return length((self.total - self.own)[kept]) / scale
 
     def __repr__(self) -> str:
-        lookup, head, total = (float(np.linalg.norm(one)) for one in (self.lookup, self.head, self.total))
+        lookup, head, total = (length(one) for one in (self.lookup, self.head, self.total))
         shared = f"shared by {', '.join(self.names)}" if len(self.names) > 1 else "tied" if self.tied else "not shared"
         return (
             f"TableGradients({self.path!r}, {' × '.join(map(str, self.lookup.shape))}, norms: lookup {lookup:.4g}, head "

@@ -10,6 +10,7 @@ import numpy as np
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.errors import BatchError, PointError
+from embgrad.figures import length
 from embgrad.forms import batch_of
 from embgrad.gradient import gradients
 from embgrad.ledger import TableGradients, table_gradients
@@ -127,10 +128,10 @@ def padding_report(
         pads=int(pads.sum()),
         positions=pads.size,
         declared=ledger.padding,
-        row_norm=float(np.linalg.norm(result.activations[there & pads][0])),
+        row_norm=length(result.activations[there & pads][0]),
         at_pads=_norm(result, there & pads),
         at_real=_norm(result, there & ~pads),
-        head=float(np.linalg.norm(ledger.head[pad_id])),
+        head=length(ledger.head[pad_id]),
         own=_own(ledger, pad_id),
         names=ledger.names,
         pad_leak=result.pad_leak,
@@ -162,11 +163,11 @@ def _pad_id(batch: TokenBatch) -> int:
 
 def _norm(result: EmbeddingGradients, where: np.ndarray) -> float:
     """The norm of the sum of the gradients at these positions: their share of the row's gradient."""
-    return float(np.linalg.norm(result.values[where].astype(np.float64).sum(0)))
+    return length(result.values[where].sum(0, np.float64))
 
 
 def _own(ledger: TableGradients, row: int) -> float | None:
-    return None if ledger.own is None else float(np.linalg.norm(ledger.own[row]))
+    return None if ledger.own is None else length(ledger.own[row])
 
 
 def _relative(difference: np.ndarray, to: np.ndarray) -> float:

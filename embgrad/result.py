@@ -12,6 +12,7 @@ import numpy as np
 
 from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, PointError, did_you_mean
+from embgrad.figures import length, lengths
 from embgrad.points import split_name
 from embgrad.rowsparse import RowSparse, scatter, scatter_each
 from embgrad.visible import visible
@@ -93,7 +94,7 @@ class EmbeddingGradients:
         return visible(
             f"EmbeddingGradients({' × '.join(map(str, self.shape))} {self.values.dtype}, at {source.get('point')!r} = "
             f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective}, "
-            f"norm {np.linalg.norm(self.values):.4g}, {padding})"
+            f"norm {length(self.values):.4g}, {padding})"
         )
 
     def _repr_html_(self) -> str | None:
@@ -155,9 +156,9 @@ class EmbeddingGradients:
         """
         if not isinstance(kind, str) or kind not in ("norm", "dot"):
             raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
-        wide = self.values.astype(np.float64)  # the squares of small float32 numbers would be zero
+        wide = self.values.astype(np.float64)
         if kind == "norm":
-            return np.asarray(np.linalg.norm(wide, axis=-1).astype(self.values.dtype))
+            return np.asarray(lengths(wide).astype(self.values.dtype))
         return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
 
     def words(self, kind: str = "norm") -> list[list[Word]]:
@@ -180,7 +181,7 @@ class EmbeddingGradients:
                 "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
                 "tokens=... to embgrad.TokenBatch"
             )
-        scores = self.saliency(kind)
+        scores = self.saliency(kind).astype(np.float64)
         real = self.real
         return [self._words_of(example, scores[example], real[example], kind) for example in range(len(self.ids))]
 
@@ -196,7 +197,7 @@ class EmbeddingGradients:
                 groups[-1].append(position)
             else:
                 groups.append([position])
-        merge = np.linalg.norm if kind == "norm" else np.sum
+        merge = length if kind == "norm" else np.sum
         return [Word(_text(tokens, group), tuple(group), float(merge(scores[group]))) for group in groups]
 
     def save(self, path: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,17 @@ def test_figures_and_what_is_said(dtype: str) -> None:
     assert repr(found).endswith("; tied)")
     assert found.provenance["compute_dtype"] == dtype
     assert found.provenance["backend"] == "reference"
+
+
+def test_figures_of_gradients_whose_squares_are_no_float32() -> None:
+    found = embgrad.table_gradients(model(untied, "float32"), IDS, embgrad.CrossEntropy(LABELS))
+    tiny = replace(
+        found, lookup=found.lookup * np.float32(1e-30), head=found.head * np.float32(1e-30), own=found.lookup
+    )
+    assert tiny.apart == pytest.approx(1.0)
+    off = replace(tiny, own=tiny.lookup * np.float32(1.5))
+    assert off.apart == pytest.approx(1 / 3, rel=1e-5)
+    assert "norms: lookup 0," not in repr(off)
 
 
 def test_objectives_of_the_users_own() -> None:

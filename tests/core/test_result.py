@@ -92,10 +92,15 @@ def test_saliency_kinds() -> None:
         assert result(dtype).saliency("norm").dtype == result(dtype).saliency("dot").dtype == dtype
 
 
-def test_small_gradients_have_a_saliency() -> None:
-    """The square of 1e-30 is zero in float32."""
-    tiny = result(values=np.full((2, 3, 4), 1e-30, np.float32))
-    np.testing.assert_allclose(tiny.saliency(), 2e-30, rtol=1e-6)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(np.float32, 1e-30), (np.float32, 1e30), (np.float64, 1e-200), (np.float64, 1e200)]
+)
+def test_gradients_whose_squares_are_no_number_have_a_saliency(dtype: type, size: float) -> None:
+    one = result(dtype, values=np.full((2, 3, 4), size, dtype))
+    np.testing.assert_allclose(one.saliency(), 2 * size, rtol=1e-6)
+    words = [word.saliency for word in one.words()[0]]
+    np.testing.assert_allclose(words, [2 * size, 2 * size * np.sqrt(2)], rtol=1e-6)
+    assert f"norm {size * np.sqrt(24):.4g}," in repr(one)
 
 
 def test_an_array_of_kinds() -> None:
