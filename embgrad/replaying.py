@@ -51,6 +51,8 @@ def with_functions(request: Request, made: Callable[[str, str, Change], Change],
 def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Request:
     """The request with another function around each of the user's: those at its points, and a native objective's."""
     respond = request.respond
+    if not (request.override or request.add or request.edit or isinstance(respond, NativeObjective)):
+        return request
     if isinstance(respond, NativeObjective):
         respond = replace(respond, function=around(respond.function))
     return with_functions(request, lambda option, key, change: around(change), respond=respond)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from embgrad.backend import Call
@@ -21,6 +23,9 @@ from embgrad.errors import OutputError, UnsupportedError
 __all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
 
 CPU: Final = torch.device("cpu")
+
+#: What nobody can write into.
+FIXED: Final = (type(None), str, bytes, int, float, complex, np.generic, torch.dtype, torch.device, torch.layout)
 
 #: The dtypes that NumPy has, too, in which tensors cross over as they are.
 PLAIN: Final = {torch.float32: np.float32, torch.float64: np.float64}
@@ -113,10 +118,10 @@ def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
 
 
 def to_tensors(value: Any, device: Any, examples: int) -> Any:
-    """The same structure with tensors on the device in place of arrays; what holds no numbers stays as it is.
+    """The same structure with tensors on the device in place of arrays.
 
-    Arrays and tensors are copied, never shared: models write into what they are given. A list counts as an array where its first
-    axis is the examples.
+    Arrays, tensors and objects, such as a cache, are copied, never shared: models write into what they are given. A list counts
+    as an array where its first axis is the examples.
     """
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.array(value, order="C")).to(device)
@@ -129,7 +134,28 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         return torch.tensor(array, device=device)
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
-    return value
+    return value if isinstance(value, FIXED) or callable(value) else _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of an object and of the tensors in it; what cannot be copied is taken as it is."""
+    try:
+        with _Cloning():
+            return copy.deepcopy(value)
+    except Exception:  # it may be anything: a generator, a lock, what refuses
+        return value
+
+
+class _Cloning(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """While objects are copied: tensors are cloned where they are, on a graph as well; weights are whose they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        memo[id(tensor)] = made = tensor if isinstance(tensor, torch.nn.Parameter) else tensor.clone()
+        return made
 
 
 def _numbers(value: Sequence[Any]) -> np.ndarray | None:

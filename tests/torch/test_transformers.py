@@ -186,3 +186,31 @@ def test_tied_language_models_leave_the_head_out() -> None:
     tied.lm_head.weight = torch.nn.Parameter(tied.lm_head.weight.detach().clone())
     own = own_gradient(lambda: weighted(tied(input_ids=torch.tensor(IDS))).sum(), tied.transformer.wte.weight, IDS)
     np.testing.assert_allclose(result.values, own, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"at": "layer.0"}, {"override": {"word": lambda rows: rows}}, {"compile": True}]
+)
+@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
+def test_a_cache_that_is_given_along_stays_as_it_is(options: dict[str, Any]) -> None:
+    """A pass makes it longer: each gets one of its own, and so does the next call."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+    model, ids = (
+        transformers.GPT2LMHeadModel(config).double().eval(),
+        torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]]),
+    )
+    cache = model(ids[:, :3], use_cache=True).past_key_values
+    rows = model.transformer.wte(ids[:, 3:]).detach().requires_grad_()
+    past = model(ids[:, :3], use_cache=True).past_key_values
+    logits = model(inputs_embeds=rows, past_key_values=past).logits
+    own = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
+    for _ in range(2):
+        batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": cache}
+        given = {"at": "word", **options}
+        found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **given)
+        assert cache.get_seq_length() == 3
+        if given["at"] == "word":
+            np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+        else:
+            np.testing.assert_array_equal(found.objective, logits[:, -1, 7].detach().numpy())
