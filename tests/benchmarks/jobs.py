@@ -107,9 +107,8 @@ def jobs(options: argparse.Namespace, folder: Path, model: str, rivals: str | No
     if "overhead" in options.parts:
         small = _case(_small(folder), (1, 8))
         for mode in modes:
-            if mode != COMPILED_AT_LENGTH:
-                given = {"cases": [small], "seconds": seconds, "alone": True}
-                yield _worker(f"a small call: {mode}", "overhead", mode, "times", **given)
+            given = {"cases": [small], "seconds": seconds, "alone": True}
+            yield _worker(f"a small call: {mode}", "overhead", mode, "times", **given)
         for mode in plain:
             yield _worker(f"our own share: {mode}", "shares", mode, "own_share", case=small)
     if "modes" in options.parts:

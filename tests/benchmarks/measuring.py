@@ -47,7 +47,8 @@ class Mode:
         gradients: `embgrad.gradients`.
         after: run after each function in the memory's measurement, to give back what a framework holds.
         saved: the bytes that a function keeps for the backward pass, where the framework can tell.
-        checking: code by hand that makes the checks of `gradients`, where it has been written; its overhead alone is measured.
+        beside: further code by hand, by name, of which the overhead alone is measured: that makes the checks of `gradients`, or
+            is not compiled where the mode is.
     """
 
     forward: Callable[[], Any]
@@ -56,7 +57,7 @@ class Mode:
     gradients: Callable[[], Any]
     after: Callable[[], None] = field(default=lambda: None)
     saved: Callable[[Callable[[], Any]], int] | None = None
-    checking: Callable[[], np.ndarray] | None = None
+    beside: Mapping[str, Callable[[], np.ndarray]] = field(default_factory=dict)
 
     def functions(self) -> dict[str, Callable[[], Any]]:
         """All by name."""
@@ -70,9 +71,7 @@ def checked(mode: Mode) -> tuple[dict[str, Any], dict[str, Callable[[], Any]]]:
     Raises:
         RuntimeError: `gradients` is not what code by hand gives.
     """
-    expected = {way: function() for way, function in mode.by_hand.items()}
-    if mode.checking is not None:
-        expected["the checks by hand"] = mode.checking()
+    expected = {way: function() for way, function in {**mode.by_hand, **mode.beside}.items()}
     first = next(iter(expected.values()))
     for way, one in expected.items():
         if distance(one, first) > MOST_DISTANCE:

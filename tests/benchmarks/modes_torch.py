@@ -14,6 +14,7 @@ import embgrad
 from tests.benchmarks.cases import POSITION, Case
 from tests.benchmarks.checking import Checking
 from tests.benchmarks.measuring import Mode
+from tests.benchmarks.ratios import CHECKING, UNCOMPILED
 
 __all__ = ["MODES", "saved_for_backward", "with_rows_apart"]
 
@@ -54,13 +55,13 @@ def plain(case: Case) -> Mode:
         backward=lambda: _backward(model, lambda: total(model(**inputs))),
         gradients=lambda: embgrad.gradients(model, batch, case.asked()),
         saved=lambda function: saved_for_backward(function, model, frozen),
-        checking=Checking(model, batch.to_huggingface()) if case.objective == "pooled" else None,
+        beside={CHECKING: Checking(model, batch.to_huggingface())} if case.objective == "pooled" else {},
     )
 
 
 def compiled(case: Case) -> Mode:
     """The model under torch.compile."""
-    model, inputs, batch = _model(case.checkpoint), _inputs(case), case.batch()
+    model, frozen, inputs, batch = _model(case.checkpoint), _frozen(case.checkpoint), _inputs(case), case.batch()
     whole, of_rows = _compiled(case.checkpoint, case.objective), _compiled_of_rows(case.checkpoint, case.objective)
     return Mode(
         forward=lambda: _without_gradients(whole, inputs),
@@ -69,7 +70,8 @@ def compiled(case: Case) -> Mode:
         },
         backward=lambda: _backward(model, lambda: whole(**inputs)),
         gradients=lambda: embgrad.gradients(model, batch, case.asked(), compile=True),
-        saved=lambda function: saved_for_backward(function, model, _frozen(case.checkpoint)),
+        saved=lambda function: saved_for_backward(function, model, frozen),
+        beside={UNCOMPILED: lambda: _by_hook(frozen, inputs, functools.partial(_total, case.objective))},
     )
 
 

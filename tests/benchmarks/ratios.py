@@ -13,6 +13,7 @@ __all__ = [
     "FOR_GOOD",
     "HAND",
     "KEEPING",
+    "UNCOMPILED",
     "by_hand",
     "fastest",
     "joined",
@@ -30,6 +31,9 @@ HAND: Final = "by hand: "
 
 #: The name of the code by hand that makes the checks of `gradients`.
 CHECKING: Final = "checking"
+
+#: The name of the code by hand that is not compiled, in a mode that is.
+UNCOMPILED: Final = "uncompiled"
 
 #: What the name of a way by hand says that changes the user's model.
 FOR_GOOD: Final = "for good"

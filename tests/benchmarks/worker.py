@@ -15,7 +15,6 @@ from typing import Any
 from embgrad.errors import EmbgradError
 from tests.benchmarks.cases import MODES, Case
 from tests.benchmarks.measuring import Mode, checked, in_turns, measured_peaks
-from tests.benchmarks.ratios import CHECKING
 from tests.benchmarks.shares import shares
 
 
@@ -40,7 +39,7 @@ def times(mode: str, cases: list[dict[str, Any]], seconds: float, *, alone: bool
         figures, functions = checked(built)
         if alone:
             functions = {name: one for name, one in functions.items() if name not in ("forward", "backward")}
-            functions |= {} if built.checking is None else {CHECKING: built.checking}
+            functions |= built.beside
         found.append({**about, **figures, **in_turns(functions, seconds)})
     return found
 
