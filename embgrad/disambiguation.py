@@ -84,14 +84,22 @@ def example_axis(backend: Backend, model: Any, batch: TokenBatch, call: Call | N
     A forward pass with one example less shows it. None where the axes' lengths tell by themselves.
 
     Raises:
-        AmbiguousPointError: that forward pass did not show it either.
+        AmbiguousPointError: that forward pass failed, or did not show it either.
     """
     examples, positions = batch.shape
     # Of a lookup the indices alone have such axes: a table's rows can be as long as the batch has positions, too.
     shape = point.shape if point.lookup is None else point.lookup.indices.shape
     if examples != positions or examples == 1 or shape[:2] != batch.shape:
         return None
-    fewer = next((one for one in backend.points(model, batch[:-1], call) if one.key == point.key), None)
+    try:
+        seen = backend.points(model, batch[:-1], call)
+    except Exception as failure:
+        raise AmbiguousPointError(
+            f"the batch has as many examples as positions, so that it does not tell which axis of {point} is the examples, and a "
+            f"forward pass with one example less, which would tell, raised {type(failure).__name__}: give it another number of "
+            "examples, or of positions"
+        ) from failure
+    fewer = next((one for one in seen if one.key == point.key), None)
     shorter = () if fewer is None else fewer.shape[:2]
     if shorter not in ((examples - 1, positions), (positions, examples - 1)):
         raise AmbiguousPointError(

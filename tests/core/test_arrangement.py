@@ -217,3 +217,18 @@ def test_a_square_batch_that_a_model_takes_only_whole() -> None:
         embgrad.gradients(
             built, {"input_ids": np.arange(9).reshape(3, 3)}, lambda out: out.column(0), at="layer.0", call=padding
         )
+
+
+def test_a_square_batch_of_which_a_model_takes_no_part() -> None:
+    """As where a further input, such as a cache, goes with all examples."""
+
+    def forward(model: Any, input_ids: np.ndarray) -> Tensor:
+        return model.module("layer.0", lambda x: x * Tensor(np.ones((3, 3, 1))), lookup(model["E"], input_ids)).sum(1)
+
+    built = ReferenceModel(forward, {"E": random(30, DIM)})
+    ids = np.arange(9).reshape(3, 3)
+    with pytest.raises(
+        embgrad.AmbiguousPointError, match=r"one example less, which would tell, raised ValueError"
+    ) as told:
+        embgrad.gradients(built, ids, embgrad.Sum(), at="layer.0")
+    assert isinstance(told.value.__cause__, ValueError)
