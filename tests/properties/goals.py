@@ -72,5 +72,7 @@ class Goal:
         if self.kind == "logit":
             return (rows * chosen).sum(-1), chosen
         powers = np.exp(rows - rows.max(-1, keepdims=True))
-        shares = powers / powers.sum(-1, keepdims=True)
-        return -np.log((shares * chosen).sum(-1)), shares - chosen
+        own, others = powers * chosen, powers * (1 - chosen)  # 1 less a share near 1 would keep none of its digits
+        apart = others.sum(-1, keepdims=True)
+        slopes = (others - chosen * apart) / powers.sum(-1, keepdims=True)
+        return np.log1p(apart[..., 0] / own.sum(-1)), slopes
