@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["entries", "every", "first", "mapped", "with_entry", "with_first"]
+__all__ = ["entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
 
 
 def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
@@ -61,9 +61,18 @@ def entries(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if _is_record(value):
         return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
     return []
+
+
+def is_nest(value: Any) -> bool:
+    """Whether it is a tuple, list, mapping or data class, be it empty."""
+    return isinstance(value, (Mapping, list, tuple)) or _is_record(value)
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def with_entry(value: Any, place: Any, new: Any) -> Any:

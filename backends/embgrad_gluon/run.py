@@ -132,7 +132,6 @@ def _run_graphs(model: Any, batch: TokenBatch, request: Request) -> tuple[Run, S
             if not graphs.began:
                 raise
             raise _FailedError(f"its graph failed ({str(error).partition(chr(10))[0]})") from error
-    # What comes to an output that nobody reads is zero in a graph, and zero times infinity is no number.
     uncompiled = graphs.uncompiled if request.compiled else None
     return replace(found, uncompiled=uncompiled, traced=graphs.began), graphs.unpulled
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -30,13 +29,13 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def unknown_in(value: Any) -> type | None:
     """The type of the first thing in a nest that may hold tensors which `mapped` does not come by; None where there is none."""
-    found = structures.every(value, _is_unknown)
-    return type(found[0]) if found else None
+    found = structures.first(value, _is_unknown)
+    return None if found is None else type(found)
 
 
 def _is_unknown(value: Any) -> bool:
-    nest = isinstance(value, (list, tuple, Mapping)) or (is_dataclass(value) and not isinstance(value, type))
-    return not (nest or isinstance(value, (tf.Tensor, *PLAIN)) or kind_of(type(value)) == "variable")
+    known = structures.is_nest(value) or isinstance(value, (tf.Tensor, *PLAIN))
+    return not (known or kind_of(type(value)) == "variable")
 
 
 def _is_tensor(value: Any) -> bool:

@@ -19,13 +19,11 @@ from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
 from embgrad.errors import OutputError, UnsupportedError
+from embgrad_torch import returned
 
 __all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
 
 CPU: Final = torch.device("cpu")
-
-#: What nobody can write into.
-FIXED: Final = (type(None), str, bytes, int, float, complex, np.generic, torch.dtype, torch.device, torch.layout)
 
 #: The dtypes that NumPy has, too, in which tensors cross over as they are.
 PLAIN: Final = {torch.float32: np.float32, torch.float64: np.float64}
@@ -134,7 +132,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         return torch.tensor(array, device=device)
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
-    return value if isinstance(value, FIXED) or callable(value) else _copied(value)
+    return value if isinstance(value, returned.PLAIN) or callable(value) else _copied(value)
 
 
 def _copied(value: Any) -> Any:

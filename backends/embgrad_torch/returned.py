@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-from embgrad.structures import entries, with_entry
+from embgrad.structures import entries, is_nest, with_entry
 
-__all__ = ["UnknownError", "mapped", "tensors_in"]
+__all__ = ["PLAIN", "UnknownError", "mapped", "tensors_in"]
 
 #: What holds no tensors.
 PLAIN: Final = (
@@ -56,7 +56,7 @@ def mapped(value: Any, change: Callable[[Any], Any], above: tuple[int, ...] = ()
         other = mapped(entry, change, inside)
         if other is not entry:
             new = with_entry(new, place, other)
-    if isinstance(value, (Mapping, list, tuple)) or entries(value):
+    if is_nest(value):
         return new
     return _object(value, change, inside)
 
