@@ -12,6 +12,7 @@ import pytest
 from embgrad_gluon import graphs, tracing
 
 import embgrad
+from tests.gluon.exporting import exported, norm_and_dropout
 from tests.gluon.graphnets import (
     OBJECTIVE,
     Layered,
@@ -25,7 +26,6 @@ from tests.gluon.graphnets import (
 from tests.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, relative
 from tests.gluon.test_bert import BATCH, loaded
 from tests.gluon.test_models import Bare, Recurrent, Siamese, TextCNN, bag, sparse
-from tests.gluon.test_symbolblock import exported, norm_and_dropout
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
 HybridBlock, Block = mx.gluon.HybridBlock, mx.gluon.Block

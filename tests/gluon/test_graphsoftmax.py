@@ -11,9 +11,9 @@ import pytest
 from embgrad_gluon import graphsoftmax
 
 import embgrad
+from tests.gluon.exporting import BERT_OUTPUTS, exported
 from tests.gluon.helpers import mx, randomise
 from tests.gluon.test_bert import BATCH, loaded
-from tests.gluon.test_symbolblock import BERT_OUTPUTS, exported
 
 nn = mx.gluon.nn
 

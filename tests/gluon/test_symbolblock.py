@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import re
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from embgrad_gluon.scopes import scopes
 from embgrad_gluon.symbolic import graph_of
 
 import embgrad
-from embgrad.points import split_name
+from tests.gluon.exporting import BERT_OUTPUTS, exported, exported_bert, norm_and_dropout, opened
 from tests.gluon.helpers import DIM, ROWS, built, differences, distinct_ids, mx, pulled_back, randomise, relative
-from tests.gluon.test_bert import BATCH, MASK, by_differences, loaded
+from tests.gluon.test_bert import BATCH, MASK, by_differences
 from tests.gluon.test_models import Recurrent, Siamese, TextCNN, bag, sparse, table_of
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
@@ -28,14 +27,6 @@ SymbolBlock, HybridBlock = mx.gluon.SymbolBlock, mx.gluon.HybridBlock
 
 # Gluon says so whenever it imports a symbol whose inputs' dtypes are open.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
-
-
-def norm_and_dropout() -> Any:
-    net = nn.HybridSequential()
-    net.add(
-        nn.Embedding(ROWS, DIM), nn.BatchNorm(axis=-1), nn.Dropout(0.5), nn.Dense(3, activation="tanh"), nn.Dense(3)
-    )
-    return net
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -46,15 +37,6 @@ MODELS: dict[str, Callable[[], Any]] = {
     "sparse gradient": sparse,
     "text cnn": TextCNN,
 }
-
-
-def exported(net: Any, inputs: list[Any], folder: Path, names: list[str] | None = None, **options: Any) -> Any:
-    """The net by way of its two files."""
-    net.hybridize()
-    net(*inputs)
-    net.export(str(folder / "net"))
-    names = names or (["data"] if len(inputs) == 1 else [f"data{number}" for number in range(len(inputs))])
-    return SymbolBlock.imports(str(folder / "net-symbol.json"), names, str(folder / "net-0000.params"), **options)
 
 
 def own_gradient(net: Any, table: Any, ids: np.ndarray, cotangent: np.ndarray, training: bool = False) -> np.ndarray:
@@ -68,11 +50,6 @@ def own_gradient(net: Any, table: Any, ids: np.ndarray, cotangent: np.ndarray, t
 def weighted(cotangent: np.ndarray, dtype: str) -> Callable[[Any], Any]:
     """The objective that pulls this cotangent back."""
     return lambda out: (out * nd.array(cotangent, dtype=dtype)).sum(axis=1)
-
-
-def opened(block: Any, *inputs: Any) -> Any:
-    with imperatively():
-        return block(*inputs)
 
 
 @pytest.mark.parametrize("flags", [None, {"static_alloc": True, "static_shape": True}])
@@ -172,14 +149,6 @@ def test_an_input_for_the_valid_lengths() -> None:
     assert found.provenance["unused"] == []
 
 
-BERT_OUTPUTS = {"sequence": "_transpose1_output", "pooled": "_pooler_tanh_fwd_output"}
-
-
-def exported_bert(folder: Path) -> tuple[Any, Any]:
-    net = loaded()
-    return net, exported(net, [nd.array(array) for array in BATCH.to_gluonnlp()], folder)
-
-
 @pytest.mark.parametrize("output", BERT_OUTPUTS)
 def test_gradient_of_an_exported_bert(output: str, tmp_path: Path) -> None:
     net, block = exported_bert(tmp_path)
@@ -197,67 +166,6 @@ def test_gradient_of_an_exported_bert(output: str, tmp_path: Path) -> None:
     assert (called.values == found.values).all()
     with pytest.raises(embgrad.BatchError, match="none has a name that means token ids"):
         embgrad.gradients(block, BATCH, objective)
-
-
-def test_the_points_and_outputs_of_an_exported_bert(tmp_path: Path) -> None:
-    net, block = exported_bert(tmp_path)
-    tables = [net.word_embed[0].weight, net.token_type_embed[0].weight, net.encoder.position_weight]
-    points = embgrad.points(block, BATCH.to_gluonnlp())
-    assert [point.name for point in points if point.lookup is not None] == [f"{table.name}#0" for table in tables]
-    with pytest.raises(embgrad.OutputError, match=rf"there are '{net.name}_transpose1_output', .*_tanh_fwd_output'"):
-        embgrad.gradients(block, BATCH.to_gluonnlp(), embgrad.Sum())
-
-
-def test_the_scopes_of_an_exported_bert_are_a_chain(tmp_path: Path) -> None:
-    net, block = exported_bert(tmp_path)
-    graph = graph_of(block)
-    found = scopes(graph)
-    cells = [scope for scope in found if scope.path in {cell.name for cell in net.encoder.transformer_cells}]
-    assert len(cells) == 2
-    assert {scope.kind for scope in cells} == {re.sub(r"\d+", "#", net.encoder.transformer_cells[0].name)}
-    assert cells[0].leaving == cells[1].entering
-    named = {scope.path: scope for scope in found}
-    assert cells[0].entering == named[net.encoder.layer_norm.name].leaving
-    # What the scopes name is what the cells take and give, by the net's own blocks.
-    taken: dict[int, np.ndarray] = {}
-    with imperatively(
-        lambda *_: contextlib.nullcontext(lambda number, _place, _name, array: taken.setdefault(number, array))
-    ):
-        block(*(nd.array(array) for array in BATCH.to_gluonnlp()))
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
-    net.hybridize(False)
-    for cell in net.encoder.transformer_cells:
-        cell.register_forward_hook(lambda _, given, gone: seen.append((given[0].asnumpy(), gone[0].asnumpy())))
-    net(*(nd.array(array) for array in BATCH.to_gluonnlp()))
-    for scope, (given, gone) in zip(cells, seen, strict=True):
-        assert scope.entering is not None
-        assert relative(taken[scope.entering[0]].asnumpy(), given) < 1e-6
-        assert relative(taken[scope.leaving[0]].asnumpy(), gone) < 1e-6
-
-
-def test_what_enters_a_scope_carries_a_gradient() -> None:
-    class Inner(HybridBlock):
-        def hybrid_forward(self, F: Any, mask: Any, rows: Any) -> Any:
-            return F.tanh(F.broadcast_mul(mask, rows))
-
-    class Outer(HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            with self.name_scope():
-                self.embedding, self.inner = nn.Embedding(ROWS, DIM), Inner()
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.sum(self.inner(F.expand_dims(x != 0, 2), self.embedding(x)), axis=1)
-
-    net, ids = Outer(), mx.sym.var("data")
-    graph = graph_of(SymbolBlock(net(ids), [ids], params=net.collect_params()))
-    number = {node.op: number for number, node in enumerate(graph.nodes)}
-    named = {scope.path: scope for scope in scopes(graph)}
-    assert number["expand_dims"] < number["Embedding"]
-    assert named[net.inner.name].entering == (number["Embedding"], 0)
-    assert named[net.inner.name].leaving == (number["tanh"], 0)
-    assert named[net.name].entering is None
-    assert named[net.embedding.name].leaving == (number["Embedding"], 0)
 
 
 def test_values_can_be_observed_and_replaced(tmp_path: Path) -> None:
@@ -496,123 +404,6 @@ def test_another_device_than_the_first(tmp_path: Path) -> None:
     assert relative(found[1], found[0]) < 1e-6
 
 
-@mx.operator.register("embgrad_spelled")
-class Spelled(mx.operator.CustomOpProp):  # type: ignore[misc]
-    """Doubles what it gets, if its argument arrives as it was spelled; MXNet crashes where this raises."""
-
-    def __init__(self, number: str, **more: str) -> None:
-        super().__init__(need_top_grad=True)
-        self.factor = 2 if number == "1e2" and not more else 3
-
-    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Any:
-        factor = self.factor
-
-        class Doubling(mx.operator.CustomOp):  # type: ignore[misc]
-            def forward(self, is_train: Any, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-                self.assign(out_data[0], req[0], in_data[0] * factor)
-
-            def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-                self.assign(in_grad[0], req[0], out_grad[0] * factor)
-
-        return Doubling()
-
-
-def test_operators_of_the_users_own() -> None:
-    ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
-    rows = mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM)
-    block = SymbolBlock(mx.sym.Custom(rows, op_type="embgrad_spelled", number="1e2").sum(axis=1), ids)
-    block.initialize()
-    assert (embgrad.gradients(block, distinct_ids(), embgrad.Sum()).values == 2).all()
-
-
-def test_several_outputs_of_one_operator(tmp_path: Path) -> None:
-    class Split(HybridBlock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(ROWS, DIM)
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            left, right = F.split(self.embedding(x), num_outputs=2, axis=2)
-            values, places = F.topk(F.sum(left, axis=2), k=2, ret_typ="both")
-            return F.sum(left * right, axis=(1, 2)), values, places
-
-    net = Split()
-    net.initialize()
-    block = exported(net, [nd.array(distinct_ids())], tmp_path)
-    symbol = block._cached_graph[1].list_outputs()
-    assert len(symbol) == 3
-    found = embgrad.gradients(block, distinct_ids(), embgrad.Sum(output=symbol[0]))
-    assert relative(found.values, np.roll(found.activations, 2, axis=2)) < 1e-6
-    best = embgrad.gradients(block, distinct_ids(), embgrad.Sum(output=symbol[1]))
-    assert (best.values[..., :2].sum((1, 2)) == 4).all()
-
-
-def loop(F: Any, rows: Any) -> Any:
-    return F.contrib.foreach(lambda row, state: (row + state, row + state), rows, F.zeros((2, DIM)))[0]
-
-
-def condition(F: Any, rows: Any) -> Any:
-    return F.contrib.cond(F.sum(rows) > 0, lambda: rows * 2, lambda: rows * 3)
-
-
-def repetition(F: Any, rows: Any) -> Any:
-    step = lambda count, state: (state, (count + 1, state * 2))  # noqa: E731
-    return F.contrib.while_loop(lambda count, _: count < 3, step, (F.zeros((1,)), rows), max_iterations=3)[1][1]
-
-
-SUBGRAPHS = [(loop, "_foreach"), (condition, "_cond"), (repetition, "_while_loop")]
-
-
-@pytest.mark.parametrize(("inner", "operator"), SUBGRAPHS)
-def test_operators_with_graphs_of_their_own_are_refused(inner: Any, operator: str) -> None:
-    ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
-    rows = mx.sym.transpose(mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM), axes=(1, 0, 2))
-    block = SymbolBlock(inner(mx.sym, rows), ids)
-    block.initialize()
-    with pytest.raises(
-        embgrad.UnsupportedError, match=rf"is '{operator}', an operator with a graph of its own .*unrolled"
-    ):
-        embgrad.gradients(block, distinct_ids(), embgrad.Sum())
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_fill_whose_size_and_dtype_follow_from_what_takes_it(dtype: str) -> None:
-    ids, table = mx.sym.var("data"), mx.sym.var("words")
-    last = mx.sym.slice_axis(mx.sym.take(table, ids), axis=1, begin=4, end=5)
-    block = SymbolBlock(mx.sym.elemwise_add(last, mx.sym._internal._zeros_without_dtype(shape=(0, 1, DIM))), [ids])
-    block.params["words"].shape = (ROWS, DIM)
-    block.initialize()
-    block.cast(dtype)
-    inputs = nd.array(distinct_ids(), dtype=dtype)
-    assert (opened(block, inputs) == block(inputs)).asnumpy().all()
-    found = embgrad.gradients(block, distinct_ids(), embgrad.Scalar(lambda out: out.sum()))
-    assert found.values.dtype == dtype
-    assert found.values[:, :, 0].tolist() == [[0, 0, 0, 0, 1]] * 2
-
-
-def test_a_graph_that_is_optimised_for_a_device_is_refused(tmp_path: Path) -> None:
-    block = exported(built(bag, distinct_ids(), "float32"), [nd.array(distinct_ids())], tmp_path)
-    block.hybridize(backend="MKLDNN")
-    assert embgrad.gradients(block, distinct_ids(), embgrad.Logit(0)).values.any()  # not optimised yet
-    block(nd.array(distinct_ids()))
-    with pytest.raises(embgrad.UnsupportedError, match=r"is '_sg_mkldnn_.*without optimize_for"):
-        embgrad.gradients(block, distinct_ids(), embgrad.Logit(0))
-
-
-def test_a_fill_whose_size_nothing_tells_and_a_wrong_number_of_arguments() -> None:
-    ids, table = mx.sym.var("data"), mx.sym.var("words", shape=(ROWS, DIM))
-    rows = mx.sym.Embedding(ids, table, input_dim=ROWS, output_dim=DIM)
-    block = SymbolBlock([rows, mx.sym.zeros((0, 3))], [ids])
-    block.params["words"].shape = (ROWS, DIM)
-    block.initialize()
-    with pytest.raises(
-        embgrad.UnsupportedError, match=r"'_zeros' .* does not tell the shape: expected a shape that follows"
-    ):
-        embgrad.points(block, distinct_ids())
-    with pytest.raises(ValueError, match=r"called with 2 arguments of structure .*: expected 'data'"):
-        embgrad.gradients(block, distinct_ids(), embgrad.Sum(), call=lambda model, inputs: model(inputs, inputs))
-
-
 def test_a_graph_is_parsed_once_and_goes_with_its_block(tmp_path: Path) -> None:
     block = exported(built(bag, distinct_ids(), "float32"), [nd.array(distinct_ids())], tmp_path)
     embgrad.gradients(block, distinct_ids(), embgrad.Logit(0))
@@ -641,166 +432,6 @@ def test_a_sparse_table_that_a_trainer_holds() -> None:
     assert relative(found.table().to_dense(), before) < 1e-6
     assert (net[0].weight.grad().asnumpy() == before).all()
     trainer.step(1)
-
-
-def test_the_layers_inside_are_points(tmp_path: Path) -> None:
-    """An exported BERT, against the same net in Python: roles, and values replaced, added to and edited inside."""
-    import gluonnlp
-
-    mx.random.seed(0)
-    encoder = gluonnlp.model.BERTEncoder(
-        num_layers=3, units=16, hidden_size=32, max_length=16, num_heads=2, dropout=0.0
-    )
-    net = gluonnlp.model.BERTModel(
-        encoder, 40, token_type_vocab_size=2, units=16, embed_size=16, use_decoder=False, use_classifier=False
-    )
-    net.initialize(mx.init.Normal(0.3))
-    net.hybridize()
-    ids, lengths = np.array([[4, 7, 7, 1, 2], [9, 4, 2, 0, 0]]), np.array([5, 3])
-    batch = embgrad.TokenBatch(ids, np.arange(5) < lengths[:, None], np.zeros_like(ids), convention="gluonnlp")
-    net(*[mx.nd.array(value) for value in batch.to_gluonnlp()])
-    net.export(str(tmp_path / "bert"))
-    names = ["data0", "data1", "data2"]
-    block = mx.gluon.SymbolBlock.imports(f"{tmp_path}/bert-symbol.json", names, f"{tmp_path}/bert-0000.params")
-    pooled = embgrad.Sum(output=f"{net.prefix}pooler_tanh_fwd_output")
-    at = ["word", "embeddings", "layer.0", "layer.1", "layer.-1"]
-    for changes in ({}, {"add": {"layer.1": np.linspace(-1, 1, 16)}}, {"edit": {"layer.2": lambda grad: grad**3}}):
-        expected = embgrad.gradients(net, batch, embgrad.Sum(output="pooled"), at=at, **changes)
-        found = embgrad.gradients(block, batch, pooled, at=at, **changes)
-        for name in at:
-            np.testing.assert_allclose(found[name].values, expected[name].values, atol=1e-6)
-            np.testing.assert_allclose(found[name].activations, expected[name].activations, atol=1e-6)
-    quiet = embgrad.gradients(block, batch, pooled, edit={"layer.1": lambda grad: grad * 0})
-    assert not quiet.values.any()
-    path = found["layer.1"].provenance["path"].partition(":")[0]
-    given = embgrad.gradients(block, batch, pooled, at=f"{path}:input")
-    np.testing.assert_allclose(given.values, embgrad.gradients(block, batch, pooled, at="layer.0").values, atol=1e-6)
-
-
-class Residual(HybridBlock):
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.dense = nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh")
-
-    def hybrid_forward(self, F: Any, rows: Any) -> Any:
-        return rows + self.dense(rows)
-
-
-class Doubled(HybridBlock):
-    """Calls one block twice, beside each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.inner = Residual()
-
-    def hybrid_forward(self, F: Any, rows: Any) -> Any:
-        return self.inner(rows) * self.inner(rows + 1)
-
-
-def cells(*kinds: Callable[[], Any]) -> Any:
-    net = nn.HybridSequential()
-    with net.name_scope():
-        net.add(*(kind() for kind in kinds))
-    return net
-
-
-def prefixed(name: str) -> Any:
-    return nn.Dense(DIM, flatten=False, in_units=DIM, activation="tanh", prefix=f"{name}_")
-
-
-class Stacked(HybridBlock):
-    def __init__(self, body: Callable[[], Any], calls: int = 1) -> None:
-        super().__init__()
-        self._calls = calls
-        with self.name_scope():
-            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body(), nn.Dense(3, in_units=DIM)
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        rows = self.words(x)
-        for _ in range(self._calls):
-            rows = self.body(rows)
-        return self.top(F.mean(rows, axis=1))
-
-
-SHAPES: dict[str, Callable[[], Any]] = {
-    "blocks": lambda: Stacked(lambda: cells(Residual, Residual)),
-    "dropout between": lambda: Stacked(lambda: cells(Residual, lambda: nn.Dropout(0.5), Residual)),
-    "one block several times": lambda: Stacked(Residual, calls=3),
-    "one block beside itself": lambda: Stacked(lambda: cells(Doubled, Doubled)),
-    "names that begin alike": lambda: Stacked(
-        lambda: cells(*(lambda name=name: prefixed(name) for name in ("dense1", "dense10", "dense1_out")))
-    ),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_scope_is_the_block_that_it_was(shape: str, tmp_path: Path) -> None:
-    """Each scope of an exported net has the role, the value and the gradient of the block of its name, at both sides."""
-    ids = distinct_ids()
-    net = built(SHAPES[shape], ids, "float64")
-    block = exported(net, [nd.array(ids)], tmp_path)
-    block.cast("float64")
-    net.hybridize(False)
-    objective = embgrad.Projection(np.arange(1.0, 4.0))
-    roles = {role: point.path for point in embgrad.points(net, ids) for role in point.roles}
-    assert "layer.1" in roles
-    points = embgrad.points(block, ids)
-    assert {role for point in points for role in point.roles} == set(roles)
-    inside = [
-        f"{point.path}:{side}#{split_name(point.name).occurrence}"
-        for point in points
-        if point.lookup is None and point.path not in (net.name, net.words.name)
-        for side in ("input", "output")
-    ]
-    assert len(inside) > 5
-    expected = embgrad.gradients(net, ids, objective, at=[*roles, *inside])
-    found = embgrad.gradients(block, ids, objective, at=[*roles, *inside])
-    for name, one in found.items():
-        np.testing.assert_allclose(one.activations, expected[name].activations, atol=1e-12, err_msg=name)
-        np.testing.assert_allclose(one.values, expected[name].values, atol=1e-12, err_msg=name)
-    one = next(name for name in inside if "dense" in name and ":input" in name)
-    for other, changes in (
-        ("layer.-1", {"override": {one: np.linspace(-1, 1, DIM)}}),
-        ("word", {"edit": {one: lambda grad: grad**3}}),
-    ):
-        changed = [embgrad.gradients(model, ids, objective, at=[other, one], **changes) for model in (net, block)]
-        for at in (other, one):
-            np.testing.assert_allclose(changed[1][at].values, changed[0][at].values, atol=1e-12, err_msg=at)
-            np.testing.assert_allclose(changed[1][at].activations, changed[0][at].activations, atol=1e-12, err_msg=at)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_the_layers_of_an_exported_body_in_a_net_of_python(frozen: bool, tmp_path: Path) -> None:
-    """What enters the first layer is an input of the symbol, which carries the gradient of the table outside."""
-    ids, rows = distinct_ids(), nd.ones((2, 3, DIM))
-
-    class Around(mx.gluon.Block):  # type: ignore[misc,name-defined]
-        def __init__(self, body: Any) -> None:
-            super().__init__()
-            self.words, self.body, self.top = nn.Embedding(ROWS, DIM), body, nn.Dense(3, in_units=DIM)
-
-        def forward(self, x: Any) -> Any:
-            return self.top(self.body(self.words(x)).mean(axis=1))
-
-    body = cells(Residual, Residual, Residual)
-    body.initialize()
-    randomise(body)
-    nets = [Around(body), Around(exported(body, [rows], tmp_path))]
-    body.hybridize(False)
-    for net in nets:
-        net.words.initialize()
-        net.top.initialize()
-        randomise(net.words)
-        randomise(net.top)
-        if frozen:
-            net.collect_params().setattr("grad_req", "null")
-    at = ["word", "embeddings", "layer.0", "layer.1", "layer.-1"]
-    expected, found = (embgrad.gradients(net, ids, embgrad.Logit(1), at=at) for net in nets)
-    for name in at:
-        np.testing.assert_allclose(found[name].activations, expected[name].activations, atol=1e-6, err_msg=name)
-        np.testing.assert_allclose(found[name].values, expected[name].values, atol=1e-6, err_msg=name)
 
 
 def test_parameters_that_do_not_know_their_shapes(tmp_path: Path) -> None:
