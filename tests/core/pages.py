@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import embgrad
+from embgrad.report import render_page
 
 #: What may stand in a text, and must be shown and never take effect.
 HOSTILE = (
@@ -23,6 +24,8 @@ HOSTILE = (
     "javascript:alert(4)",
     "]]><!--",
 )
+
+SENTENCE = [["[CLS]", "a", "grip", "##ping", "film", "[SEP]"]]
 
 
 def result(
@@ -156,3 +159,8 @@ class Reader(HTMLParser):
     def attributes(self, name: str) -> list[str | None]:
         """Every value of an attribute."""
         return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+
+def read(*args: Any, **kwargs: Any) -> Reader:
+    """The page of these results."""
+    return Reader(render_page(*args, **kwargs))
