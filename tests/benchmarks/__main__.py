@@ -24,7 +24,7 @@ from tests.benchmarks.table import page
 Found = Mapping[str, Sequence[Mapping[str, Any]]]
 
 SIZE = ("examples", "positions")
-PARTS = ("modes", "overhead", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
+PARTS = ("modes", "overhead", "shares", "peaks", "growth", "language", "cold", "tables", "long", "rivals")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     found: dict[str, list[dict[str, Any]]] = {"missing": []}
     kept = json.loads(options.beside.read_text(encoding="utf-8")) if options.beside else {}
     if options.parts:
-        found["machine"] = [{"framework": one, "machine": machine(one)} for one in options.frameworks]
+        found["machine"] = [
+            {"framework": one, "what": part, "machine": machine(one)}
+            for one in options.frameworks
+            for part in options.parts
+        ]
         _measure(options, kept, found)
     print(_write(beside(kept, found), options))
     return 0

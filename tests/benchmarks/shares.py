@@ -1,4 +1,4 @@
-"""Which steps of embgrad's own a small call spends its time in: functions timed from outside, the least of many calls."""
+"""Where a small call's time goes: all of it, by steps, each without the steps inside it, in turns with code by hand."""
 
 from __future__ import annotations
 
@@ -10,80 +10,131 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["shares"]
+__all__ = ["ELSE", "shares"]
 
 #: Calls that are timed.
 CALLS: Final = 200
 
-#: Steps that all frameworks take.
-COMMON: Final = {
-    "the lookups' indices checked": "embgrad.watching:PointWatch.see",
-    "the objective and its cotangent": "embgrad.responding:Respond.__call__",
-    "the result made": "embgrad.task:assembled",
-    "what the result remembers": "embgrad.task:Task.provenance",
+#: What lies in no other step.
+ELSE: Final = "all else"
+
+#: Steps that all frameworks take, each with the functions that are it.
+COMMON: Final[Mapping[str, tuple[str, ...]]] = {
+    "the arguments and the batch checked": ("embgrad.gradient:asked", "embgrad.gradient:batch_of"),
+    "the lookups' indices checked": ("embgrad.watching:PointWatch.see",),
+    "the objective and its cotangent": ("embgrad.responding:Respond.__call__",),
+    "the result made": ("embgrad.task:assembled",),
+    "what the result remembers": ("embgrad.task:Task.provenance",),
 }
 
-#: By framework further steps. Those of a context manager are its entry and its exit.
-STEPS: Final[Mapping[str, Mapping[str, str]]] = {
+#: By framework all steps. Those of a context manager are its entry and its exit.
+STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "torch": {
         **COMMON,
-        "the model's state looked at and put back": "embgrad_torch.run:as_found",
-        "the call planned": "embgrad_torch.inputs:plan",
-        "rows marked and copied": "embgrad_torch.tap:Taps.tensor",
+        "the forward pass, watched": ("embgrad_torch.run:_forward",),
+        "the backward pass": ("embgrad_torch.pullback:_run_engine",),
+        "before and after the backward pass": ("embgrad_torch.run:pull_back",),
+        "the model's state looked at and put back": ("embgrad_torch.run:as_found", "embgrad_torch.run:recalled"),
+        "the state of random numbers": ("embgrad_torch.run:random_as_found",),
+        "the watching set up": ("embgrad_torch.run:_prepared",),
+        "the call planned, and its tensors": ("embgrad_torch.inputs:plan",),
+        "rows marked and copied": ("embgrad_torch.tap:Taps.tensor",),
+        "the outputs read": ("embgrad_torch.run:answered_by",),
+        "what was found handed over, the graph freed": ("embgrad_torch.run:_run",),
     },
     "tensorflow": {
         **COMMON,
-        "the model's state looked at and put back": "embgrad_tensorflow.run:_Pass.as_found",
-        "the call planned": "embgrad_tensorflow.run:_planned",
-        "the variables to watch": "embgrad_tensorflow.run:_watch_variables",
+        "the forward pass, watched": ("tf_keras.src.engine.base_layer:Layer.__call__",),
+        "the backward pass": ("embgrad_tensorflow.run:_pull_back",),
+        "the model's state looked at and put back": (
+            "embgrad_tensorflow.run:_Pass.as_found",
+            "embgrad_tensorflow.run:snapshot_of",
+        ),
+        "threads and tapes kept apart": ("embgrad_tensorflow.run:_working",),
+        "the call planned, and its tensors": ("embgrad_tensorflow.run:_planned",),
+        "the outputs read": ("embgrad_tensorflow.run:_answer",),
+        "what was found handed over, the tape freed": ("embgrad_tensorflow.run:_passed",),
     },
     "gluon": {
         **COMMON,
-        "the model's state looked at and put back": "embgrad_gluon.run:as_found",
-        "the call planned": "embgrad_gluon.inputs:plan_call",
-        "the way to the lookup in the graph": "embgrad_gluon.pullback:Pullback.look_at",
-        "the lookups as a whole": "embgrad_gluon.lookup:Lookups._look_up",
+        "the forward pass, watched": ("embgrad_gluon.run:_forward", "embgrad_gluon.run:_wait_for"),
+        "the backward pass": ("embgrad_gluon.pullback:Pullback.__call__",),
+        "the way to the lookup in the graph": ("embgrad_gluon.pullback:Pullback.look_at",),
+        "the model's state looked at and put back": ("embgrad_gluon.run:as_found",),
+        "the call planned, and its arrays": ("embgrad_gluon.inputs:plan_call",),
+        "the lookups as a whole": ("embgrad_gluon.lookup:Lookups._look_up",),
+        "the outputs read": ("embgrad_gluon.run:_answer",),
+        "what was found handed over, the graph freed": ("embgrad_gluon.run:_run",),
     },
     "reference": COMMON,
 }
 
 
-def shares(call: Callable[[], Any], framework: str) -> dict[str, float]:
-    """By step the milliseconds of a call that go to it. Steps may lie in one another.
+class _Clock:
+    """Counts the time of the innermost step alone."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self._inside: list[str] = []
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        self._turn()
+        self._inside.append(step)
+        try:
+            yield
+        finally:
+            self._turn()
+            self._inside.pop()
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        if self._inside:
+            self.spent[self._inside[-1]] += now - self._since
+        self._since = now
+
+
+def shares(call: Callable[[], Any], by_hand: Callable[[], Any], framework: str) -> dict[str, float]:
+    """By step its share of a call's time: what the steps inside it take is theirs, and all of them make 1.
+
+    Of the calls the middle half by their times counts.
 
     Args:
         call: calls `embgrad.gradients`.
+        by_hand: what is called before each, so that each begins with what that has left in the processor's caches.
         framework: the backend's name.
     """
-    spent: Counter[str] = Counter()
-    least: dict[str, float] = {}
+    rounds: list[Counter[str]] = []
     with contextlib.ExitStack() as stack:
-        for what, place in STEPS[framework].items():
-            stack.enter_context(_timed(place, what, spent))
-        for number in range(CALLS):
-            spent.clear()
-            call()
-            if number:
-                for what in STEPS[framework]:
-                    least[what] = min(least.get(what, float("inf")), spent[what] * 1e3)
-    return dict(sorted(least.items(), key=lambda one: -one[1]))
+        clock = _Clock()
+        for step, places in STEPS[framework].items():
+            for place in places:
+                stack.enter_context(_timed(place, step, clock))
+        for _ in range(CALLS):
+            by_hand()
+            clock.spent = Counter()
+            with clock(ELSE):
+                call()
+            rounds.append(clock.spent)
+    middle = sorted(rounds, key=Counter.total)[len(rounds) // 4 : -(len(rounds) // 4)]
+    whole: Counter[str] = sum(middle, Counter())
+    return {step: spent / whole.total() for step, spent in whole.most_common()}
 
 
 @contextlib.contextmanager
-def _timed(place: str, what: str, spent: Counter[str]) -> Iterator[None]:
-    """Meanwhile the time of a function, or that of a context manager's two ends, is added up."""
+def _timed(place: str, step: str, clock: _Clock) -> Iterator[None]:
+    """Meanwhile the time of a function, or that of a context manager's two ends, is counted as the step's."""
     module, _, path = place.partition(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(module))
     original = vars(owner)[name]
 
+    @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        try:
+        with clock(step):
             given = original(*args, **kwargs)
-        finally:
-            spent[what] += time.perf_counter() - start
-        return _Timed(given, what, spent) if isinstance(given, contextlib.AbstractContextManager) else given
+        return _Timed(given, step, clock) if isinstance(given, contextlib.AbstractContextManager) else given
 
     setattr(owner, name, timed)
     try:
@@ -95,21 +146,13 @@ def _timed(place: str, what: str, spent: Counter[str]) -> Iterator[None]:
 class _Timed:
     """A context manager whose ends are timed."""
 
-    def __init__(self, inner: Any, what: str, spent: Counter[str]) -> None:
-        self._inner, self._what, self._spent = inner, what, spent
+    def __init__(self, inner: Any, step: str, clock: _Clock) -> None:
+        self._inner, self._step, self._clock = inner, step, clock
 
     def __enter__(self) -> Any:
-        with self._timing():
+        with self._clock(self._step):
             return self._inner.__enter__()
 
     def __exit__(self, *told: Any) -> Any:
-        with self._timing():
+        with self._clock(self._step):
             return self._inner.__exit__(*told)
-
-    @contextlib.contextmanager
-    def _timing(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent[self._what] += time.perf_counter() - start

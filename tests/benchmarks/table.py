@@ -123,7 +123,7 @@ def page(found: Found, *, quick: bool) -> str:
     """The whole page, Markdown."""
     size = LIMIT_SIZE if not quick else (4, 64)
     found = {**found, "sizes": joined(found.get("sizes", ()))}
-    parts = [OPENING, "\n".join(f"- {row['framework']}: {row['machine']}." for row in found.get("machine", ())) + "\n"]
+    parts = [OPENING, "\n".join(_machines(found)) + "\n"]
     if quick:
         parts.append("**A quick run: small sizes and few rounds, to see that it runs. Its figures are no result.**\n")
     parts += [
@@ -143,7 +143,9 @@ def page(found: Found, *, quick: bool) -> str:
             _overhead_of_rivals(found),
         ),
         _section(
-            "Where our own share goes", "The same call, in milliseconds; steps may lie in one another.", _shares(found)
+            "Where a small call's time goes",
+            "The same call in percent of its time, in turns with code by hand: each step without those inside it.",
+            _shares(found),
         ),
         _section("Growth", "2 layers × 128. Ratios to the first row of the mode, and to code by hand.", _growth(found)),
         _section("Each example's own table", "Ratios to the first row.", _tables(found)),
@@ -154,6 +156,17 @@ def page(found: Found, *, quick: bool) -> str:
         NOTES,
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _machines(found: Found) -> Iterator[str]:
+    """By framework on what it was measured last; where that is not one for all parts, on what which were."""
+    parts: dict[str, dict[str, list[str]]] = {}
+    for row in found.get("machine", ()):
+        parts.setdefault(row["framework"], {}).setdefault(row["machine"], []).append(row["what"])
+    for framework, machines in parts.items():
+        for machine, measured in machines.items():
+            which = f" ({', '.join(measured)})" if len(machines) > 1 else ""
+            yield f"- {framework}{which}: {machine}."
 
 
 def _section(title: str, text: str, table: Iterable[Sequence[str]]) -> str:
@@ -294,10 +307,10 @@ def _overhead_of_rivals(found: Found) -> Iterator[Sequence[str]]:
 
 
 def _shares(found: Found) -> Iterator[Sequence[str]]:
-    yield ("mode", "step", "ms")
+    yield ("mode", "step", "%")
     for row in found.get("shares", ()):
         for step, share in row["shares"].items():
-            yield (_mode(row), step, f"{share:.2f}")
+            yield (_mode(row), step, f"{100 * share:.1f}")
 
 
 def _growth(found: Found) -> Iterator[Sequence[str]]:

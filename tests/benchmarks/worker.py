@@ -89,10 +89,11 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """What of a small call goes to which step of embgrad's own."""
+    """Which steps a small call's time goes to."""
     about, built = _built(_maker(mode), mode, case)
     figures, functions = checked(built)
-    return [{**about, **figures, "shares": shares(functions["gradients"], MODES[mode])}]
+    by_hand = next(iter(built.by_hand.values()))
+    return [{**about, **figures, "shares": shares(functions["gradients"], by_hand, MODES[mode])}]
 
 
 def _built(make: Callable[[Case], Mode], mode: str, case: dict[str, Any]) -> tuple[dict[str, Any], Mode]:

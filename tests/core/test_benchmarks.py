@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import mmap
 import subprocess
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import __main__ as benchmarks
-from tests.benchmarks import limits, measuring, table
+from tests.benchmarks import limits, measuring, shares, table
 from tests.benchmarks.cases import drawn_bert
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +31,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
         "--frameworks",
         "reference",
         "--parts",
-        "modes,overhead,peaks,cold",
+        "modes,overhead,shares,peaks,cold",
         "--write",
         str(page),
         "--json",
@@ -40,8 +44,16 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert {row["mode"] for row in found["sizes"]} == {"NumPy, the reference"}
     assert all(row["distance"] < 1e-6 and row["rounds"] >= 3 for row in found["sizes"])
     assert found["peaks"][0]["peaks"].keys() == found["sizes"][0]["times"].keys()
+    assert sum(found["shares"][0]["shares"].values()) == pytest.approx(1)
     written = page.read_text(encoding="utf-8")
-    for heading in ("At 4 × 64", "From small to large", "One position", "Our own overhead", "Cold start"):
+    for heading in (
+        "At 4 × 64",
+        "From small to large",
+        "One position",
+        "Our own overhead",
+        "Where a small call's time goes",
+        "Cold start",
+    ):
         assert f"## {heading}\n" in written
 
 
@@ -73,6 +85,36 @@ def test_the_page_is_made_anew_of_figures_alone(tmp_path: Path) -> None:
     assert benchmarks.main(given) == 0
     assert page.read_text(encoding="utf-8") == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert json.loads(same.read_text(encoding="utf-8")) == json.loads(figures.read_text(encoding="utf-8"))
+
+
+def test_parts_that_another_machine_measured_are_told_of() -> None:
+    one = [{"framework": "torch", "what": part, "machine": "A"} for part in ("modes", "peaks")]
+    assert list(table._machines({"machine": one})) == ["- torch: A."]
+    joint = benchmarks.beside({"machine": one}, {"machine": [{"framework": "torch", "what": "peaks", "machine": "B"}]})
+    assert list(table._machines(joint)) == ["- torch (modes): A.", "- torch (peaks): B."]
+
+
+def test_shares_are_of_the_innermost_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("steps_of_a_call")
+    now = itertools.count()
+    monkeypatch.setattr(shares, "time", types.SimpleNamespace(perf_counter=lambda: next(now)))  # a second between looks
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        yield
+
+    def outer() -> None:
+        with module.around():
+            module.inner()
+
+    module.inner, module.around, module.outer = lambda: None, around, outer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    steps = {step: (f"{module.__name__}:{step}",) for step in ("outer", "inner", "around")}
+    monkeypatch.setitem(shares.STEPS, "made", steps)
+    found = shares.shares(lambda: module.outer(), lambda: None, "made")
+    # A second before and after `outer`, one within each of its steps (`around` is made, entered and left), and those between.
+    assert found == pytest.approx({"all else": 2 / 11, "outer": 5 / 11, "around": 3 / 11, "inner": 1 / 11})
+    assert module.outer is outer
 
 
 def test_a_process_that_fails_is_told_of(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from tests.benchmarks import measuring, worker
+from tests.benchmarks import measuring, shares, worker
 from tests.benchmarks.cases import MODES, PLAIN, Case, drawn_bert
 from tests.benchmarks.jobs import LANGUAGE
 
@@ -32,6 +32,14 @@ def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str)
             functions[name]()
     assert "refused" not in found, found
     assert found["distance"] < 2e-5
+
+
+@pytest.mark.parametrize("mode", PLAIN)
+def test_a_small_call_takes_all_steps(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "CALLS", 8)
+    found = worker.own_share(mode, Case(checkpoint, 1, 8).describe())[0]["shares"]
+    assert found.keys() == {*shares.STEPS[MODES[mode]], shares.ELSE}
+    assert sum(found.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("mode", LANGUAGE)
