@@ -11,6 +11,7 @@ from tensorflow.python.framework import op_callbacks
 from embgrad.backend import NativeObjective, Request
 from embgrad.calling import as_parts
 from embgrad.replaying import wrapped
+from embgrad_tensorflow import drawing
 from embgrad_tensorflow.lookup import writes_of
 from embgrad_tensorflow.state import Snapshot, in_mode
 
@@ -45,7 +46,7 @@ def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Req
         def called(given: Any) -> Any:
             op_callbacks.add_op_callback(seen)
             try:
-                with in_mode(request.training):
+                with in_mode(request.training), drawing.of_the_user():
                     return function(given)
             finally:
                 op_callbacks.remove_op_callback(seen)

@@ -22,6 +22,7 @@ from embgrad.structures import first
 from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.beside import of_the_user, snapshot_of
+from embgrad_tensorflow.drawing import random_as_found
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.kept import run_kept
@@ -78,6 +79,7 @@ class _Pass:
         """
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
         with eagerly(), whole_tracebacks(), contextlib.ExitStack() as held:
+            held.enter_context(random_as_found(training=self._request.training))
             snapshot = snapshot or snapshot_of(self._model, self._request)
             held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:

@@ -15,6 +15,7 @@ from tensorflow.python.framework import op_callbacks, ops
 
 from embgrad.points import INPUT, OUTPUT, split_name
 from embgrad.watching import PointWatch
+from embgrad_tensorflow.drawing import shared
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Points, table_of
 from embgrad_tensorflow.onehot import PRODUCTS, OneHots, makes_one_hot
 from embgrad_tensorflow.precision import is_turned
@@ -256,6 +257,10 @@ class Tracer:
         handle = _external(resource)
         if handle is None:
             raise UntraceableError(f"the model writes ({name}) to what is no variable of its own")
+        if any(handle is one.handle for one in shared()):
+            raise UntraceableError(
+                "the model draws from a random generator that models share, which is none of a trace's"
+            )
         self.written.append(handle)
 
     def _same_table(self, name: str, inputs: Sequence[Any], attrs: Any, output: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
+from keras.src.random.seed_generator import global_seed_generator
 from tensorflow.python.framework import op_callbacks
 
 import embgrad
@@ -87,6 +88,71 @@ def test_generators_move_in_training_mode_only(keras: Any) -> None:
     assert len(drawn) > 1
     for now, before in zip(generators, found, strict=True):
         assert (now.numpy() != before).any()
+
+
+class Noisy(tf.Module):
+    """Draws in either mode, from a generator that models share."""
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)), dtype=tf.float32)
+        self.draw = draw
+
+    def __call__(self, ids: Any) -> Any:
+        rows = tf.gather(self.table, ids)
+        return tf.reduce_sum(tf.tanh(rows + self.draw(tf.shape(rows))), 1)
+
+
+#: By a name: what draws from a generator that models share, and the variable that it counts by.
+SHARED = {
+    "tensorflow": (
+        lambda shape: tf.random.get_global_generator().normal(shape),
+        lambda: tf.random.get_global_generator().state,
+    ),
+    "keras3": (lambda shape: keras3.random.normal(tuple(shape)), lambda: global_seed_generator().state),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+@pytest.mark.parametrize("compile", [False, True])
+def test_generators_that_models_share_move_in_training_mode_only(name: str, compile: bool, recwarn: Any) -> None:
+    draw, state_of = SHARED[name]
+    model, state = Noisy(draw), state_of()
+    found = np.array(state)
+    one, other = (embgrad.gradients(model, IDS, OBJECTIVE, compile=compile, check=True) for _ in range(2))
+    np.testing.assert_array_equal(one.values, other.values)
+    np.testing.assert_array_equal(state, found)
+    with tf.GradientTape() as tape:  # it drew what the user's own pass draws next
+        loss = tf.reduce_sum(model(IDS) * [0.7, -1.3])
+    np.testing.assert_allclose(
+        one.table().to_dense(), tf.convert_to_tensor(tape.gradient(loss, model.table)), rtol=1e-5
+    )
+    state.assign(found)
+    embgrad.gradients(model, IDS, OBJECTIVE, compile=compile, training=True)
+    assert (np.array(state) != found).any()
+    if name == "tensorflow":
+        assert any("that models share" in str(one.message) for one in recwarn) is compile
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+@pytest.mark.parametrize("compile", [False, True])
+def test_what_functions_of_the_users_draw_is_drawn(name: str, compile: bool) -> None:
+    draw, state_of = SHARED[name]
+    model, state = Noisy(tf.zeros), state_of()
+
+    def drawn(**options: Any) -> np.ndarray:
+        before = np.array(state)
+        values = embgrad.gradients(model, IDS, compile=compile, **options).values
+        assert (np.array(state) != before).any()
+        return values
+
+    noise = {"word": lambda rows: draw(rows.shape).numpy()}
+    assert np.abs(drawn(objective=OBJECTIVE, add=noise) - drawn(objective=OBJECTIVE, add=noise)).max() > 1e-3
+
+    def weighted(outputs: Any) -> Any:
+        return tf.reduce_sum(outputs * draw((2,)), 1)
+
+    assert np.abs(drawn(objective=weighted) - drawn(objective=weighted)).max() > 1e-3
 
 
 def test_training_mode_draws_as_the_users_own_forward_pass() -> None:
