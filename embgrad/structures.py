@@ -1,4 +1,4 @@
-"""Finds and replaces tensors in a nest of tuples, dicts and data classes: what a model or a module was given or gave."""
+"""Finds, replaces and copies what is in a nest of tuples, dicts and data classes: what a model or a module was given or gave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
+from embgrad.identity import PLAIN
+
+__all__ = ["copied", "entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
 
 
 def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
@@ -64,6 +66,27 @@ def entries(value: Any) -> list[tuple[Any, Any]]:
     if _is_record(value):
         return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
     return []
+
+
+def copied(value: Any, stays: Callable[[Any], bool] = lambda one: False) -> Any:
+    """A copy of what a model is given, for one pass: it may write into lists, dicts and objects, such as caches.
+
+    Functions, and what cannot be copied, are taken as they are.
+
+    Args:
+        value: anything.
+        stays: whether something is to be taken as it is.
+    """
+    if isinstance(value, PLAIN) or callable(value) or stays(value):
+        return value
+    if type(value) is dict:
+        return {key: copied(entry, stays) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(entry, stays) for entry in value)
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # it may be anything: a generator, a lock, what refuses
+        return value
 
 
 def is_nest(value: Any) -> bool:

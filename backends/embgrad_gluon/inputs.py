@@ -14,6 +14,7 @@ from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
 from embgrad.errors import UnsupportedError
+from embgrad.structures import copied
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.structure import Structure
 from embgrad_gluon.symbolic import input_names
@@ -97,15 +98,19 @@ class _Conversion:
         self._as_numpy = self._mx.util.is_np_array() or any(isinstance(array, self._mx.np.ndarray) for array in data)
 
     def __call__(self, value: Any) -> Any:
-        """The same structure with arrays of MXNet; a list counts as an array where its first axis is the examples."""
+        """The same structure with arrays of MXNet; a list counts as an array where its first axis is the examples.
+
+        Arrays and objects, such as a cache, are copied, never shared: models write into what they are given.
+        """
         if isinstance(value, Mapping):
             return {key: self(entry) for key, entry in value.items()}
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
             return tuple(map(self, value))
         if isinstance(value, self._mx.nd.NDArray):
-            return value.as_in_context(self._context)
+            moved = value.as_in_context(self._context)
+            return moved.copy() if moved is value else moved
         array = self._array(value)
-        return value if array is None else self._native(array)
+        return copied(value) if array is None else self._native(array)
 
     def _array(self, value: Any) -> np.ndarray | None:
         """The numbers in it; None where it is something else."""

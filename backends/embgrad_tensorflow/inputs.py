@@ -9,13 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.composite_tensor import CompositeTensor
 
 from embgrad.arrays import owned, whole_numbers
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call, plan_mapping
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad_tensorflow.walk import is_keras
+from embgrad.structures import copied
+from embgrad_tensorflow.walk import is_keras, kind_of
 
 __all__ = ["MODES", "Plan", "TensorFlowTensors", "as_dtype", "plan"]
 
@@ -51,8 +53,13 @@ class Plan:
     fixed: bool = False
 
     def call(self) -> Any:
-        """Call the model."""
-        return self.invoke(self.arguments)
+        """Call the model with arguments that are this pass's own."""
+        return self.invoke(copied(self.arguments, _stays))
+
+
+def _stays(value: Any) -> bool:
+    """Whether nothing is written into it by a pass, or it is put back as weights are."""
+    return isinstance(value, (tf.Tensor, CompositeTensor)) or kind_of(type(value)) in ("variable", "module")
 
 
 def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import itertools
@@ -15,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from embgrad import structures
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
@@ -136,12 +136,9 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of an object and of the tensors in it; what cannot be copied is taken as it is."""
-    try:
-        with _Cloning():
-            return copy.deepcopy(value)
-    except Exception:  # it may be anything: a generator, a lock, what refuses
-        return value
+    """A copy of an object and of the tensors in it."""
+    with _Cloning():
+        return structures.copied(value)
 
 
 class _Cloning(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked

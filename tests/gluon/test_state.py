@@ -375,3 +375,49 @@ def test_what_someone_else_puts_over_the_choke_point_stays() -> None:
         assert len(theirs) > count > 0
     finally:
         register._imperative_invoke = original
+
+
+class Cache:
+    """Grows by what it is given."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def grow(self) -> int:
+        self.steps.append(1.0)
+        return len(self.steps)
+
+
+class Growing(mx.gluon.Block):
+    """Makes what it is given longer, or writes into it, and computes with what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.E = nn.Embedding(ROWS, DIM)
+
+    def forward(self, ids: Any, given: Any) -> Any:
+        if isinstance(given, list):
+            given.append(1.0)
+        elif isinstance(given, nd.NDArray):
+            given += 1.0
+            return float(given.asscalar()) * self.E(ids).sum(axis=1)
+        return (len(given) if isinstance(given, list) else given["cache"].grow()) * self.E(ids).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{}, {"at": "E"}, {"compile": True}, {"override": {"word": lambda rows: rows}}],
+    ids=lambda one: "".join(one),
+)
+@pytest.mark.parametrize("by_call", [False, True])
+@pytest.mark.filterwarnings("ignore:compile=True")  # it is no hybrid block
+def test_what_is_given_along_is_each_passs_own(option: dict[str, Any], by_call: bool) -> None:
+    call = (lambda model, inputs: model(inputs["input_ids"], inputs["given"])) if by_call else None
+    net = Growing()
+    net.initialize()
+    for given in ([], nd.zeros((1,)), {"cache": Cache(), "lock": threading.Lock()}):
+        batch = {"input_ids": distinct_ids(), "given": given}
+        found = embgrad.gradients(net, batch, embgrad.Sum(), call=call, **option)
+        np.testing.assert_array_equal(found.values, np.ones_like(found.values))
+        assert not (given["cache"].steps if isinstance(given, dict) else sum(given))

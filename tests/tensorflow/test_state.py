@@ -597,3 +597,44 @@ def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
     model = Net()
     embgrad.gradients(model, IDS, OBJECTIVE)
     np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))
+
+
+class Cache:
+    """Grows by what it is given."""
+
+    def __init__(self) -> None:
+        self.steps: list[float] = []
+
+    def grow(self) -> int:
+        self.steps.append(1.0)
+        return len(self.steps)
+
+
+class Growing(tf.Module):
+    """Makes what it is given longer, and computes with its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 2)))
+
+    def __call__(self, ids: Any, given: Any) -> Any:
+        if isinstance(given, list):
+            given.append(1.0)
+        length = len(given) if isinstance(given, list) else given["cache"].grow()
+        return length * tf.reduce_sum(tf.gather(self.table, ids), 1)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{}, {"check": True}, {"compile": True}, {"override": {"word": lambda rows: rows}}],
+    ids=lambda one: "".join(one),
+)
+@pytest.mark.parametrize("by_call", [False, True])
+@pytest.mark.filterwarnings("ignore:compile=True")  # a cache is no plain argument
+def test_what_is_given_along_is_each_passs_own(option: dict[str, Any], by_call: bool) -> None:
+    call = (lambda model, inputs: model(inputs["input_ids"], inputs["given"])) if by_call else None
+    for given in ([], {"cache": Cache(), "lock": threading.Lock()}):
+        batch = {"input_ids": IDS, "given": given}
+        found = embgrad.gradients(Growing(), batch, OBJECTIVE, call=call, **option)
+        np.testing.assert_allclose(found.values, np.broadcast_to([0.7, -1.3], found.values.shape), rtol=1e-12)
+        assert not (given if isinstance(given, list) else given["cache"].steps)
