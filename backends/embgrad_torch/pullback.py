@@ -51,7 +51,7 @@ def pull_back(
     """
     marks = list(taps.marks.values())
     behind = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
-    if behind is not None:
+    if behind is not None or taps.ending:
         taps.hear()
     pulled = []
     mode.pulling = True

@@ -185,7 +185,7 @@ def _prepared(
                 ways.expect_settled(attributes)
             learning = ways is not None and (not whole or ways.learn(attributes))
             walked = known.walked
-            taps = Taps(request, attached=weights and not request.tables)
+            taps = Taps(request, attached=weights)
             wanted: set[int] = set()
             mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
             mode.on_accumulating = functools.partial(gradients_apart, known)

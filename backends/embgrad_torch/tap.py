@@ -82,6 +82,8 @@ class Taps:
         aliased: by key the clones that went on in place of tensors whose memory others may hold.
         away: whether a function of the user's runs, and passes inside of it are others.
         attached: whether rows stay on the graph of their table, by which the model or the objective may differentiate.
+        ending: whether nothing goes on below the marks in a pullback, where the rows are attached: what reaches a table then is
+            what comes by other ways.
 
     Args:
         request: what is asked.
@@ -92,6 +94,7 @@ class Taps:
 
     def __init__(self, request: Request, *, attached: bool = False) -> None:
         self.attached = attached
+        self.ending = attached and request.tables
         self.changed: Collection[str] = {*request.override, *request.add}
         self.values: dict[str, np.ndarray] = {}
         self.marks: dict[str, Any] = {}
@@ -213,7 +216,7 @@ class Taps:
         with torch._C.DisableTorchFunction():  # what the user's function does is nothing to be watched
             if edit is None:
                 self.gradients[key] = to_numpy(grad)
-                return None
+                return torch.zeros_like(grad) if self.ending else None
             self.before[key] = to_numpy(grad)
             with self._away():
                 values = edit(to_numpy(grad))

@@ -113,18 +113,21 @@ def test_a_penalty_on_the_table_is_another_way() -> None:
     np.testing.assert_allclose(found.head, 2 * model.table.weight.detach().numpy(), rtol=1e-12)  # once for each example
 
 
-def test_an_objective_that_differentiates_by_the_table_is_told_of() -> None:
-    """The rows that it has are cut off the table, so that neither way has all of it."""
-
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_objective_that_differentiates_by_the_table(alone: bool, tied: bool) -> None:
     def penalised(out: Any) -> Any:
-        slopes = torch.autograd.grad(out.pow(2).sum(), list(model.parameters()), create_graph=True, allow_unused=True)
+        by = [model.table.weight] if alone else list(model.parameters())
+        slopes = torch.autograd.grad(out.pow(2).sum(), by, create_graph=True, allow_unused=not alone)
         return out[:, 0] + sum(one.pow(2).sum() for one in slopes if one is not None)
 
-    model = net(lambda net, hidden: hidden)
-    with pytest.warns(embgrad.EmbgradWarning, match="the table 'table' .* differentiates by the table itself"):
-        found = embgrad.table_gradients(model, SMALL_IDS, penalised)
+    model = net(lambda net, hidden: hidden @ net.table.weight.T if tied else hidden)
+    found = embgrad.table_gradients(model, SMALL_IDS, penalised)
     own = torch.autograd.grad(penalised(model(torch.tensor(SMALL_IDS))).sum(), model.table.weight)[0].numpy()
-    np.testing.assert_allclose(found.own, own, rtol=1e-9, atol=1e-12 * np.abs(own).max())
+    np.testing.assert_allclose(found.total, own, rtol=1e-9, atol=1e-12 * np.abs(own).max())
+    result = embgrad.gradients(model, SMALL_IDS, penalised)
+    np.testing.assert_allclose(found.lookup, result.table().to_dense(), rtol=1e-9, atol=1e-12 * np.abs(own).max())
+    assert found.head.any() == tied
 
 
 @pytest.mark.parametrize("options", [{"sparse": True}, {"padding_idx": 4}, {"max_norm": 1.0}])
