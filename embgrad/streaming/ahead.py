@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -25,6 +24,7 @@ class _Shared(Generic[Item]):
         self.ready: deque[Item] = deque()
         self.ended = False
         self.error: BaseException | None = None
+        self.at_closing: BaseException | None = None
         self.unwanted = False
 
     def put(self, item: Item) -> bool:
@@ -98,13 +98,16 @@ class Ahead(Iterator[Item]):
         return next(self._items) if self._shared is None else self._shared.take()
 
     def close(self) -> None:
-        """End the thread, and the generator."""
+        """End the thread, and the generator, whose `finally` may raise; what it raised for an item that nobody took does not."""
         if self._shared is None or self.thread is None:
             self._items.close()
             return
         self._shared.leave()
         if self.thread is not threading.current_thread():
             self.thread.join(PATIENCE)
+        error, self._shared.at_closing = self._shared.at_closing, None
+        if error is not None:
+            raise error
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
@@ -115,11 +118,14 @@ class Ahead(Iterator[Item]):
 def _work(shared: _Shared[Any], items: Generator[Any, None, None]) -> None:
     error: BaseException | None = None
     try:
-        with contextlib.closing(items):
-            for item in items:
-                if not shared.put(item):
-                    break
-                del item
+        for item in items:
+            if not shared.put(item):
+                break
+            del item
     except BaseException as raised:  # whatever it is, it belongs to who takes the items
         error = raised
+    try:
+        items.close()
+    except BaseException as raised:  # and this to who closes
+        shared.at_closing = raised
     shared.end(error)

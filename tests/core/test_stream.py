@@ -279,6 +279,25 @@ def test_exceptions_come_out_as_themselves_after_the_results_before_them(
         next(found)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("how", ["close", "with", "end"])
+def test_what_a_source_raises_when_it_is_closed_comes_out(how: str, ahead: int) -> None:
+    def source() -> Iterator[str]:
+        try:
+            yield from texts(12 if how == "end" else 1000)
+        finally:
+            raise raised
+
+    raised = _OwnError("mine")
+    found = embgrad.stream(model(), source(), embgrad.Sum(), tokenizer=tokenizer, batch_size=3, ahead=ahead)
+    next(found)
+    end = {"close": found.close, "with": lambda: found.__exit__(None, None, None), "end": lambda: list(found)}[how]
+    with pytest.raises(_OwnError) as caught:
+        end()
+    assert caught.value is raised
+    found.close()
+
+
 def test_an_error_of_a_batch_says_which_examples() -> None:
     found = embgrad.stream(model(), ["a", "b", "c"], embgrad.Logit(9), tokenizer=tokenizer, batch_size=2)
     with pytest.raises(embgrad.ObjectiveError) as caught:
