@@ -26,6 +26,7 @@ class Factor:
         numbers: one for each example, float64, (example,).
         fitted: whether it was made to fit, rather than known beforehand.
         mean_on: "target" or "source", the side that took a mean; "" for neither.
+        whole: whether it is a whole number, or one over it, without being a count: with a mean it may be anything by chance.
     """
 
     cause: str
@@ -33,6 +34,7 @@ class Factor:
     numbers: np.ndarray
     fitted: bool = False
     mean_on: str = ""
+    whole: bool = False
 
     def cut(self, examples: slice) -> Factor:
         """For some of the examples."""
@@ -156,7 +158,7 @@ class ScaledLookup:
         source, target = case.names
         for number, spelled, behind in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
             text = f"a factor {number:.6g} = {spelled}: {behind} was differentiated behind the lookup's scaling by √dim"
-            yield Factor(self.cause, text, _all(case.source, number))
+            yield Factor(self.cause, text, _all(case.source, number), whole=root.is_integer())
 
 
 class Sign:

@@ -73,6 +73,7 @@ class Candidate:
         fitted: whether something in it was made to fit.
         factor: whether it is the source times known numbers.
         side: "a" or "b", the side that departs; "" for neither.
+        chance: whether it is a product of whole numbers, the same for all: it may be any, and a factor made to fit says as much.
     """
 
     case: Case
@@ -82,6 +83,7 @@ class Candidate:
     fitted: bool
     factor: bool
     side: str
+    chance: bool = False
 
 
 def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
@@ -163,7 +165,9 @@ def chosen(found: Iterable[Candidate]) -> list[Candidate]:
         return []
     best = ranked[0]
     if is_exact(best):
-        alike = [one for one in ranked if is_exact(one) and _plain(one) == _plain(best)]
+        alike = [
+            one for one in ranked if is_exact(one) and (_plain(one) == _plain(best) or (best.fitted and one.chance))
+        ]
         alike = [one for one in alike if one is best or not GENERAL & set(one.causes)]
         partial = [one for one in ranked if len(one.causes) == 1 and one not in alike and not one.fitted]
         return alike if len(best.causes) == 1 else [*alike[: MOST_FINDINGS - 1], *partial[:1]]
@@ -228,9 +232,10 @@ def _rank(candidate: Candidate) -> tuple[object, ...]:
     """What is right to rounding comes first, of that what takes least; of the rest what leaves least."""
     remaining = candidate.measure.remaining
     if is_exact(candidate):
-        # A product of two known numbers says more than one number that was made to fit.
+        # A product of two known numbers says more than one number that was made to fit, unless it may be any number.
         general = bool(GENERAL & set(candidate.causes))
-        return (0, candidate.fitted, len(candidate.causes), general, remaining if candidate.case.half else 0.0)
+        by_chance = candidate.fitted or candidate.chance
+        return (0, by_chance, len(candidate.causes), general, remaining if candidate.case.half else 0.0)
     return (1, remaining)
 
 
@@ -238,14 +243,16 @@ def _candidate(case: Case, prediction: Prediction, match: Match, factors: tuple[
     texts = [text for text in (prediction.text, *(factor.text for factor in factors)) if text]
     means = [factor.mean_on for factor in factors if factor.mean_on]
     source, target = case.names
+    numbers = _numbers(case, factors)
     return Candidate(
         case=case,
         causes=(*prediction.causes, *(factor.cause for factor in factors)),
         text=", and ".join(texts),
-        measure=match.measured(_numbers(case, factors)),
+        measure=match.measured(numbers),
         fitted=prediction.fitted or any(factor.fitted for factor in factors),
         factor=bool(factors) and not prediction.causes,
         side=source if means == ["source"] else target if prediction.causes or means else "",
+        chance=bool(means) and any(factor.whole for factor in factors) and bool((numbers == numbers[0]).all()),
     )
 
 

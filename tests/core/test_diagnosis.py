@@ -158,6 +158,19 @@ def test_two_causes(names: tuple[str, str], swapped: bool) -> None:
     assert set(causes(comparison)[0]) == {ALONE[name][1] for name in names}
 
 
+@pytest.mark.parametrize("times_own", [False, True])
+def test_a_factor_that_is_a_product_by_chance_of_whole_numbers(times_own: bool) -> None:
+    """√16 is a whole number, and with a mean may be nearly any factor; not where the mean is another for each example."""
+    table, head = RANDOM.normal(size=(20, 16)), RANDOM.normal(size=(16, 5))
+    sound = embgrad.gradients(classifier({"E": table, "W": head}), BATCH, OBJECTIVE)
+    factor = TOKENS[:, None, None] * 4.0 if times_own else 4 / 3
+    found = causes(embgrad.compare(sound, replace(sound, values=sound.values * factor)))
+    if times_own:
+        assert found == [("mean-over-tokens", "scaled-lookup")]
+    else:
+        assert found == [("constant-factor",), ("mean-over-batch", "scaled-lookup")]
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 2**32), st.floats(-6, 6), st.sampled_from(["free", "norms", "permuted", "a little", "by a little"])
