@@ -158,6 +158,14 @@ def test_two_causes(names: tuple[str, str], swapped: bool) -> None:
     assert set(causes(comparison)[0]) == {ALONE[name][1] for name in names}
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("factor", [1e-160, 1e160])
+def test_a_factor_whose_square_is_no_number(factor: float) -> None:
+    sound = embgrad.gradients(classifier(), embgrad.TokenBatch(IDS, np.ones_like(IDS)), OBJECTIVE)
+    found = embgrad.compare(sound, replace(sound, values=sound.values * factor))
+    assert causes(found) == [("constant-factor",)]
+
+
 @pytest.mark.parametrize("times_own", [False, True])
 def test_a_factor_that_is_a_product_by_chance_of_whole_numbers(times_own: bool) -> None:
     """√16 is a whole number, and with a mean may be nearly any factor; not where the mean is another for each example."""
