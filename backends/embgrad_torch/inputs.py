@@ -94,12 +94,18 @@ def _unparallel(model: Any) -> Any:
 
 
 def parameters(module: Any) -> Sequence[inspect.Parameter]:
-    """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it."""
+    """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it.
+
+    Through a wrapper that takes names alone they can be passed by name alone.
+    """
     own = _own_parameters(module)
-    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
-        return own
     inside = list(module.children())
-    return parameters(inside[0]) if len(inside) == 1 else own
+    if len(inside) != 1 or any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
+        return own
+    further = parameters(inside[0])
+    if any(p.kind is p.VAR_POSITIONAL for p in own):
+        return further
+    return [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in further]
 
 
 def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:

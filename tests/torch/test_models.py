@@ -166,6 +166,23 @@ class Wrapper(nn.Module):
         return self.inner(*args, **kwargs)
 
 
+def test_a_wrapper_that_takes_names_alone() -> None:
+    class Named(Wrapper):
+        def forward(self, **kwargs: Any) -> Any:
+            return self.inner(**kwargs)
+
+    model = Transformer().double().eval()
+    for batch in (
+        IDS,
+        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": IDS},
+    ):
+        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
+        result = embgrad.gradients(Named(Named(model)), batch, embgrad.Logit(1))
+        np.testing.assert_array_equal(result.values, expected.values)
+        assert result.provenance["path"] == "inner.inner.word#0"
+        assert result.provenance["unused"] == expected.provenance["unused"]
+
+
 def test_a_bag_that_scales_its_table() -> None:
     torch.manual_seed(0)
     model = Bag(mode="mean", max_norm=1.0).double()
