@@ -62,6 +62,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
         held(model.locks),
         Differentiable(),
         _heard(),
+        _cast_anew(),
         _uncompiled,
         Undoing() as stack,
     ):
@@ -377,6 +378,17 @@ _uncompiled = _Shared(_Eager())
 
 #: cuDNN has no backward pass for recurrent layers in evaluation mode.
 _without_cudnn = _Shared(lambda: torch.backends.cudnn.flags(enabled=False))
+
+
+@contextlib.contextmanager
+def _cast_anew() -> Iterator[None]:
+    """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextlib.contextmanager

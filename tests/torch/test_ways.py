@@ -290,6 +290,24 @@ def test_under_autocast() -> None:
     np.testing.assert_allclose(result.values, own, rtol=1e-6)
 
 
+@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+def test_weights_that_change_in_a_block_of_autocast(call: Any) -> None:
+    """A cast that PyTorch keeps to the block's end is neither taken nor left."""
+    model, changed = net().float(), net().float()
+    with torch.no_grad():
+        changed.head.weight.mul_(-2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        call(model, IDS, embgrad.Logit(1))
+        model.head.weight.mul_(-2)
+        own = model(tensor())
+        result = embgrad.gradients(model, IDS, embgrad.Logit(1))
+        assert torch.is_autocast_cache_enabled()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(own, changed(tensor()))
+        expected = embgrad.gradients(changed, IDS, embgrad.Logit(1))
+    np.testing.assert_array_equal(result.values, expected.values)
+
+
 def test_split_pulls_each_example_back_through_one_forward_pass() -> None:
     class Meeting(Net):
         def forward(self, x: Any) -> Any:
