@@ -109,6 +109,9 @@ def parameters(module: Any) -> Sequence[inspect.Parameter]:
 
 
 def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
+    if isinstance(module, torch.fx.GraphModule) and (by_name := _exported_by_name(module)):
+        own = parameters_of(module.forward)
+        return [p.replace(kind=p.KEYWORD_ONLY) if p.name in by_name else p for p in own]
     if not isinstance(module, torch.jit.ScriptModule):
         return parameters_of(module.forward)
     return [
@@ -119,6 +122,15 @@ def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:
         )
         for argument in module.forward.schema.arguments[1:]  # less the module itself
     ]
+
+
+def _exported_by_name(module: Any) -> frozenset[str]:
+    """The parameters that an exported graph was given by name, and takes by name alone, though its `forward` does not say so."""
+    form = getattr(getattr(module.graph._codegen, "pytree_info", None), "in_spec", None)
+    given = None if form is None else pytree.tree_unflatten([None] * form.num_leaves, form)
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict):  # by their places, and by name
+        return frozenset(given[1])
+    return frozenset()
 
 
 def to_tensors(value: Any, device: Any, examples: int) -> Any:

@@ -169,6 +169,21 @@ def test_compiled_in_place_and_in_parts(expected: np.ndarray) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_exported_with_arguments_by_name(places: int) -> None:
+    class Masked(Net):
+        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
+            return self.head(self.inner(self.table(input_ids) * attention_mask[..., None])[..., :3].mean(1))
+
+    model, batch = net(Masked), {"input_ids": IDS, "attention_mask": IDS % 2}
+    native = [torch.tensor(one) for one in batch.values()]
+    by_name = dict(zip([*batch][places:], native[places:], strict=True))
+    exported = torch.export.export(model, tuple(native[:places]), by_name).module()
+    result, expected = (embgrad.gradients(one, batch, embgrad.Logit(1)) for one in (exported, model))
+    np.testing.assert_allclose(result.values, expected.values, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_exported(expected: np.ndarray) -> None:
     class Bare(Net):
         def forward(self, x: Any) -> Any:
