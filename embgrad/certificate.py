@@ -41,7 +41,7 @@ class Certificate:
     Attributes:
         slopes: finite differences against the gradient.
         scatter: how far the framework's own gradient of the table is from what the lookups and the other ways to the table
-            give together, relative; None where there is no table at hand.
+            give together, relative to the largest of these three; None where there is no table at hand.
         independence: how far the first example's gradient is from what it is when the example is run alone, relative; None
             where there is but one, where the point is not seen as (example, position, dim), and where the model does not take
             an example alone. Where it is large examples meet: ask for `split=True`.

@@ -14,7 +14,7 @@ from embgrad.certificate import Certificate, Slope
 from embgrad.differences import Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
 from embgrad.figures import length
-from embgrad.ledger import ledger, why_no_sum
+from embgrad.ledger import ledger, sum_tolerance, why_no_sum
 from embgrad.locating import Located, expect_ability
 from embgrad.result import EmbeddingGradients
 from embgrad.task import Task
@@ -53,14 +53,15 @@ def certified(
     _expect_testable(task)
     located = task.locate(batch)
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
-    tables = _scatter(task, batch, located, {name: one.tolerance for name, one in whole.items()})
+    sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
+    tables = _scatter(task, batch, located, sums)
     done = {}
     for name, result in results.items():
         slopes, untested, blind = _Trial(task, batch, located, name, result, whole[name]).slopes()
         apart, why = tables.get(name, (None, None))
         alone = _independence(task, batch, located[name], name, result)
         certificate = Certificate(tuple(slopes), apart, alone, untested, why)
-        _expect_right(name, certificate, whole[name].tolerance, blind)
+        _expect_right(name, certificate, sums[name], blind)
         done[name] = replace(result, certificate=certificate)
     return done
 
@@ -79,7 +80,10 @@ def _expect_testable(task: Task) -> None:
 
 
 def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: Sequence[Slope] = ()) -> None:
-    """Refuse a gradient that is wrong, or not tested; of one that is zero `blind` are the slopes that might have told."""
+    """Refuse a gradient that is wrong, or not tested; of one that is zero `blind` are the slopes that might have told.
+
+    The tolerance is that of the table's own gradient.
+    """
     wrong = [slope for slope in certificate.slopes if not slope.holds]
     if wrong:
         one = wrong[0]

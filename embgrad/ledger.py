@@ -12,7 +12,6 @@ import numpy as np
 from embgrad.backend import Call, ParameterValues, Point, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.calling import expect_callable
-from embgrad.differences import precision_of
 from embgrad.disambiguation import told_apart
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.figures import length
@@ -23,11 +22,16 @@ from embgrad.naming import point_of
 from embgrad.native import as_objective
 from embgrad.points import WORD
 from embgrad.registry import backend_for
+from embgrad.replaying import agreeing
 from embgrad.responding import respond_with
 from embgrad.rowsparse import scatter
 from embgrad.task import Task, level_of_user, warn_of_unused
 
-__all__ = ["TableGradients", "ledger", "table_gradients", "why_no_sum"]
+__all__ = ["TableGradients", "ledger", "sum_tolerance", "table_gradients", "why_no_sum"]
+
+#: How far apart a gradient of a table and the sum of its parts may be at least: float32 rounds by less, float64 where parts of
+#: a model are computed in float32.
+LEAST: Final = 1e-6
 
 #: Why it is no sum of what comes through the lookups, where that is no fault.
 DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient has nothing of them"
@@ -75,11 +79,14 @@ class TableGradients:
 
     @property
     def apart(self) -> float | None:
-        """How far `total` is from the framework's own gradient, relative, less the row of padding; None without one."""
+        """How far `total` is from the framework's own gradient, less the row of padding; None without one.
+
+        Relative to the largest of that and of the two parts, which may cancel: rounding is theirs.
+        """
         if self.own is None:
             return None
         kept = np.arange(len(self.own)) != (-1 if self.padding is None else self.padding)
-        scale = length(self.own[kept]) or length(self.total[kept]) or 1.0
+        scale = max(length(one[kept]) for one in (self.own, self.lookup, self.head)) or 1.0
         return length((self.total - self.own)[kept]) / scale
 
     def __repr__(self) -> str:
@@ -132,7 +139,7 @@ def table_gradients(
             "what it is computed from has a gradient; see embgrad.parameter_gradients"
         )
     warn_of_unused(found.provenance["unused"], tokens, found.provenance.get("masked_id"))
-    tolerance = precision_of(found.provenance["compute_dtype"]).tolerance
+    tolerance = sum_tolerance(found.provenance["compute_dtype"])
     is_apart = found.apart is not None and found.apart > tolerance
     if is_apart and why_no_sum(task, tokens, found, seen, tolerance) in (None, BY_THE_TABLE):
         warnings.warn(
@@ -143,6 +150,15 @@ def table_gradients(
             stacklevel=level_of_user() + 1,
         )
     return found
+
+
+def sum_tolerance(dtype: str) -> float:
+    """How far `TableGradients.apart` may be from zero by rounding: the same numbers are added up in another order.
+
+    Args:
+        dtype: in which the model computes; one in float64 may do so in float32 for a moment.
+    """
+    return max(agreeing([dtype]), LEAST)
 
 
 def _a_lookup(at: str, seen: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> Point:

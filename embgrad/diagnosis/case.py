@@ -207,9 +207,7 @@ class Match:
     def explained(self, numbers: np.ndarray) -> np.ndarray:
         """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
         left, before = self._left(numbers), self._ground.before
-        with np.errstate(
-            invalid="ignore"
-        ):  # of a source so large that its squares are no numbers, which explains nothing
+        with np.errstate(invalid="ignore"):  # a source so large that its squares are no numbers explains nothing
             return np.asarray(1 - left / before**2) if before else np.zeros(len(left))
 
     def measured(self, numbers: np.ndarray) -> Measure:
