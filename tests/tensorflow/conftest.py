@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from embgrad_tensorflow import following
 from tensorflow.python.eager import record
+
+from tests.tensorflow.helpers import KERAS, policy
+
+
+@pytest.fixture(params=sorted(KERAS))
+def keras(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Each Keras; the layers that it makes meanwhile have the module's POLICY, where it has one."""
+    name = getattr(request.module, "POLICY", None)
+    with contextlib.nullcontext() if name is None else policy(KERAS[request.param], name):
+        yield KERAS[request.param]
 
 
 @pytest.fixture

@@ -18,15 +18,10 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, policy
+from tests.tensorflow.helpers import policy
 from tests.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 BATCHES = [IDS, IDS[:, ::-1].copy(), (IDS + 3) % 12]
-
-
-@pytest.fixture(params=["keras2", "keras3"])
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
 
 
 def loss_of(model: Any, ids: Any, **options: Any) -> Any:

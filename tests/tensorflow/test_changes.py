@@ -22,11 +22,6 @@ OBJECTIVE = embgrad.Projection(VECTOR)
 NEW = np.random.default_rng(4).normal(size=(*IDS.shape, 4))
 
 
-@pytest.fixture(params=["keras2", "keras3"])
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
-
-
 def close(found: Any, expected: Any, rel: float = 1e-10) -> None:
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= rel * np.abs(expected).max()

@@ -8,7 +8,6 @@ import random
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from embgrad_tensorflow import kept
 
 import embgrad
 from tests.compiled import calls_that_change, same
-from tests.tensorflow.helpers import KERAS, assert_slopes, policy
+from tests.tensorflow.helpers import KERAS, assert_slopes
 from tests.tensorflow.test_models import BODIES, VECTOR, functional
 
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 10, 0, 0, 0]])
@@ -28,10 +27,8 @@ PROJECTION = embgrad.Projection(VECTOR)
 FACTOR = 1.0
 
 
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Iterator[Any]:
-    with policy(KERAS[request.param], "float64"):
-        yield KERAS[request.param]
+#: Of the layers that are made here.
+POLICY = "float64"
 
 
 @pytest.fixture

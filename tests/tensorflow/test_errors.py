@@ -14,11 +14,6 @@ from tests.tensorflow.helpers import KERAS, halved
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0]])
 
 
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
-
-
 def functional(keras: Any, *layers: Any, dtype: str = "int32", **names: Any) -> Any:
     ids = keras.layers.Input((None,), dtype=dtype, **names)
     value = keras.layers.Embedding(12, 4)(ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,13 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, policy
 
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 0, 0], [6, 10, 0, 0, 0]])
 VECTOR = np.array([1.0, -2.0, 0.5, 3.0])
 
 
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Iterator[Any]:
-    with policy(KERAS[request.param], "float64"):
-        yield KERAS[request.param]
+#: Of the layers that are made here.
+POLICY = "float64"
 
 
 def with_a_part(keras: Any, part: Any) -> Any:

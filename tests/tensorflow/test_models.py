@@ -17,11 +17,8 @@ MASK = (IDS > 0).astype(int)
 VECTOR = np.array([0.7, -1.3])
 
 
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Any:
-    """Each Keras, making layers in float64."""
-    with policy(KERAS[request.param], "float64"):
-        yield KERAS[request.param]
+#: Of the layers that are made here.
+POLICY = "float64"
 
 
 def total(model: Any, inputs: Any = None) -> Any:

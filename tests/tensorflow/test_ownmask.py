@@ -10,17 +10,11 @@ import pytest
 import tensorflow as tf
 
 import embgrad
-from tests.tensorflow.helpers import KERAS
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0]])
 MASK = IDS > 0
 OBJECTIVE = embgrad.Logit(1)
 TEXT = "cannot take the mask, so that it reads padding as text"
-
-
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
 
 
 def built(keras: Any, *, mask_zero: bool = True, heeds: bool = True) -> Any:

@@ -15,15 +15,10 @@ import transformers
 from embgrad_tensorflow import TensorFlowBackend
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, policy
+from tests.tensorflow.helpers import policy
 from tests.tensorflow.transformers_by_hand import IDS, VECTOR, build
 
 OBJECTIVE = embgrad.Projection(VECTOR)
-
-
-@pytest.fixture(params=["keras2", "keras3"])
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
 
 
 def by_tape(variables: Any, total: Callable[[], Any]) -> list[Any]:

@@ -42,11 +42,6 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=["keras2", "keras3"])
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
-
-
 def roles(points: Any) -> dict[str, Any]:
     return {role: point for point in points for role in point.roles}
 

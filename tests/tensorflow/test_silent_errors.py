@@ -12,17 +12,15 @@ from embgrad_tensorflow.walk import Tables
 
 import embgrad
 from embgrad.watching import PointWatch
-from tests.tensorflow.helpers import KERAS, assert_slopes, policy
+from tests.tensorflow.helpers import assert_slopes
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 0, 0], [6, 0, 0, 0]])
 VECTOR = np.array([0.7, -1.3])
 OBJECTIVE = embgrad.Projection(VECTOR)
 
 
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Any:
-    with policy(KERAS[request.param], "float64"):
-        yield KERAS[request.param]
+#: Of the layers that are made here.
+POLICY = "float64"
 
 
 def masked_lstm(keras: Any) -> tuple[Any, Any]:

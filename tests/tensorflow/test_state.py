@@ -17,15 +17,9 @@ from tensorflow.python.framework import op_callbacks
 
 import embgrad
 from tests.conformance.harness_tensorflow import Harness
-from tests.tensorflow.helpers import KERAS
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0], [6, 7, 0, 0]])
 OBJECTIVE = embgrad.Projection([0.7, -1.3])
-
-
-@pytest.fixture(params=sorted(KERAS))
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import tf_keras as keras2
 import transformers
 
 import embgrad
-from tests.tensorflow.helpers import KERAS, own_table_gradient, policy
+from tests.tensorflow.helpers import own_table_gradient, policy
 from tests.tensorflow.savedmodels import Net
 from tests.tensorflow.transformers_by_hand import IDS
 
@@ -65,11 +65,6 @@ def test_a_tied_head_of_keras_hub() -> None:
     np.testing.assert_allclose(found.total, own, rtol=1e-10, atol=1e-12)
     assert found.head[11].any()
     assert found.apart < 1e-12
-
-
-@pytest.fixture(params=["keras2", "keras3"])
-def keras(request: Any) -> Any:
-    return KERAS[request.param]
 
 
 def test_several_lookups_and_a_penalty(keras: Any) -> None:
