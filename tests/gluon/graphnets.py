@@ -15,7 +15,6 @@ from tests.gluon.helpers import DIM, ROWS, mx, relative
 nn, autograd, nd = mx.gluon.nn, mx.autograd, mx.nd
 HybridBlock = mx.gluon.HybridBlock
 
-
 OBJECTIVE = embgrad.Projection(np.array([0.7, -0.4, 0.2]))
 
 

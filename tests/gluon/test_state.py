@@ -14,6 +14,7 @@ import pytest
 import embgrad
 from tests.conformance.harness_gluon import Harness
 from tests.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, relative
+from tests.growing import Cache
 
 nn, rnn, autograd, nd = mx.gluon.nn, mx.gluon.rnn, mx.autograd, mx.nd
 
@@ -375,17 +376,6 @@ def test_what_someone_else_puts_over_the_choke_point_stays() -> None:
         assert len(theirs) > count > 0
     finally:
         register._imperative_invoke = original
-
-
-class Cache:
-    """Grows by what it is given."""
-
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-
-    def grow(self) -> int:
-        self.steps.append(1.0)
-        return len(self.steps)
 
 
 class Growing(mx.gluon.Block):

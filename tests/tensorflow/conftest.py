@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from embgrad_tensorflow import following
+from embgrad_tensorflow import following, kept
 from tensorflow.python.eager import record
 
 from tests.tensorflow.helpers import KERAS, policy
@@ -34,3 +34,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(following, "record", Record)
     return names
+
+
+@pytest.fixture
+def traces(monkeypatch: Any) -> list[Any]:
+    """The traces that are made meanwhile."""
+    made: list[Any] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return traced(*args, **kwargs)
+
+    traced = kept.traced
+    monkeypatch.setattr(kept, "traced", counted)
+    return made

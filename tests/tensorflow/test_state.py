@@ -17,6 +17,7 @@ from tensorflow.python.framework import op_callbacks
 
 import embgrad
 from tests.conformance.harness_tensorflow import Harness
+from tests.growing import Cache
 
 IDS = np.array([[5, 2, 9, 4], [3, 8, 1, 0], [6, 7, 0, 0]])
 OBJECTIVE = embgrad.Projection([0.7, -1.3])
@@ -591,17 +592,6 @@ def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
     model = Net()
     embgrad.gradients(model, IDS, OBJECTIVE)
     np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))
-
-
-class Cache:
-    """Grows by what it is given."""
-
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-
-    def grow(self) -> int:
-        self.steps.append(1.0)
-        return len(self.steps)
 
 
 class Growing(tf.Module):
