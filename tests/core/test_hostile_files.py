@@ -27,7 +27,7 @@ import embgrad
 from embgrad import files, headers
 from embgrad.files import opened, read_json, read_shapes, read_tensors, write_tensors
 from embgrad.headers import MOST_HEADER, TYPES
-from tests.core.test_storage import everything, expect_refused_or_sound, result, saved_bytes
+from tests.core.stored import everything, expect_refused_or_sound, result, saved_bytes
 
 BITS = {kind: np.dtype(code) for kind, code in TYPES.items()}
 

@@ -19,10 +19,10 @@ import embgrad
 from embgrad import files
 from embgrad.report import write_page
 from embgrad.streaming.manifest import MOST_MANIFEST
+from tests.core.stored import result
 from tests.core.streams import model, texts, tokenizer
 from tests.core.test_hostile_files import CHANGES, NO_FILES, at_once, changed, in_a_circle, pipe, unix
 from tests.core.test_hostile_files import folder_ as folder_in_its_place
-from tests.core.test_storage import result
 
 # Written whole, or not at all
 
@@ -98,7 +98,7 @@ import resource, signal, sys
 import numpy as np
 import embgrad
 from tests.core.streams import model, texts, tokenizer
-from tests.core.test_storage import result
+from tests.core.stored import result
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = sys.argv[1] + "/g.safetensors"
 result().save(path)

@@ -1,0 +1,96 @@
+"""Results to be stored, and what a stored one has to be when it is read again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import embgrad
+from embgrad.certificate import Certificate, Slope
+from embgrad.rowsparse import scatter
+
+IDS = np.array([[3, 5, 5], [3, 7, 0]])
+TABLES = tuple(scatter(IDS[i], np.full((3, 4), number, np.float32), 10) for i, number in enumerate((0.1, 0.2)))
+CERTIFICATE = Certificate((Slope("gradient", 1.0, 1.0, 1e-9, 1e-6),), scatter=1e-8)
+
+
+def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradients:
+    random = np.random.default_rng(0)
+    fields: dict[str, Any] = {
+        "values": random.normal(size=(2, 3, 4)).astype(dtype),
+        "activations": random.normal(size=(2, 3, 4)).astype(dtype),
+        "objective": np.array([0.5, 1.25]),
+        "ids": IDS.copy(),
+        "mask": np.array([[1, 1, 1], [1, 1, 0]]),
+        "types": np.array([[0, 0, 1], [0, 0, 0]]),
+        "tokens": (("[CLS]", "grip", "##ping"), ("[CLS]", "naïve", "[PAD]")),
+        "words_of": np.array([[-1, 0, 0], [-1, 0, -1]]),
+        "vocab": 10,
+        "pad_leak": 1e-9,
+        "provenance": {"backend": "reference", "model": "some.Model", "point": "word", "objective": {"class": "Sum"}},
+    }
+    return embgrad.EmbeddingGradients(**{**fields, **changes})
+
+
+def everything() -> embgrad.EmbeddingGradients:
+    """A result that holds all that one may hold."""
+    return result(tables=TABLES, before=np.ones((2, 3, 4), np.float32), certificate=CERTIFICATE)
+
+
+def expect_same_bits(one: Any, other: Any) -> None:
+    assert isinstance(other, embgrad.EmbeddingGradients)
+    for name in ("values", "activations", "objective", "ids", "mask", "types", "words_of", "before"):
+        first, second = getattr(one, name), getattr(other, name)
+        assert (first is None) == (second is None)
+        if first is not None:
+            assert (second.dtype, second.shape, second.tobytes()) == (first.dtype, first.shape, first.tobytes())
+            assert second.flags.writeable
+    for name in ("tokens", "vocab", "pad_leak", "provenance", "certificate"):
+        assert getattr(other, name) == getattr(one, name)
+    assert (one.tables is None) == (other.tables is None)
+    for table, again in zip(one.tables or (), other.tables or (), strict=True):
+        assert again.shape == table.shape
+        np.testing.assert_array_equal(again.rows, table.rows)
+        np.testing.assert_array_equal(again.values, table.values)
+
+
+def through_a_file(results: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        embgrad.save(results, Path(folder) / "g.safetensors")
+        return embgrad.load(Path(folder) / "g.safetensors")
+
+
+def saved_bytes(results: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        embgrad.save(results, Path(folder) / "g.safetensors")
+        return (Path(folder) / "g.safetensors").read_bytes()
+
+
+def expect_refused_or_sound(data: bytes) -> None:
+    """It is refused as embgrad refuses, or what it gives can be used, and written and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "g.safetensors"
+        path.write_bytes(data)
+        try:
+            found = embgrad.load(path)
+        except embgrad.FileFormatError:
+            return
+        results = found if isinstance(found, dict) else {"": found}
+        for one in results.values():
+            assert isinstance(one, embgrad.EmbeddingGradients)
+            with np.errstate(all="ignore"):
+                assert repr(one)
+                assert one.saliency().shape == one.shape[:-1]
+            if one.tokens is not None:
+                assert len(one.words()) == len(one.ids)
+            if one.vocab is not None:
+                assert one.table().rows.max() < one.vocab
+        embgrad.save(found, path)
+        again = embgrad.load(path)
+        for name, one in results.items():
+            other = again[name] if isinstance(again, dict) else again
+            for array in ("values", "ids", "objective"):
+                np.testing.assert_array_equal(getattr(one, array), getattr(other, array))
