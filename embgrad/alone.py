@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from embgrad.figures import length
 from embgrad.result import EmbeddingGradients
 from embgrad.tolerance import tolerance_of
 
@@ -76,7 +77,7 @@ def compared_alone(
             if _all_apart(one, again()[name], (row, row), side, least) > limit:
                 return Verdict(True)
             return Verdict(True, Difference(name, apart, limit, one.ids.shape[1] - other.ids.shape[1]))
-        told = told or _norm(one.values[row]) >= least
+        told = told or length(one.values[row]) >= least
     return Verdict(told)
 
 
@@ -116,14 +117,10 @@ def _scale(one: EmbeddingGradients) -> float:
 
 def _least(one: EmbeddingGradients, row: int, limit: float) -> float:
     """The size of an example's gradient of which rounding alone accounts for less than the limit."""
-    size = _norm(one.activations[row])
+    size = length(one.activations[row])
     return NOISE * _scale(one) / (limit * size) if size else 0.0
 
 
 def _apart(one: np.ndarray, other: np.ndarray, least: float) -> float:
-    scale = max(_norm(one), _norm(other), least)
-    return _norm(np.subtract(one, other, dtype=np.float64)) / (scale or 1.0)
-
-
-def _norm(array: np.ndarray) -> float:
-    return float(np.linalg.norm(np.asarray(array, np.float64)))
+    scale = max(length(one), length(other), least)
+    return length(np.subtract(one, other, dtype=np.float64)) / (scale or 1.0)

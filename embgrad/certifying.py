@@ -13,7 +13,7 @@ from embgrad.batch import TokenBatch
 from embgrad.certificate import Certificate, Slope
 from embgrad.differences import Precision, differences, precision_of, tolerances
 from embgrad.errors import CertificationError, UnsupportedError
-from embgrad.figures import length
+from embgrad.figures import length, lengths
 from embgrad.ledger import ledger, sum_tolerance, why_no_sum
 from embgrad.locating import Located, expect_ability
 from embgrad.result import EmbeddingGradients
@@ -181,11 +181,10 @@ class _Trial:
         counted = values != 0 if self.result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
         drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
         each = self.task.split and not place.shared and len(values) == len(self.batch)
-        axes = tuple(range(1, values.ndim)) if each else None
         size = values[0].size if each else values.size
-        activations = _length(self.result.activations.astype(np.float64), axes)
+        activations = _length(self.result.activations, each=each)
         for name, direction in {"gradient": values, **drawn}.items():
-            own = _length(direction, axes)
+            own = _length(direction, each=each)
             if not own.any():
                 continue
             scale = np.maximum(activations, LEAST * size**0.5) / np.where(own > 0, own, 1.0)
@@ -199,10 +198,11 @@ class _Trial:
         chosen = None if examples is None else list(examples)
         gradient = self.result.values if chosen is None else self.result.values[chosen]
         moved_by = change if chosen is None else change[chosen]
-        axes = None if chosen is None else tuple(range(1, change.ndim))
+        each = chosen is not None
+        axes = tuple(range(1, change.ndim)) if each else None
         expected = products.sum(axes) if chosen is None else products[chosen].sum(axes)
         entries = moved_by.size / len(expected.reshape(-1))
-        share = _length(gradient.astype(np.float64), axes) * _length(moved_by, axes) / max(entries, 1) ** 0.5
+        share = _length(gradient, each=each) * _length(moved_by, each=each) / max(entries, 1) ** 0.5
 
         def value(step: float) -> tuple[np.ndarray, np.ndarray]:
             moved = _own(one, change * step)
@@ -253,8 +253,12 @@ def _blind(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
     return [] if own else [after for before, after in zip(found, judged, strict=True) if after is not before]
 
 
-def _length(array: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
-    return np.asarray(np.sqrt((array**2).sum(axes, keepdims=axes is not None)))
+def _length(array: np.ndarray, *, each: bool) -> np.ndarray:
+    """Of the whole array; or of each example, with axes of length 1 for the others."""
+    if not each:
+        return np.asarray(length(array))
+    found = lengths(array.astype(np.float64).reshape(len(array), -1))
+    return found.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def _is_rough(slope: Slope) -> bool:

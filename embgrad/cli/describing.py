@@ -9,6 +9,7 @@ import numpy as np
 
 from embgrad.cli.asking import Results
 from embgrad.cli.terminal import Terminal
+from embgrad.figures import length
 from embgrad.report.text import token_text
 from embgrad.result import EmbeddingGradients
 from embgrad.visible import visible
@@ -33,7 +34,7 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
-        "norm": _norm(result.values),
+        "norm": length(result.values),
         "objective": None if result.objective is None else np.asarray(result.objective).tolist(),
         "pad_leak": result.pad_leak,
         "certificate": None if result.certificate is None else result.certificate.to_dict(),
@@ -56,7 +57,7 @@ def summarised(results: Results, terminal: Terminal) -> None:
 
 def _headline(result: EmbeddingGradients) -> str:
     shape = " × ".join(map(str, result.shape))
-    return f"{shape} {result.values.dtype}, norm {_norm(result.values):.6g}, {model_of(result)}"
+    return f"{shape} {result.values.dtype}, norm {length(result.values):.6g}, {model_of(result)}"
 
 
 def _lines(result: EmbeddingGradients) -> list[str]:
@@ -87,7 +88,7 @@ def _table(result: EmbeddingGradients, terminal: Terminal) -> None:
     table.add_column("tokens", overflow="fold")
     per_example = len(result.values) == len(result.objective)
     for number, value in enumerate(result.objective):
-        norm = f"{_norm(result.values[number]):.4g}" if per_example else ""
+        norm = f"{length(result.values[number]):.4g}" if per_example else ""
         tokens = "" if result.tokens is None else " ".join(map(token_text, _real(result, number)))
         table.add_row(str(number), f"{value:.6g}", norm, terminal.text(tokens))
     terminal.say(table)
@@ -105,7 +106,7 @@ def _examples(result: EmbeddingGradients) -> list[dict[str, Any]]:
     return [
         {
             "objective": float(result.objective[example]) if one_each else None,
-            "norm": _norm(result.values[example]),
+            "norm": length(result.values[example]),
             "tokens": [_token(result, example, position, norms, dots) for position in range(result.ids.shape[1])],
         }
         for example in range(len(result.ids))
@@ -122,10 +123,6 @@ def _token(
         "norm": float(norms[example, position]),
         "dot": float(dots[example, position]),
     }
-
-
-def _norm(values: np.ndarray) -> float:
-    return float(np.linalg.norm(values.astype(np.float64)))
 
 
 def model_of(result: EmbeddingGradients) -> str:

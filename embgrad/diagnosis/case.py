@@ -11,6 +11,7 @@ import numpy as np
 
 from embgrad.alignment import Alignment
 from embgrad.backend import Call
+from embgrad.figures import length
 from embgrad.result import EmbeddingGradients
 from embgrad.tolerance import HALVES, remembered_depth, tolerance_for
 
@@ -170,7 +171,7 @@ class Ground:
         if self.differs:
             self.wanted = wanted / self.unit
             self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
-            self.before = float(np.linalg.norm(self.wanted - found / self.unit))
+            self.before = length(self.wanted - found / self.unit)
 
 
 class Match:
@@ -207,19 +208,21 @@ class Match:
     def explained(self, numbers: np.ndarray) -> np.ndarray:
         """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
         left, before = self._left(numbers), self._ground.before
-        with np.errstate(invalid="ignore"):  # a source so large that its squares are no numbers explains nothing
-            return np.asarray(1 - left / before**2) if before else np.zeros(len(left))
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # what is so large that its square is no number explains nothing
+            return np.asarray(1 - left / np.square(before)) if before else np.zeros(len(left))
 
     def measured(self, numbers: np.ndarray) -> Measure:
         """How well the prediction times these numbers, (example,), does."""
         scaled, before = self._scaled(numbers), self._ground.before
-        length = float(np.sqrt(self._ground.squares.sum()))
+        own = float(np.sqrt(self._ground.squares.sum()))
         size = float((scaled**2 * self._squares).sum())
         after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
-        if after < CANCELLED * length:  # too little is left of the sums to tell how much
+        if after < CANCELLED * own:  # too little is left of the sums to tell how much
             after = self._directly(numbers)
         scale = float((scaled * self._products).sum()) / size if size else 0.0
-        return Measure(1 - (after / before) ** 2 if before else 0.0, after / length, scale)
+        return Measure(1 - (after / before) ** 2 if before else 0.0, after / own, scale)
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers for the prediction and the target in their units."""
@@ -233,7 +236,7 @@ class Match:
     def _directly(self, numbers: np.ndarray) -> float:
         counted = self._ground.counted
         guess = (self._predicted * numbers[:, None, None])[counted]
-        return float(np.linalg.norm((self._ground.target[counted] - guess) / self._ground.unit))
+        return length((self._ground.target[counted] - guess) / self._ground.unit)
 
 
 def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:

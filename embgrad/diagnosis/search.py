@@ -212,8 +212,7 @@ def told(candidate: Candidate) -> Finding:
 def halved(case: Case) -> Iterator[Candidate]:
     """That the target was computed in half precision: its dtype is known, and the difference is of the size of its rounding."""
     plain = np.where(case.matched[..., None], case.values, 0)
-    length = float(np.linalg.norm(case.wanted))
-    measure = None if case.half is None or not length else case.measured(plain)
+    measure = None if case.half is None or not case.wanted.any() else case.measured(plain)
     if measure is not None:
         measure = replace(measure, explained=1.0)
         rounding = Candidate(case, (HALF,), _half_text(case), measure, False, False, case.side)
