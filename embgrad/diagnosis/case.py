@@ -208,9 +208,8 @@ class Match:
     def explained(self, numbers: np.ndarray) -> np.ndarray:
         """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
         left, before = self._left(numbers), self._ground.before
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # what is so large that its square is no number explains nothing
+        # What is so large that its square is no number explains nothing.
+        with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(1 - left / np.square(before)) if before else np.zeros(len(left))
 
     def measured(self, numbers: np.ndarray) -> Measure:
