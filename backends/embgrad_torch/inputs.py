@@ -19,7 +19,6 @@ from embgrad.backend import Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of, plan_call
 from embgrad.errors import OutputError, UnsupportedError
-from embgrad_torch import returned
 
 __all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
 
@@ -150,7 +149,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         return torch.tensor(array, device=device)
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
-    return value if isinstance(value, returned.PLAIN) or callable(value) else _copied(value)
+    return _copied(value)
 
 
 def _copied(value: Any) -> Any:

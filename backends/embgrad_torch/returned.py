@@ -11,7 +11,7 @@ import torch
 
 from embgrad.structures import entries, is_nest, with_entry
 
-__all__ = ["PLAIN", "UnknownError", "mapped", "tensors_in"]
+__all__ = ["UnknownError", "mapped", "tensors_in"]
 
 #: What holds no tensors.
 PLAIN: Final = (

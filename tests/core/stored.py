@@ -1,4 +1,4 @@
-"""Results to be stored, and what a stored one has to be when it is read again."""
+"""A result made by hand, and what one that was stored has to be when it is read again."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ from embgrad.certificate import Certificate, Slope
 from embgrad.rowsparse import scatter
 
 IDS = np.array([[3, 5, 5], [3, 7, 0]])
+MASK = np.array([[1, 1, 1], [1, 1, 0]])
 TABLES = tuple(scatter(IDS[i], np.full((3, 4), number, np.float32), 10) for i, number in enumerate((0.1, 0.2)))
 CERTIFICATE = Certificate((Slope("gradient", 1.0, 1.0, 1e-9, 1e-6),), scatter=1e-8)
 
 
 def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradients:
+    """A result of two examples; random values, and whatever is changed."""
     random = np.random.default_rng(0)
     fields: dict[str, Any] = {
         "values": random.normal(size=(2, 3, 4)).astype(dtype),
         "activations": random.normal(size=(2, 3, 4)).astype(dtype),
         "objective": np.array([0.5, 1.25]),
         "ids": IDS.copy(),
-        "mask": np.array([[1, 1, 1], [1, 1, 0]]),
+        "mask": MASK.copy(),
         "types": np.array([[0, 0, 1], [0, 0, 0]]),
         "tokens": (("[CLS]", "grip", "##ping"), ("[CLS]", "naïve", "[PAD]")),
         "words_of": np.array([[-1, 0, 0], [-1, 0, -1]]),
         "vocab": 10,
         "pad_leak": 1e-9,
-        "provenance": {"backend": "reference", "model": "some.Model", "point": "word", "objective": {"class": "Sum"}},
+        "provenance": {
+            "backend": "reference",
+            "model": "some.Model",
+            "point": "word",
+            "path": "E",
+            "objective": {"class": "Sum"},
+        },
     }
     return embgrad.EmbeddingGradients(**{**fields, **changes})
 

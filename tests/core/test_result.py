@@ -9,33 +9,7 @@ import pytest
 
 import embgrad
 from embgrad.rowsparse import scatter
-
-IDS = np.array([[3, 5, 5], [3, 7, 0]])
-MASK = np.array([[1, 1, 1], [1, 1, 0]])
-
-
-def result(dtype: Any = np.float32, **changes: Any) -> embgrad.EmbeddingGradients:
-    random = np.random.default_rng(0)
-    fields: dict[str, Any] = {
-        "values": random.normal(size=(2, 3, 4)).astype(dtype),
-        "activations": random.normal(size=(2, 3, 4)).astype(dtype),
-        "objective": np.array([0.5, 1.25]),
-        "ids": IDS.copy(),
-        "mask": MASK.copy(),
-        "types": np.array([[0, 0, 1], [0, 0, 0]]),
-        "tokens": (("[CLS]", "grip", "##ping"), ("[CLS]", "naïve", "[PAD]")),
-        "words_of": np.array([[-1, 0, 0], [-1, 0, -1]]),
-        "vocab": 10,
-        "pad_leak": 1e-9,
-        "provenance": {
-            "backend": "reference",
-            "model": "some.Model",
-            "point": "word",
-            "path": "E",
-            "objective": {"class": "Sum"},
-        },
-    }
-    return embgrad.EmbeddingGradients(**{**fields, **changes})
+from tests.core.stored import IDS, result
 
 
 def marked(tokens: list[str], numbers: list[int] | None = None, mask: list[int] | None = None) -> Any:
