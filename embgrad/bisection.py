@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from embgrad.backend import Call
 from embgrad.calling import as_parts, expect_callable
-from embgrad.errors import EmbgradError, ObjectiveError
+from embgrad.errors import ObjectiveError
 from embgrad.forms import batch_of
 from embgrad.progress import reporter
+from embgrad.tolerance import checked_tolerance
 
 if TYPE_CHECKING:
     from embgrad.bisecting.narrowing import Step
@@ -128,9 +128,7 @@ def bisect(
     from embgrad.bisecting.readings import Reader
     from embgrad.bisecting.searching import Search, told
 
-    number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)  # NumPy's numbers, too
-    if tolerance is not None and not (number and 0 <= tolerance < float("inf")):
-        raise EmbgradError(f"tolerance is {tolerance!r}: expected a number from 0 on, such as 1e-5, or None")
+    tolerance = checked_tolerance(tolerance)
     expect_callable(call_a, "call_a")
     expect_callable(call_b, "call_b")
     tokens = batch_of(batch, tokenizer)

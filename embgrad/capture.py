@@ -27,7 +27,7 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
-from embgrad.locating import expect_ability
+from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import LAYER_ROLE, point_of
 from embgrad.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
 from embgrad.registry import backend_for
@@ -271,8 +271,7 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
             f"the model is a sequence of {len(model)} parts: expected one model, whose own calls are captured; open one capture "
             "for each part"
         )
-    if not isinstance(at, str) or not at:
-        raise PointError(f"at is {at!r}: expected the name of a point, such as 'word'; open one capture for each point")
+    expect_one_name(at, "open one capture for each point")
     if not isinstance(keep, str) or keep not in KEEP:
         raise EmbgradError(f"keep is {keep!r}: expected 'all' or 'mean'.{did_you_mean(str(keep), KEEP)}")
     backend = backend_for(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ import numpy as np
 
 from embgrad.configuration import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, listed
-from embgrad.files import expect_path, read_json, read_shapes, read_tensors
+from embgrad.files import checked_path, read_json, read_shapes, read_tensors
 from embgrad.generators import generators_kept
 
 __all__ = [
@@ -56,7 +57,7 @@ def bert_names(layers: int) -> list[str]:
     return list(weight_names(layers))
 
 
-def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[str] = ()) -> Any:
+def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignore: Iterable[str] = ()) -> Any:
     """A BERT encoder with a checkpoint's weights, in evaluation mode, without a network.
 
     Reads `config.json` and the safetensors as NumPy, so no other framework than the one asked for is imported. Nothing is built
@@ -77,12 +78,11 @@ def load_bert(folder: str | Path, framework: str = "torch", *, ignore: Iterable[
     """
     from embgrad.registry import backend_named
 
-    expect_path(folder, "folder")
+    folder = checked_path(folder, "folder")
     patterns = _patterns(ignore)
     backend = backend_named(framework)
     if "load_bert" not in backend.supports:
         raise UnsupportedError(f"the backend {backend.name!r} cannot load a BERT; use 'torch', 'tensorflow' or 'gluon'")
-    folder = Path(folder)
     config = bert_config(folder)
     expect_fitting(config, _without_prefix(weight_shapes(folder), folder), folder)
     weights = _without_prefix(read_weights(folder), folder)

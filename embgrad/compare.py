@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from math import isfinite
-from numbers import Real
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -20,7 +18,7 @@ from embgrad.figures import figures_of, lengths, position_figures
 from embgrad.registry import backend_for
 from embgrad.result import EmbeddingGradients
 from embgrad.storage import load
-from embgrad.tolerance import tolerance_of, unit_roundoff
+from embgrad.tolerance import checked_tolerance, tolerance_of, unit_roundoff
 
 __all__ = ["compare"]
 
@@ -94,8 +92,7 @@ def compare(
         FileNotFoundError: there is no such file.
         EmbgradError: a or b is nothing that can be compared, or holds numbers that are not finite.
     """
-    if tolerance is not None and not (isinstance(tolerance, Real) and isfinite(tolerance) and tolerance >= 0):
-        raise EmbgradError(f"tolerance is {brief(tolerance)}: expected a number of at least 0, such as 1e-5")
+    tolerance = checked_tolerance(tolerance)
     models, calls = _models(models), _calls(call)
     first, second = _given(a, "a"), _given(b, "b")
     if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
@@ -116,7 +113,7 @@ def _compared(
     _expect_finite(b, "b")
     alignment = _comparable(a, b)
     by_position = _has_positions(a)
-    tolerance = tolerance_of(a, b) if tolerance is None else float(tolerance)
+    tolerance = tolerance_of(a, b) if tolerance is None else tolerance
     first = a.values.astype(np.float64)
     second = alignment.bring(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
     if by_position:
@@ -268,7 +265,7 @@ def _given(given: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGra
     """A result, or results by name; files read."""
     if isinstance(given, EmbeddingGradients):
         return given
-    if isinstance(given, (str, Path)):
+    if isinstance(given, (str, os.PathLike)):
         return load(given)
     if isinstance(given, Mapping) and given:
         read = {key: _given(one, f"{name}[{key!r}]") for key, one in given.items()}

@@ -20,7 +20,7 @@ from embgrad.headers import MOST_HEADER, Entry, Header, once, read_array, read_h
 
 __all__ = [
     "MOST_JSON",
-    "expect_path",
+    "checked_path",
     "opened",
     "read_bounded",
     "read_json",
@@ -37,18 +37,21 @@ MOST_JSON: Final = 2**24
 MOST_NAME: Final = 200
 
 
-def expect_path(path: object, name: str = "path") -> None:
-    """Refuse what is no path.
+def checked_path(path: object, name: str = "path") -> Path:
+    """An option that is a path.
 
     Raises:
-        EmbgradError: it is neither text nor a path.
+        EmbgradError: it is neither text nor a path, or one that no file has.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise EmbgradError(f"{name} is {brief(path)}: expected the path of a file or folder, as text or a pathlib.Path")
+    if not os.fspath(path):
+        raise EmbgradError(f"{name} is empty: expected the path of a file or folder; '.' is the current folder")
     if "\0" in str(os.fspath(path)):
         raise EmbgradError(
             f"{name} is {brief(path)}: expected a path without the character NUL, which no file's name has"
         )
+    return Path(path)
 
 
 def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None:

@@ -23,6 +23,7 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
+from embgrad.files import checked_path
 from embgrad.result import EmbeddingGradients
 from embgrad.storage import expect_results, load, save
 
@@ -165,13 +166,16 @@ def golden(path: str | os.PathLike[str]) -> Golden:
 
     Args:
         path: of a safetensors file, as `embgrad.save` writes it.
+
+    Raises:
+        EmbgradError: it is no path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise EmbgradError(
             f"path is of type {type(path).__name__}: expected the path of a golden file; the results come after, "
             "embgrad.golden(path).check(results)"
         )
-    return Golden(Path(path))
+    return Golden(checked_path(path))
 
 
 class _Departure(NamedTuple):

@@ -17,7 +17,7 @@ from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.figures import length
 from embgrad.finite import run_finite
 from embgrad.forms import batch_of
-from embgrad.locating import expect_ability
+from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import point_of
 from embgrad.native import as_objective
 from embgrad.points import WORD
@@ -122,6 +122,7 @@ def table_gradients(
         NoGradientError: the objective does not depend on the table.
         EmbgradError: as `gradients` raises.
     """
+    expect_one_name(at, "make one call for each table")
     expect_callable(call)
     tokens = batch_of(batch, tokenizer)
     backend = backend_for(model)

@@ -12,11 +12,11 @@ from embgrad.backend import Backend, Call, Point, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.disambiguation import example_axis, expect_ids_followed, told_apart, with_layout
-from embgrad.errors import AmbiguousPointError, UnsupportedError, listed
+from embgrad.errors import AmbiguousPointError, PointError, UnsupportedError, listed
 from embgrad.naming import point_of
 from embgrad.points import WORD, Lookup, split_name
 
-__all__ = ["ByFew", "FewDoNotTellError", "Located", "Search", "expect_ability", "expect_each_once"]
+__all__ = ["ByFew", "FewDoNotTellError", "Located", "Search", "expect_ability", "expect_each_once", "expect_one_name"]
 
 #: How many examples tell what a forward pass of more comes by.
 FEW: Final = 2
@@ -209,6 +209,20 @@ def expect_each_once(option: str, names: Iterable[str], located: Mapping[str, Lo
     twice = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
     if twice:
         raise AmbiguousPointError(f"{option} names one point several times, as {listed(twice)}: expected each once")
+
+
+def expect_one_name(at: Any, instead: str) -> None:
+    """Refuse as the option `at` what is no name of one point, where there can be but one.
+
+    Args:
+        at: what was given.
+        instead: what to do for several.
+
+    Raises:
+        PointError: it is none.
+    """
+    if not isinstance(at, str) or not at:
+        raise PointError(f"at is {at!r}: expected the name of a point, such as 'word'; {instead}")
 
 
 def expect_ability(backend: Backend, ability: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
-from embgrad.errors import ObjectiveError, brief
+from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.probabilities import are_probabilities, refuse_probabilities
 from embgrad.rows import (
     Rows,
@@ -303,7 +303,8 @@ class CrossEntropy(Objective):
         super().__init__(output=output, position=position)
         self.labels = np.atleast_1d(whole(labels, "labels"))
         if not isinstance(of, str) or of not in ("logits", "probabilities"):
-            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'")
+            kinds = ("logits", "probabilities")
+            raise ObjectiveError(f"of is {of!r}: expected 'logits' or 'probabilities'.{did_you_mean(str(of), kinds)}")
         self.of = of
 
     def _argument_names(self) -> tuple[str, ...]:
@@ -330,9 +331,8 @@ class CrossEntropy(Objective):
         of_label, each = entries(shifted, labels), np.arange(len(labels))
         slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
         label = slopes[each, labels]
-        slopes[each, labels] = (
-            0  # of a confident prediction the others are all that tells: 1 - p keeps none of their digits
-        )
+        # Of a confident prediction the others are all that tells: 1 - p keeps none of their digits.
+        slopes[each, labels] = 0
         others = slopes.sum(1)
         totals = others + label
         slopes /= totals[:, None]

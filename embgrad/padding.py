@@ -14,6 +14,7 @@ from embgrad.figures import length
 from embgrad.forms import batch_of
 from embgrad.gradient import gradients
 from embgrad.ledger import TableGradients, table_gradients
+from embgrad.locating import expect_one_name
 from embgrad.points import WORD
 from embgrad.result import EmbeddingGradients
 
@@ -112,6 +113,7 @@ def padding_report(
         PointError: the point is no lookup.
         EmbgradError: as `gradients` raises.
     """
+    expect_one_name(at, "make one call for each lookup")
     tokens = batch_of(batch, tokenizer)
     pad_id = _pad_id(tokens)
     result = gradients(model, tokens, objective, at=at, call=call, training=training)

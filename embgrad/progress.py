@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from embgrad.errors import EmbgradError
 
 __all__ = ["Progress", "bar", "reporter"]
@@ -25,9 +27,10 @@ def reporter(progress: Any) -> Iterator[Progress]:
     Raises:
         EmbgradError: it is neither.
     """
-    if progress is None or progress is False:
+    is_flag = isinstance(progress, (bool, np.bool_))
+    if progress is None or (is_flag and not progress):
         yield _nobody
-    elif progress is True:
+    elif is_flag:
         with bar("examples") as report:
             yield report
     elif callable(progress):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -200,7 +200,7 @@ class EmbeddingGradients:
         merge = length if kind == "norm" else np.sum
         return [Word(_text(tokens, group), tuple(group), float(merge(scores[group]))) for group in groups]
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
 
         The file appears whole or not at all. `embgrad.save` writes several results into one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ import numpy as np
 
 from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, FileFormatError, brief
-from embgrad.files import expect_path, read_tensors, write_tensors
+from embgrad.files import checked_path, read_tensors, write_tensors
 from embgrad.headers import once
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
@@ -49,7 +50,10 @@ class _UnexpectedError(ValueError):
 
 
 def save(
-    results: EmbeddingGradients | Mapping[str, EmbeddingGradients], path: str | Path, *, durable: bool = False
+    results: EmbeddingGradients | Mapping[str, EmbeddingGradients],
+    path: str | os.PathLike[str],
+    *,
+    durable: bool = False,
 ) -> None:
     """Write a result, or several by name, to a safetensors file, which `embgrad.load` reads back bit for bit.
 
@@ -66,7 +70,7 @@ def save(
     """
     single = isinstance(results, EmbeddingGradients)
     named = {"": results} if isinstance(results, EmbeddingGradients) else expect_results(results)
-    expect_path(path)
+    target = checked_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
     for number, (name, result) in enumerate(named.items()):
@@ -79,10 +83,10 @@ def save(
         arrays.update(own if single else {f"{number}.{key}": array for key, array in own.items()})
         entries.append(entry if single else f'{{"name": {json.dumps(name)}, {entry[1:]}')
     text = f'{{"format": 1, {entries[0][1:]}' if single else f'{{"format": 2, "results": [{", ".join(entries)}]}}'
-    write_tensors(path, arrays, {"embgrad": text}, durable=durable)
+    write_tensors(target, arrays, {"embgrad": text}, durable=durable)
 
 
-def load(path: str | Path) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
     """What `embgrad.save` or `EmbeddingGradients.save` has written: a result, or a dict of results in the order as written.
 
     Nothing in the file is run, and reading takes no more memory than its size warrants.
@@ -92,15 +96,15 @@ def load(path: str | Path) -> EmbeddingGradients | dict[str, EmbeddingGradients]
         FileFormatError: it is not whole, not embgrad's, or of a later version of the format.
         EmbgradError: `path` is no path.
     """
-    expect_path(path)
-    arrays, metadata = read_tensors(path, _KINDS)
-    described = _described(path, metadata)
+    file = checked_path(path)
+    arrays, metadata = read_tensors(file, _KINDS)
+    described = _described(file, metadata)
     try:
         if described.pop("format") == 1:
             return _result_of(arrays, described)
         return _several(arrays, described)
     except _UnexpectedError as error:
-        raise FileFormatError(f"{path} {error}; write or fetch it again") from error
+        raise FileFormatError(f"{file} {error}; write or fetch it again") from error
 
 
 # Writing
@@ -113,7 +117,7 @@ def expect_results(results: object) -> Mapping[str, EmbeddingGradients]:
         EmbgradError: it is no such mapping, or an empty one.
     """
     expected = "expected a result of embgrad.gradients, or a mapping of names to results"
-    if isinstance(results, (str, Path)):
+    if isinstance(results, (str, os.PathLike)):
         raise EmbgradError(
             f"results is {brief(results)}: {expected}; the path comes second, embgrad.save(results, path)"
         )
@@ -160,7 +164,7 @@ def plain(value: Any) -> Any:
 # Reading
 
 
-def _described(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """The file's own words on what it holds, of a version that can be read."""
     foreign = f"{path} is a safetensors file, but not one of embgrad's: {_EXPECTED}"
     try:

@@ -16,7 +16,7 @@ import numpy as np
 from embgrad.backend import Call
 from embgrad.changes import ForAll
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
-from embgrad.files import expect_path
+from embgrad.files import checked_path
 from embgrad.gradient import asked
 from embgrad.objective import Sum
 from embgrad.points import WORD
@@ -58,7 +58,7 @@ def stream(
     compile: bool = False,
     ahead: int = 2,
     progress: Progress | bool | None = None,
-    to: str | Path | None = None,
+    to: str | os.PathLike[str] | None = None,
     keep: str = "all",
 ) -> Stream:
     """The gradients of a source of any length, as an iterator of results in its order; each is as `gradients` gives it.
@@ -98,8 +98,7 @@ def stream(
         FileFormatError: the folder holds another run (other weights, objective, options, or source), or is broken.
         EmbgradError: another stream writes to the folder.
     """
-    if to is not None:
-        expect_path(to, "to")
+    folder = None if to is None else checked_path(to, "to")
     objectives = Objectives(objective)
     window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
     max_length = count_or_none(max_length, "max_length")
@@ -118,14 +117,14 @@ def stream(
     )
     _expect_keep(keep)
     _expect_no_example_axis(task.changes)
-    read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, to is not None)
+    read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
     if window is not None:
         expect_window(task, read, objective)
     options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split}
     options.update({option: _for_all(given) for option, given in task.changes.items()})
     options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
     plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, 0 if training else ahead, keep)
-    return Stream(plan, None if to is None else Path(to), progress)
+    return Stream(plan, folder, progress)
 
 
 #: Streams that write, to be closed while Python still works: when it ends, it is too late for `__del__` to write anything.

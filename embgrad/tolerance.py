@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from embgrad.errors import EmbgradError, brief
+
 if TYPE_CHECKING:
     from embgrad.result import EmbeddingGradients
 
-__all__ = ["HALVES", "coarsest", "tolerance_for", "tolerance_of", "unit_roundoff"]
+__all__ = ["HALVES", "checked_tolerance", "coarsest", "tolerance_for", "tolerance_of", "unit_roundoff"]
 
 #: The unit roundoff of the dtypes with fewer digits than float32: half the gap between 1 and the next number.
 HALVES: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -28,6 +31,19 @@ USUAL_DEPTH: Final = 76
 
 #: The most weight matrices that are believed.
 MOST_DEPTH: Final = 100_000
+
+
+def checked_tolerance(given: Any) -> float | None:
+    """The option `tolerance`, a number of Python's or NumPy's; None where it is left to what rounding explains.
+
+    Raises:
+        EmbgradError: it is neither None nor a finite number of at least 0; True would count as 1, by which all but agrees.
+    """
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < float("inf"):
+        raise EmbgradError(f"tolerance is {brief(given)}: expected a number of at least 0, such as 1e-5, or None")
+    return float(given)
 
 
 def unit_roundoff(dtype: Any) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from embgrad.errors import EmbgradError, FileFormatError, brief
-from embgrad.files import expect_path
+from embgrad.files import checked_path
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse
 from embgrad.storage import load
@@ -22,7 +23,7 @@ __all__ = ["Kept", "StreamFolder", "open_stream", "read_shard", "table_of", "tab
 Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Saliencies]
 
 
-def open_stream(folder: str | Path) -> StreamFolder:
+def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
     """The results that `embgrad.stream(..., to=folder)` has written, also while it still writes, or where it was interrupted.
 
     While it writes, what is finished later is seen when the folder is opened again; so is a last shard that grew meanwhile.
@@ -33,9 +34,10 @@ def open_stream(folder: str | Path) -> StreamFolder:
     Raises:
         FileNotFoundError: there is no such folder, or no manifest in it.
         FileFormatError: the manifest is not as embgrad writes it, or of a later version.
+        EmbgradError: `folder` is no path.
     """
-    expect_path(folder, "folder")
-    return StreamFolder(Path(folder), read_manifest(Path(folder)))
+    path = checked_path(folder, "folder")
+    return StreamFolder(path, read_manifest(path))
 
 
 class StreamFolder:

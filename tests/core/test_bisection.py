@@ -233,7 +233,7 @@ def test_a_given_tolerance_is_taken_at_its_word() -> None:
     assert not embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=1e-6).agrees
     assert embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=np.float32(0.5)).agrees  # type: ignore[arg-type]
     for wrong in (-1, float("nan"), "small", True):
-        with pytest.raises(embgrad.EmbgradError, match="expected a number from 0 on"):
+        with pytest.raises(embgrad.EmbgradError, match="expected a number of at least 0"):
             embgrad.bisect(model(), other, IDS, OBJECTIVE, tolerance=wrong)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def test_single_precision_is_compared_in_double() -> None:
 
 def test_files_are_results(tmp_path: Path) -> None:
     gradient(2.0).save(tmp_path / "b.safetensors")
-    for path in (tmp_path / "b.safetensors", str(tmp_path / "b.safetensors")):
+    with os.scandir(tmp_path) as entries:
+        entry = next(entries)  # a path that is neither text nor of pathlib
+    for path in (tmp_path / "b.safetensors", str(tmp_path / "b.safetensors"), entry):
         assert embgrad.compare(gradient(), path).figures.relative_l2 == pytest.approx(1.0)
     with pytest.raises(FileNotFoundError):
         embgrad.compare(gradient(), "nothing.safetensors")
@@ -169,9 +172,9 @@ def test_models_that_no_backend_takes(models: Any) -> None:
         embgrad.compare(gradient(), gradient(2.0), models=models)
 
 
-@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5"])
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan"), float("inf"), "1e-5", True, False])
 def test_tolerances_that_are_none(tolerance: Any) -> None:
-    with pytest.raises(embgrad.EmbgradError, match="expected a number of at least 0"):
+    with pytest.raises(embgrad.EmbgradError, match=r"tolerance is .*: expected a number of at least 0"):
         embgrad.compare(gradient(), gradient(), tolerance=tolerance)
 
 

@@ -552,6 +552,15 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 embgrad.load(path)
 
 
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    def stream(to: str) -> Any:
+        return embgrad.stream(None, [], embgrad.Sum(), to=to)
+
+    for call in (embgrad.load, embgrad.open_stream, embgrad.golden, result().save, stream):
+        with pytest.raises(embgrad.EmbgradError, match=r" is empty: expected the path of a file or folder"):
+            call("")
+
+
 def test_paths_that_no_file_has(tmp_path: Path) -> None:
     for call in (embgrad.load, embgrad.open_stream, result().save):
         with pytest.raises(embgrad.EmbgradError, match=r"is .*: expected a path without the character NUL"):

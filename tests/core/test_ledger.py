@@ -191,6 +191,9 @@ def test_in_training_mode_there_is_no_second_draw() -> None:
         (tied, {"at": "F"}, embgrad.UnknownPointError, "no point 'F'"),
         (tied, {"at": "layer.0"}, embgrad.UnknownPointError, "no point 'layer.0'"),
         (tied, {"at": "wrod"}, embgrad.UnknownPointError, "Did you mean 'word'"),
+        (tied, {"at": ["word"]}, embgrad.PointError, r"at is \['word'\]: expected the name of a point.*for each table"),
+        (tied, {"at": None}, embgrad.PointError, "at is None: expected the name of a point, such as 'word'"),
+        (tied, {"at": ""}, embgrad.PointError, "at is '': expected the name of a point"),
     ],
 )
 def test_what_is_no_table(forward: Any, options: Any, kind: type[Exception], message: str) -> None:

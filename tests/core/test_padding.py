@@ -70,6 +70,12 @@ def test_a_point_that_is_no_lookup(at: str) -> None:
         report(at=at)
 
 
+@pytest.mark.parametrize("at", [["word"], None, ""])
+def test_what_is_no_name_of_one_point(at: Any) -> None:
+    with pytest.raises(embgrad.PointError, match=r"at is .*: expected the name of a point, .*one call for each lookup"):
+        report(at=at)
+
+
 @pytest.mark.parametrize("ids", [[[3, 5, 7], [2, 9, 0]], [[3, 5, 7], [2, 9, 1]]])
 def test_a_lookup_of_something_else(ids: Any) -> None:
     """The pad id would be a row of another table."""

@@ -244,7 +244,8 @@ def test_progress_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     ids = np.ones((5, 3), int)
     embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=lambda done, total: told.append((done, total)))
     assert told == [(0, 5), (2, 5), (4, 5), (5, 5)]
-    embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=True)  # stderr is no terminal here
+    for progress in (True, np.True_):
+        embgrad.gradients(model, ids, embgrad.Sum(), batch_size=2, progress=progress)  # stderr is no terminal here
     assert capsys.readouterr().err == ""
     with pytest.raises(EmbgradError, match=r"progress is 3: expected True, or a function that takes \(done, total\)"):
         embgrad.gradients(model, ids, embgrad.Sum(), progress=3)  # type: ignore[call-overload]
