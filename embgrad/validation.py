@@ -42,12 +42,11 @@ def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
     """A mask as int64, read-only."""
     array = as_array(given, "mask")
     _expect_shape(array, "mask", shape)
-    if array.dtype.kind in "cVmM":  # which compare as numbers do, or not at all
+    if array.dtype.kind in "cVmMSU":  # which compare as numbers do, or not at all
         raise BatchError(
             f"mask is of dtype {array.dtype}: expected 1 at real positions and 0 at padding, as integers, floats or bools"
         )
-    # Text equals no number, which NumPy before 1.25 does not say of each entry.
-    wrong = np.argwhere(np.full(shape, True) if array.dtype.kind in "US" else (array != 0) & (array != 1))
+    wrong = np.argwhere((array != 0) & (array != 1))
     if wrong.size:
         place = tuple(int(i) for i in wrong[0])
         raise BatchError(
@@ -90,22 +89,23 @@ def checked_tokens(
     """The tokens as tuples, one token a position."""
     if not hasattr(given, "__iter__"):
         raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
-    lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in given]
+    examples = list(given)  # an iterator gives them once
+    lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in examples]
     if -1 in lengths:
         raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
     if lengths != [ids.shape[1]] * ids.shape[0]:
         raise BatchError(
-            f"tokens are {len(given)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
+            f"tokens are {len(examples)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
             "one token a position, padding included"
         )
-    return tuple(tuple(str(token) for token in example) for example in given)
+    return tuple(tuple(str(token) for token in example) for example in examples)
 
 
 def as_array(given: Any, name: str) -> np.ndarray:
     """An array of numbers from whatever was given."""
     try:
         array = np.asarray(to_numpy(given))
-        why = ""
+        why = " (of dtype object; its .tolist() may do)" if isinstance(getattr(given, "dtype", None), np.dtype) else ""
     except ValueError as error:
         array, why = np.empty(0, object), f" ({error})"
     if array.dtype != object:
@@ -113,18 +113,19 @@ def as_array(given: Any, name: str) -> np.ndarray:
     lengths = [len(row) for row in given if hasattr(row, "__len__")] if isinstance(given, (list, tuple)) else []
     if len(set(lengths)) > 1:
         raise BatchError(
-            f"{name} are not a rectangular array of numbers: the lists have the lengths {lengths[:8]}; expected every list "
-            "of the same length: pad them, with mask=0 at the padding, or use embgrad.encode"
+            f"{name} cannot be read as a rectangular array of numbers: the lists have the lengths {lengths[:8]}; expected every "
+            "list of the same length: pad them, with mask=0 at the padding, or use embgrad.encode"
         )
     raise BatchError(
-        f"{name} are not a rectangular array of numbers: got {brief(given)}{why}; expected an array of integers, or lists "
-        "of the same length"
+        f"{name} cannot be read as a rectangular array of numbers: got {brief(given)}{why}; expected an array of integers, "
+        "or lists of the same length"
     )
 
 
 def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
-        raise BatchError(f"{name} has shape {array.shape}: expected {shape}, as the ids")
+        like = "as the ids" if len(shape) == 2 else "one an example"
+        raise BatchError(f"{name} has shape {array.shape}: expected {shape}, {like}")
 
 
 def _place(index: np.ndarray) -> str:

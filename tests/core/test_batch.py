@@ -97,6 +97,15 @@ def test_what_was_given_is_there() -> None:
     }
 
 
+def test_tokens_of_an_iterator_are_kept() -> None:
+    texts = [["a", "b", "c"], ["d", "e", "f"]]
+    batch = embgrad.TokenBatch(IDS, tokens=iter(texts))  # type: ignore[arg-type]
+    assert batch == embgrad.TokenBatch(IDS, tokens=texts)
+    assert batch.tokens == (("a", "b", "c"), ("d", "e", "f"))
+    with pytest.raises(embgrad.BatchError, match=r"tokens are 1 lists of the lengths \[3\]"):
+        embgrad.TokenBatch(IDS, tokens=iter(texts[:1]))  # type: ignore[arg-type]
+
+
 def test_what_was_not_given_is_none() -> None:
     batch = embgrad.TokenBatch([[1, 2]])
     assert batch.mask is batch.types is batch.tokens is batch.words is None
@@ -185,8 +194,11 @@ def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
         ("text", ["ids are text", "embgrad.encode"]),
         (b"text", ["ids are text"]),
         (np.array([["a"]], object), ["ids are text"]),
-        ([[1, 2], [3]], ["not a rectangular array", "lengths [2, 1]", "pad them, with mask=0", "embgrad.encode"]),
-        ([[1, [2]], [3, 4]], ["not a rectangular array", "got [[1, [2]], [3, 4]]"]),
+        (
+            [[1, 2], [3]],
+            ["ids cannot be read as a rectangular array", "lengths [2, 1]", "pad them, with mask=0", "embgrad.encode"],
+        ),
+        ([[1, [2]], [3, 4]], ["ids cannot be read as a rectangular array", "got [[1, [2]], [3, 4]]"]),
         ([], ["the batch is empty", "shape (0,)", "expected one example and one position at least"]),
         ([[]], ["the batch is empty", "shape (1, 0)"]),
         (np.zeros((0, 4)), ["the batch is empty", "shape (0, 4)"]),
@@ -207,6 +219,7 @@ def test_the_callers_arrays_are_neither_kept_nor_changed() -> None:
         ({1, 2}, ["got {1, 2}"]),
         (object(), ["got <object object"]),
         ([{"a": 1}], ["got [{'a': 1}]"]),
+        (IDS.astype(object), ["got [[1, 2, 3], [4, 5, 6]] (of dtype object; its .tolist() may do)"]),
         (np.ma.array(IDS, mask=IDS > 4), ["masked array, whose mask would be lost"]),
         (
             UnconvertibleLike(IDS),
@@ -260,11 +273,11 @@ def test_options_that_are_refused(options: dict[str, Any], message: str) -> None
         ([[1, 1, 1], [np.nan, 1, 1]], ["mask holds nan at example 1, position 0"]),
         ([[0, -np.inf, 0], [0, 0, 0]], ["mask holds -inf at example 0, position 1"]),
         ([[0.5, 1, 1], [1, 1, 1]], ["mask holds 0.5 at example 0, position 0"]),
-        ([["1", "1", "0"]] * 2, ["mask holds 1 at example 0, position 0"]),
+        ([["1", "1", "0"]] * 2, ["mask is of dtype <U1", "integers, floats or bools"]),
         (np.ones((2, 3), complex), ["mask is of dtype complex128", "integers, floats or bools"]),
         (np.zeros((2, 3), [("a", int)]), ["mask is of dtype [('a'", "integers, floats or bools"]),
-        ([[1, 1, None], [1, 1, 1]], ["mask are not a rectangular array", "got [[1, 1, None], [1, 1, 1]]"]),
-        ([[1, 1], [1]], ["mask are not a rectangular array", "lengths [2, 1]"]),
+        ([[1, 1, None], [1, 1, 1]], ["mask cannot be read as a rectangular array", "got [[1, 1, None], [1, 1, 1]]"]),
+        ([[1, 1], [1]], ["mask cannot be read as a rectangular array", "lengths [2, 1]"]),
     ],
 )
 def test_masks_that_are_refused(mask: Any, fragments: list[str]) -> None:
@@ -281,7 +294,7 @@ def test_masks_that_are_refused(mask: Any, fragments: list[str]) -> None:
         ({"types": TYPES - 1}, ["types holds -1 at example 0, position 0", "no number below 0"]),
         ({"types": TYPES + 0.5}, ["types holds 0.5 at example 0, position 0", "expected whole numbers"]),
         ({"words": TYPES - 2}, ["words holds -2 at example 0, position 0", "no number below -1"]),
-        ({"truncated": [1]}, ["truncated has shape (1,)", "expected (2,)"]),
+        ({"truncated": [1]}, ["truncated has shape (1,)", "expected (2,), one an example"]),
         ({"truncated": [1, -1]}, ["truncated holds -1 at example 1"]),
         ({"tokens": [["a", "b", "c"]]}, ["tokens are 1 lists of the lengths [3]", "expected 2 lists of 3"]),
         ({"tokens": [list("abc"), list("de")]}, ["of the lengths [3, 2]", "one token a position, padding included"]),
@@ -581,7 +594,7 @@ def test_gluonnlps_triple_without_types() -> None:
             {"input_ids": IDS, "padding_mask": RIGHT},
             ["mixes conventions", "'padding_mask'", "'token_ids'", "rename it"],
         ),
-        ({"input_ids": None}, ["ids are not a rectangular array", "got None"]),
+        ({"input_ids": None}, ["ids cannot be read as a rectangular array", "got None"]),
         ((IDS, TYPES, [0, 1]), ["valid_length is [0, 1]", "if these are labels, pass them to the objective"]),
         ((IDS, TYPES, [3, 4]), ["valid_length is [3, 4]", "2 whole numbers", "from 1 to 3"]),
         ((IDS, TYPES, [3]), ["valid_length is [3]"]),

@@ -164,7 +164,7 @@ def test_texts_with_a_tokenizer() -> None:
         (["a film"], {}, "raw text, and a model reads token ids: pass tokenizer="),
         (IDS, {"tokenizer": list}, "tokenizer is given and the batch is ndarray, not text.*leave the tokenizer out"),
         ({"input_ids": IDS}, {"tokenizer": list}, "the batch is dict, not text"),
-        ([[1, 2], [3]], {}, "not a rectangular array"),
+        ([[1, 2], [3]], {}, "cannot be read as a rectangular array"),
         ([], {}, "the batch is empty"),
         ([[1.5, 2.0]], {}, "holds 1.5 at example 0, position 0"),
         (IDS, {"pads": "zeros"}, "pads is 'zeros': expected 'keep' or 'zero'. Did you mean 'zero'"),
