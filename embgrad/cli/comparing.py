@@ -40,7 +40,7 @@ class Models:
             UsageError: they are fewer than `least`.
         """
         if self.model is None:
-            raise UsageError("--model is missing: expected two files, or --model with --frameworks or --against")
+            raise UsageError("--model is missing: expected --model with --frameworks or --against")
         if self.framework is not None and self.frameworks is not None:
             raise UsageError("--framework and --frameworks both say in what the model is built: leave one out")
         names = frameworks_from(self.frameworks) if self.frameworks is not None else [self.framework]
@@ -119,6 +119,8 @@ def compare(
     """
 
     def work(terminal: Terminal) -> int:
+        if not files and model is None:
+            raise UsageError("--model is missing: expected two files, or --model with --frameworks or --against")
         if files:
             expect_none_for_models(context)
             _expect_two(files)

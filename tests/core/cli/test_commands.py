@@ -114,6 +114,7 @@ def test_the_version(command: Any) -> None:
         (["compare"], "--model is missing: expected two files, or --model"),
         (["compare", *ASK], "one model alone"),
         (["compare", *ASK, "--frameworks", "torch,torch"], "different names"),
+        (["bisect"], "--model is missing: expected --model with --frameworks or --against"),
         (["bisect", *ASK, "--frameworks", "a,b,c"], "expected two to bisect"),
         (["report", "a.safetensors"], "--output is missing"),
         (["report", "-o", "page.html"], "there is neither"),
