@@ -53,6 +53,19 @@ def test_every_public_name_stands_in_the_reference_once() -> None:
     assert sorted(named) == sorted(embgrad.__all__)
 
 
+def test_contributors_are_told_of_every_module_once() -> None:
+    rows = re.findall(
+        r"^\| `embgrad/.*?\|", (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    named = [name.removeprefix("embgrad/") for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]
+    package = DOCS.parent / "embgrad"
+    there = {path.name for path in package.glob("*.py")} | {
+        f"{path.parent.name}/" for path in package.glob("*/__init__.py")
+    }
+    expected = there - {"__init__.py", "__main__.py", "version.py"} | {"_embgrad_pytest.py"}
+    assert sorted(named) == sorted(expected)
+
+
 def test_pictures_are_as_drawn_and_need_nobody_else() -> None:
     spec = importlib.util.spec_from_file_location("draw", DOCS / "pictures" / "draw.py")
     assert spec is not None
