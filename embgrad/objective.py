@@ -40,6 +40,9 @@ class Objective(ABC):
         position: of a per-position output the position that counts: p ≥ 0 is a column, p < 0 counts back from
             each example's last real position, an array of shape (example,) gives one an example. None for all
             real positions.
+
+    Raises:
+        ObjectiveError: an argument is not of its kind; when it meets the output and the batch, see `evaluate`.
     """
 
     #: Whether outputs of other shapes than (example, classes) and (example, position, classes) make sense.
@@ -193,7 +196,14 @@ class Objective(ABC):
 
 
 class Sum(Objective):
-    """The sum of an example's output; of a per-position output over its real positions."""
+    """The sum of an example's output; of a per-position output over its real positions.
+
+    Args:
+        output: as in `Objective`; so is `position`.
+
+    Raises:
+        ObjectiveError: as in `Objective`.
+    """
 
     any_shape = True
 
@@ -207,6 +217,10 @@ class Projection(Objective):
     Args:
         vector: (classes,) for all examples, or (example, classes); of a per-position output the same vector
             meets each of its real positions.
+        output: as in `Objective`; so is `position`.
+
+    Raises:
+        ObjectiveError: as in `Objective`.
     """
 
     any_shape = True
@@ -247,7 +261,11 @@ class Logit(Objective):
     """One entry of the output.
 
     Args:
-        index: the entry, for all examples or one an example, shape (example,).
+        index: the entry, from 0 on, for all examples or one an example, shape (example,).
+        output: as in `Objective`; so is `position`.
+
+    Raises:
+        ObjectiveError: as in `Objective`.
     """
 
     def __init__(self, index: Any, *, output: str | None = None, position: Any = None) -> None:
@@ -266,8 +284,12 @@ class Margin(Objective):
     """One entry of the output less another.
 
     Args:
-        index: the entry that counts for, for all examples or one an example, shape (example,).
+        index: the entry that counts for, from 0 on, for all examples or one an example, shape (example,).
         against: the entry that counts against, likewise.
+        output: as in `Objective`; so is `position`.
+
+    Raises:
+        ObjectiveError: as in `Objective`; or both are the same entry.
     """
 
     def __init__(self, index: Any, against: Any, *, output: str | None = None, position: Any = None) -> None:
@@ -297,6 +319,10 @@ class CrossEntropy(Objective):
         labels: whole numbers of shape (example,); of a per-position output without `position` of shape (example,
             position), where -100 leaves a position out, and masked positions are left out in any case.
         of: what the output holds, "logits" or "probabilities" (behind a softmax).
+        output: as in `Objective`; so is `position`.
+
+    Raises:
+        ObjectiveError: as in `Objective`; or the output is not what `of` says, or holds one class alone.
     """
 
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
@@ -378,6 +404,9 @@ class Scalar:
     Args:
         function: takes what the model returned and gives a native scalar. What the gradient means (a mean, a
             regulariser) is then the function's affair; the result's `objective` has shape ().
+
+    Raises:
+        ObjectiveError: it is no function.
     """
 
     function: Callable[[Any], Any]

@@ -153,6 +153,9 @@ class EmbeddingGradients:
             kind: "norm" for the gradient's length, or "dot" for its inner product with the activation (gradient × input,
                 as in Shrikumar, Greenside and Kundaje, "Learning important features through propagating activation
                 differences", 2017).
+
+        Raises:
+            EmbgradError: `kind` is neither.
         """
         if not isinstance(kind, str) or kind not in ("norm", "dot"):
             raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
@@ -168,8 +171,11 @@ class EmbeddingGradients:
         the sum of theirs. Special tokens stand for themselves. Which tokens make a word is the tokenizer's own word
         where the batch has it, else told by the marks of WordPiece ("##") and byte-pair or sentence pieces ("Ġ", "▁").
 
+        Args:
+            kind: as in `saliency`.
+
         Raises:
-            EmbgradError: the tokens are not known.
+            EmbgradError: the tokens are not known, the point is not of the shape (example, position, dim), or `kind` is neither.
         """
         if self.values.ndim != 3 or self.values.shape[:2] != self.ids.shape:
             raise EmbgradError(
