@@ -14,6 +14,7 @@ from embgrad.batch import CONVENTIONS, TokenBatch
 from embgrad.cli.errors import UsageError
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.forms import as_batch
+from embgrad.headers import once
 from embgrad.textlines import text_lines
 
 __all__ = ["MOST_INPUT", "Text", "given_texts", "ids_from", "read_bytes"]
@@ -95,7 +96,7 @@ def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
     """
     data, file = read_bytes(file), "<stdin>" if file == "-" else file
     try:
-        given = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_once)
+        given = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{file} is no JSON: {error}; expected a list of lists of ids, or an object with 'ids'"
@@ -119,14 +120,6 @@ def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
             f"{file} holds {listed(other)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(other[0], FIELDS)}"
         )
     return _batch(given, file, note)
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys come once; of two, one would be left out in silence."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
 
 
 def _batch(given: dict[str, Any], file: str, note: Callable[[str], None]) -> TokenBatch:
