@@ -91,14 +91,14 @@ class Writer:
 
     Raises:
         EmbgradError: another writer is at it.
-        FileFormatError: the folder holds something else, another run, or a broken manifest.
+        FileFormatError: the folder holds something else, another run, or a broken manifest; or a file is in its place.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self._whole = True
         self._expect: Callable[[], None] = lambda: None
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         self._lock, self._owner = _locked(folder), os.getpid()
         try:
             self._reached = self._begun(manifest), _Held()
@@ -233,6 +233,17 @@ class Writer:
     def _put(self, manifest: Manifest, held: _Held) -> None:
         write_manifest(self.folder, manifest)
         self._reached = manifest, held
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+        raise FileFormatError(
+            f"{folder} cannot be made, as {file} is a file: expected an empty folder, or one that embgrad.stream has written; "
+            "name another"
+        ) from error
 
 
 def _expect_same(folder: Path, found: Manifest, wanted: Manifest) -> None:

@@ -521,8 +521,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     ):
         run(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "all of it"
-    with pytest.raises(OSError, match="thesis"):
-        run(tmp_path / "thesis.txt")
 
 
 @pytest.mark.parametrize("name", ["shard-00001-of-00002.safetensors", "shard-00000003-000003.safetensors"])
@@ -729,6 +727,17 @@ def test_a_process_that_was_forked_meanwhile_does_not_hold_the_folder(tmp_path: 
     finally:
         waiting.kill()
         waiting.join()
+
+
+@pytest.mark.parametrize("inside", ["", "run", "run/deep"])
+def test_a_file_in_the_folders_place_is_left_alone(tmp_path: Path, inside: str) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_text("chapter 1")
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"cannot be made, as \S+thesis\.txt is a file: expected an empty folder"
+    ):
+        run(file / inside)
+    assert file.read_text() == "chapter 1"
 
 
 def test_a_folder_is_where_it_was_when_the_stream_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
