@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -80,14 +80,15 @@ def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None
 def _write_beside(target: Path, data: bytes, durable: bool) -> None:
     # A name may be as long as the system lets it be: there has to be room for what is put around it.
     name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{name}.", suffix=".part")
+    temporary = target.parent / f".{name}.{secrets.token_hex(8)}.part"
+    # With the permissions of any file that the user makes, which the folder and the process say; nobody else's file.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with _as_file(handle) as file:
             file.write(data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
         if durable:
             _sync_folder(target.parent)
@@ -247,10 +248,3 @@ def _expect_kinds(path: Path, found: Mapping[str, Entry], kinds: Collection[str]
         raise FileFormatError(
             f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
         )
-
-
-def _umask() -> int:
-    """The permissions that new files lack; `mkstemp` makes them private, and this file is the user's as any other."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -57,7 +57,7 @@ FULL = OSError(28, "No space left on device")
 
 @unix
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), MemoryError()], ids=["full", "interrupted", "memory"])
-@pytest.mark.parametrize("where", ["write", "fsync", "chmod", "replace", "fdopen"])
+@pytest.mark.parametrize("where", ["write", "fsync", "open", "replace", "fdopen"])
 def test_a_write_that_fails_leaves_the_good_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
 ) -> None:
@@ -88,6 +88,23 @@ def test_a_write_that_fails_leaves_the_good_file_and_nothing_else(
         (tmp_path / name).unlink()
         assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/dev/fd")) == descriptors, "no file is left open"
+
+
+@unix
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_file_has_the_permissions_of_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
+) -> None:
+    """Which are not found out by changing the process's own: other threads make files meanwhile."""
+    before = os.umask(mask)
+    try:
+        with monkeypatch.context() as patched:
+            patched.delattr(files.os, "umask")
+            result().save(tmp_path / "g.safetensors")
+            result().save(tmp_path / "g.safetensors")
+        assert (tmp_path / "g.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+    finally:
+        os.umask(before)
 
 
 @unix
