@@ -71,8 +71,8 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     Raises:
         BatchError: the two have no text in common, or none but empty ones.
     """
-    if a.ids.shape == b.ids.shape and np.array_equal(a.ids, b.ids) and _same_mask(a, b):
-        return _straight(a.ids, ())
+    if np.array_equal(a.ids, b.ids):
+        return _straight(a.ids, tuple(_notes_of_masks(a, b)))
     texts = _texts(a), _texts(b)
     partners = _partners(*(list(map(tuple, one)) for one in _ids_of(a, b, texts)))
     if not partners:
@@ -94,10 +94,6 @@ def _straight(ids: np.ndarray, notes: tuple[str, ...]) -> Alignment:
     """Each position with the one at the same place."""
     places = np.indices(ids.shape)
     return Alignment(places[0], places[1], notes)
-
-
-def _same_mask(a: EmbeddingGradients, b: EmbeddingGradients) -> bool:
-    return a.mask is None or b.mask is None or np.array_equal(a.mask, b.mask)
 
 
 def _texts(result: EmbeddingGradients) -> list[np.ndarray]:
@@ -175,6 +171,15 @@ def _first_of(a: EmbeddingGradients, b: EmbeddingGradients, different: np.ndarra
         f"first at example {example}, position {position}, where a has {a.ids[example, position]} and b "
         f"{b.ids[example, position]}"
     )
+
+
+def _notes_of_masks(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
+    if a.mask is not None and b.mask is not None and (different := a.mask != b.mask).any():
+        example, position = (int(i) for i in np.argwhere(different)[0])
+        yield (
+            f"the masks differ at {int(different.sum())} of {different.size} positions, first at example {example}, position "
+            f"{position}, where a has {a.mask[example, position]} and b {b.mask[example, position]}"
+        )
 
 
 def _notes(

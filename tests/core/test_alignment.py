@@ -87,6 +87,29 @@ class TestFound:
             "the ids differ at 3 of 3 positions, first at example 0, position 0, where a has 1"
         )
 
+    @pytest.mark.parametrize(
+        ("other", "note"),
+        [
+            (
+                [[1, 1, 1, 1], [1, 1, 1, 1]],
+                "at 3 of 8 positions, first at example 0, position 3, where a has 0 and b 1",
+            ),
+            (
+                [[0, 0, 0, 1], [0, 0, 1, 1]],
+                "at 8 of 8 positions, first at example 0, position 0, where a has 1 and b 0",
+            ),
+        ],
+        ids=["padding counts", "the reverse"],
+    )
+    def test_the_same_ids_under_other_masks_are_compared_at_all_positions(self, other: Any, note: str) -> None:
+        ids = [[1, 5, 6, 0], [1, 8, 0, 0]]
+        masks = ([[1, 1, 1, 0], [1, 1, 0, 0]], other)
+        a, b = (embgrad.gradients(MODEL, embgrad.TokenBatch(ids, mask), embgrad.Sum()) for mask in masks)
+        comparison = embgrad.compare(a, b)
+        assert not comparison.agrees
+        assert comparison.figures.largest == np.abs(a.values - b.values).max()
+        assert comparison.notes == (f"the masks differ {note}",)
+
     def test_nothing_in_common(self) -> None:
         with pytest.raises(embgrad.BatchError, match="no example of a has half of its tokens in common with one of b"):
             embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6, 7]]))

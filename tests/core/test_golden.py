@@ -249,6 +249,15 @@ def test_the_same_examples_in_another_order_are_other_ids(golden: embgrad.Golden
     assert "another order" in text  # which the comparison has found
 
 
+def test_a_gradient_that_has_come_to_padding_moved(golden: embgrad.Golden) -> None:
+    """Under a mask that says that it is none; neither the value there nor the objective need show it."""
+    one = replace(run(), mask=np.array([[1, 1, 1], [1, 1, 0]]))
+    golden.update(replace(one, values=one.values * one.mask[..., None].astype(one.values.dtype)))
+    text = str(failure(golden, replace(one, mask=np.ones_like(one.ids))))
+    assert text.startswith("the gradient moved")
+    assert "the masks differ at 1 of 6 positions, first at example 1, position 2, where a has 0 and b 1" in text
+
+
 def test_ids_of_another_shape(golden: embgrad.Golden) -> None:
     golden.update(run())
     longer = embgrad.gradients(model(), [[*one, 2] for one in IDS], embgrad.Logit([0, 2]))
