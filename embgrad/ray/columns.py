@@ -178,7 +178,8 @@ def _of_ids(rows: pa.Table, inputs: Inputs) -> Examples:
 
 def _whole(given: Any, name: str, row: int) -> np.ndarray:
     array = _flat(given, name, row)
-    return checked_integers(array, name, array.shape)
+    whole: np.ndarray = checked_integers(array[None], name, (1, len(array)))[0]
+    return whole
 
 
 def _mask(given: Any, name: str, row: int) -> np.ndarray:

@@ -410,6 +410,11 @@ def test_the_row_is_named_that_fails_alone(items: Items) -> None:
         worked(rows, ids="ids_", key="key")
     with pytest.raises(embgrad.BatchError, match=r"^the row with ids_=\[3, 99\]: id 99"):
         worked(rows, ids="ids_")
+    rows[7]["ids_"] = [3, -1]
+    with pytest.raises(
+        embgrad.BatchError, match=r"^the row with key=7: ids_ holds -1 at example 0, position 1: expected"
+    ):
+        worked(rows, ids="ids_", key="key")
     rows = items(11)
     rows[4]["label"] = 5
     with pytest.raises(embgrad.ObjectiveError, match=r"^the row with key=4: label 5 at example 0 is out of range"):
