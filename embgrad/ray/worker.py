@@ -211,7 +211,10 @@ def _built(asked: Asked) -> tuple[Any, Any]:
         given = asked.build()
     except EmbgradError:
         raise
-    except Exception as error:  # the user's own code; Ray would say it in a hundred lines
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the user's own code; Ray would say it in a hundred lines, or end the actor
         raise BackendError(f"build() raised {type(error).__name__}: {error}") from error
     if isinstance(given, tuple) and (len(given) != 2 or _are_parts(given)):
         raise BackendError(

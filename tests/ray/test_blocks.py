@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -469,6 +470,7 @@ def test_what_fails_in_company_alone_says_so(items: Items) -> None:
         ),
         ({"build": lambda: 3}, embgrad.BackendError, "no installed backend takes a model of type builtins.int"),
         ({"build": lambda: Path("/no/such").read_text()}, embgrad.BackendError, "^build.. raised FileNotFoundError"),
+        ({"build": lambda: sys.exit("no weights")}, embgrad.BackendError, "^build.. raised SystemExit: no weights"),
         (
             {"build": lambda: (models.reference(),) * 2},
             embgrad.BackendError,
