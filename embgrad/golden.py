@@ -23,6 +23,7 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
+from embgrad.figures import length, lengths
 from embgrad.files import checked_path
 from embgrad.result import EmbeddingGradients
 from embgrad.storage import expect_results, load, save
@@ -266,8 +267,8 @@ def _scale(a: EmbeddingGradients) -> np.ndarray:
     """
     size = np.abs(a.objective).max(initial=0.0, where=np.isfinite(a.objective))
     pulls = a.values * np.where(np.isfinite(a.activations), a.activations, 0).astype(np.float64)
-    pull = np.linalg.norm(pulls.reshape(len(pulls), -1), axis=1)
-    return np.asarray(size + (pull if pull.shape == a.objective.shape else np.linalg.norm(pull)))
+    pull = lengths(pulls.reshape(len(pulls), -1))
+    return np.asarray(size + (pull if pull.shape == a.objective.shape else length(pull)))
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -279,9 +280,8 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:
     """The relative L2 of b, over what is finite in a."""
-    difference = float(np.linalg.norm(_difference(a, b)))
-    length = float(np.linalg.norm(np.where(np.isfinite(a), a, 0).astype(np.float64)))
-    return difference / length if length else float("inf") if difference else 0.0
+    difference, size = length(_difference(a, b)), length(np.where(np.isfinite(a), a, 0))
+    return difference / size if size else float("inf") if difference else 0.0
 
 
 def _other_names(

@@ -209,6 +209,15 @@ def test_a_change_of_the_table_shows_at_the_point(golden: embgrad.Golden) -> Non
     assert "the forward pass differs at this point already" in str(failure(golden, both))
 
 
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_values_whose_squares_are_no_float64(golden: embgrad.Golden, unit: float) -> None:
+    one = replace(run(), values=np.ones((2, 3, 4)), activations=np.full((2, 3, 4), unit), objective=np.zeros(2))
+    golden.update(one)
+    assert golden.check(one).agrees
+    moved = failure(golden, replace(one, activations=one.activations * 2))
+    assert str(moved).startswith("the value at the point moved, relative L2 1.00e+00")
+
+
 @pytest.mark.parametrize(("factor", "agrees"), [(1 + 1e-7, True), (1 + 1e-3, False)])
 def test_an_objective_near_zero_is_held_against_the_size_of_what_it_is_made_of(
     golden: embgrad.Golden, factor: float, agrees: bool
