@@ -20,7 +20,7 @@ from embgrad.locks import process_lock
 from embgrad.nested import held_in, holds_any
 from embgrad_tensorflow.containers import Undo, held_by, opened, putting_back, refilling
 from embgrad_tensorflow.structure import structure
-from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of
+from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of, on_devices
 
 __all__ = [
     "Snapshot",
@@ -135,18 +135,17 @@ class Snapshot:
             )
 
     def _take_variable(self, node: Node, training: bool) -> None:
-        handle, native = handle_of(node.value), getattr(node.value, "_value", node.value)
-        if handle is None:
+        if handle_of(node.value) is None:
             return
         if training and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__):
             return
-        if not training and (native.shape.num_elements() or 0) > LARGE:
-            self._left_out[id(handle)] = (handle, node.path)
-            return
-        try:
-            self._variables[id(handle)] = (handle, read_variable_op(handle, native.dtype))
-        except tf.errors.FailedPreconditionError:  # it has no value yet
-            return
+        for native in on_devices(node.value):
+            handle = native.handle
+            if not training and (native.shape.num_elements() or 0) > LARGE:
+                self._left_out[id(handle)] = (handle, node.path)
+                continue
+            with contextlib.suppress(tf.errors.FailedPreconditionError):  # it has no value yet
+                self._variables[id(handle)] = (handle, read_variable_op(handle, native.dtype))
 
 
 def _attributes(module: Any, attributes: dict[str, Any]) -> list[Undo]:

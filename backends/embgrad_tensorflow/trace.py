@@ -38,7 +38,7 @@ from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.tap import Taps, dense
 from embgrad_tensorflow.tracing import Script, Tracer
-from embgrad_tensorflow.walk import Tables, handle_of
+from embgrad_tensorflow.walk import Tables, handle_of, on_devices
 
 __all__ = ["Trace", "is_placeholder", "traced"]
 
@@ -161,9 +161,10 @@ class _Tracing:
         call = self._request.call
         snapshot = Snapshot([*self._parts, *([] if call is None else [call])], self._request.training)
         self._seeds = {
-            id(handle_of(node.value))
+            id(handle_of(one))
             for node in snapshot.nodes
             if any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__)
+            for one in on_devices(node.value)
         }
         modules = [node.value for node in snapshot.nodes if node.kind == "module"]
         escaping = escaping_from(self._parts, modules, call)

@@ -32,6 +32,7 @@ __all__ = [
     "is_saved",
     "is_the_users",
     "kind_of",
+    "on_devices",
     "walk",
 ]
 
@@ -221,6 +222,12 @@ def handle_of(variable: Any) -> Any:
             f"the model's variables are those of a {strategy}, and embgrad was called in its scope(), where they stand for no "
             "device's: expected a call outside of the scope, or in strategy.run"
         ) from error
+
+
+def on_devices(variable: Any) -> Sequence[Any]:
+    """TensorFlow's own variables behind one, each with a resource: one for each device that a strategy has mirrored it on."""
+    native = getattr(variable, "_value", variable)
+    return native.values if isinstance(native, tf.distribute.DistributedValues) else (native,)
 
 
 def children(value: Any, kind: str | None) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -592,6 +594,35 @@ def test_a_slice_of_a_variable_that_the_forward_pass_writes() -> None:
     model = Net()
     embgrad.gradients(model, IDS, OBJECTIVE)
     np.testing.assert_array_equal(model.memory.numpy(), np.zeros((3, 2)))
+
+
+MIRRORED = """
+import numpy as np, tensorflow as tf, embgrad
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+class Net(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = tf.Variable(tf.ones((12, 2)))
+        self.count = tf.Variable(0, trainable=False)
+
+    def __call__(self, ids):
+        self.count.assign_add(1)
+        return tf.reduce_sum(tf.gather(self.table, ids), 1)
+
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    model = Net()
+for options in ({}, {"compile": True}, {"training": True}):
+    embgrad.gradients(model, np.array([[5, 2]]), embgrad.Sum(), **options)
+print([int(one) for one in model.count.values])
+"""
+
+
+def test_a_model_on_several_devices() -> None:
+    done = subprocess.run([sys.executable, "-c", MIRRORED], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "[0, 0]"
 
 
 class Growing(tf.Module):
