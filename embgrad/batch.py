@@ -195,7 +195,7 @@ class TokenBatch:
             name: None if (value := getattr(self, name)) is None else value[examples]
             for name in ("ids", "mask", "types", "words", "tokens", "truncated")
         }
-        along = {name: self.extras[name][examples] for name in self.of_each}
+        along = {name: _cut(name, self.extras[name], examples) for name in self.of_each}
         return self.replace(**cut, extras={**self.extras, **along})
 
     @property
@@ -296,6 +296,18 @@ def _one_an_example(value: Any, examples: int) -> bool:
         return len(value) == examples
     shape = getattr(value, "shape", ())
     return bool(shape) and int(next(iter(shape))) == examples
+
+
+def _cut(name: str, value: Any, examples: slice) -> Any:
+    """The entries of some examples in an extra input."""
+    try:
+        return value[examples]
+    except TypeError as error:  # a SparseTensor, say
+        raise BatchError(
+            f"the further input {name!r} is a {type(value).__name__}, of which the entries of some of the examples cannot be "
+            "taken: expected an array or a dense tensor for what runs some of them (batch_size, check=True, points other than "
+            "'word'), or TokenBatch(..., shared=[...]) with its name where all examples share it"
+        ) from error
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -177,6 +177,23 @@ def test_an_argument_that_the_batch_does_not_have() -> None:
         embgrad.gradients(Needs(), IDS, embgrad.Sum())
 
 
+@pytest.mark.parametrize("option", [{"batch_size": 2}, {"check": True}], ids=lambda one: "".join(one))
+def test_a_sparse_input_of_which_some_examples_are_asked_for(option: dict[str, Any]) -> None:
+    class Weighing(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.random.default_rng(0).normal(size=(12, 4)))
+
+        def __call__(self, input_ids: Any, bag: Any) -> Any:
+            return tf.reduce_sum(tf.gather(self.table, input_ids), 1) * tf.sparse.reduce_sum(bag, 1)[:, None]
+
+    bag = tf.sparse.from_dense(np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]))
+    batch = {"input_ids": np.array([[5, 7], [8, 2], [1, 11]]), "bag": bag}
+    assert embgrad.gradients(Weighing(), batch, embgrad.Sum()).values[2, 0, 0] == 6
+    with pytest.raises(embgrad.BatchError, match=r"'bag' is a SparseTensor.*expected an array or a dense tensor"):
+        embgrad.gradients(Weighing(), batch, embgrad.Sum(), **option)
+
+
 def test_parts_without_call(keras: Any) -> None:
     parts = [functional(keras), keras.layers.Dense(2)]
     with pytest.raises(embgrad.UnsupportedError, match=r"sequence of 2 parts.*expected call=lambda parts"):
