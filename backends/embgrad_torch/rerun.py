@@ -25,8 +25,9 @@ from embgrad_torch.operands import DIFFERENTIATING
 from embgrad_torch.ours import running
 from embgrad_torch.program import FailedError, Program, Stage, why_failed
 from embgrad_torch.pullback import pull_back
+from embgrad_torch.settings import operands_kept
 from embgrad_torch.standins import Happening
-from embgrad_torch.state import as_found, operands_kept, with_gradients_apart
+from embgrad_torch.state import as_found, with_gradients_apart
 from embgrad_torch.structure import Structure
 from embgrad_torch.tap import Differentiable, Taps
 from embgrad_torch.tracing import is_tensor

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -13,15 +12,16 @@ from typing import Any, Final
 import torch
 
 from embgrad.errors import EmbgradWarning, UnsupportedError
-from embgrad.locks import held, process_lock
+from embgrad.locks import held
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.operands import Accumulating
+from embgrad_torch.settings import cast_anew, computed_anew, is_computing_once, uncompiled, without_cudnn
 from embgrad_torch.structure import Changed, Structure
 from embgrad_torch.tap import Differentiable
 from embgrad_torch.undoing import Undoing
 from embgrad_torch.versions import HAVE_VERSIONS
 
-__all__ = ["as_found", "gradients_apart", "operands_kept", "with_gradients_apart"]
+__all__ = ["as_found", "gradients_apart", "with_gradients_apart"]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -62,8 +62,9 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
         held(model.locks),
         Differentiable(),
         _heard(),
-        _cast_anew(),
-        _uncompiled,
+        cast_anew(),
+        computed_anew if is_computing_once() else _NOTHING,
+        uncompiled,
         Undoing() as stack,
     ):
         found = _found(model)
@@ -75,7 +76,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
         stack.callback(_contents(found, model.buffers(), training))
         _set_mode(model, found, training, stack)
         recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
-        with _without_cudnn if recurrent and not training else _NOTHING:
+        with without_cudnn if recurrent and not training else _NOTHING:
             yield found.attributes
 
 
@@ -336,74 +337,3 @@ def _ordinary(tensor: Any) -> Any:
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     same = empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return torch.nn.Parameter(same, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else same
-
-
-class _Shared:
-    """A process-wide setting that is made while at least one thread needs it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._users = 0
-        self._made: Any = None
-
-    def __enter__(self) -> None:
-        with process_lock:
-            if self._users == 0:
-                self._made = self._make()
-                self._made.__enter__()
-            self._users += 1
-
-    def __exit__(self, *told: object) -> None:
-        with process_lock:
-            self._users -= 1
-            if self._users == 0:
-                self._made.__exit__(None, None, None)
-
-
-class _Eager:
-    """Makes compiled functions run as the Python that they were made from: a compiler would trace into the watching."""
-
-    def __init__(self) -> None:
-        self._made: Any = None
-
-    def __call__(self) -> Any:
-        """The stance to enter: the last one, which takes less time, where it comes back to that which there is now."""
-        now = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
-        if now is None or getattr(self._made, "prev", None) is not now:
-            self._made = torch.compiler.set_stance("force_eager")
-        return self._made
-
-
-_uncompiled = _Shared(_Eager())
-
-#: cuDNN has no backward pass for recurrent layers in evaluation mode.
-_without_cudnn = _Shared(lambda: torch.backends.cudnn.flags(enabled=False))
-
-
-@contextlib.contextmanager
-def _cast_anew() -> Iterator[None]:
-    """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-@contextlib.contextmanager
-def _keeping() -> Iterator[None]:
-    from torch._inductor import config  # which takes long to import
-
-    functorch = torch._functorch.config
-    donated = (
-        functorch.patch(donated_buffer=False) if hasattr(functorch, "donated_buffer") else contextlib.nullcontext()
-    )
-    with donated, config.patch(inplace_buffers=False):
-        yield
-
-
-#: Compiled backward passes leave their operands to the next one. Those do that are compiled, with the forward pass, while this
-#: is in force: at the backward pass alone it would but silence what tells that the operands are gone. The second setting is
-#: part of what PyTorch keeps compiled code under, which the first is not.
-operands_kept: Final = _Shared(_keeping)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
 import embgrad
@@ -305,10 +306,17 @@ def test_under_autocast() -> None:
     np.testing.assert_allclose(result.values, own, rtol=1e-6)
 
 
+class CastingItself(Net):
+    @torch.autocast("cpu", torch.bfloat16)
+    def forward(self, x: Any) -> Any:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Net, CastingItself])
 @pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
-def test_weights_that_change_in_a_block_of_autocast(call: Any) -> None:
+def test_weights_that_change_in_a_block_of_autocast(call: Any, kind: type[Net]) -> None:
     """A cast that PyTorch keeps to the block's end is neither taken nor left."""
-    model, changed = net().float(), net().float()
+    model, changed = net(kind).float(), net(kind).float()
     with torch.no_grad():
         changed.head.weight.mul_(-2)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -317,10 +325,31 @@ def test_weights_that_change_in_a_block_of_autocast(call: Any) -> None:
         own = model(tensor())
         result = embgrad.gradients(model, IDS, embgrad.Logit(1))
         assert torch.is_autocast_cache_enabled()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.autocast_decrement_nesting() == 1
+            assert torch.autocast_increment_nesting() == 2
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(own, changed(tensor()))
         expected = embgrad.gradients(changed, IDS, embgrad.Logit(1))
     np.testing.assert_array_equal(result.values, expected.values)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+def test_weights_that_are_computed_once_in_a_block(call: Any, before: bool) -> None:
+    """A weight that PyTorch keeps to the block's end, with its graph, is neither taken nor left."""
+    model = net()
+    parametrizations.weight_norm(model.head)
+    expected = own_gradient(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    with parametrize.cached():
+        kept = model.head.weight if before else None
+        result = call(model, IDS, embgrad.Logit(1))
+        assert kept is None or model.head.weight is kept
+        own = model(tensor())[:, 1].sum()
+    own.backward()
+    if call is embgrad.gradients:
+        np.testing.assert_allclose(result.values, expected, rtol=1e-9)
+    assert not parametrize._cache
 
 
 def test_split_pulls_each_example_back_through_one_forward_pass() -> None:
