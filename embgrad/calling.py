@@ -8,7 +8,7 @@ import operator
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -179,8 +179,16 @@ def _distributed(
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
 
 
-def _part(part: tuple[str, bool], batch: TokenBatch) -> Any:
-    """A part of the batch: a field, or one of the extras."""
+class _Default(NamedTuple):
+    """What a parameter has by itself, given where others follow by their places."""
+
+    value: Any
+
+
+def _part(part: tuple[str, bool] | _Default, batch: TokenBatch) -> Any:
+    """A part of the batch: a field, or one of the extras; or a default."""
+    if isinstance(part, _Default):
+        return part.value
     name, is_field = part
     return _field(name, batch) if is_field else batch.extras[name]
 
@@ -268,11 +276,15 @@ def _missing_message(missing: Sequence[str]) -> str:
 
 
 def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unused: tuple[str, ...]) -> CallPlan:
-    """Positional where that leaves no gap, else by name."""
+    """Positional where that leaves no gap, or where nothing else will do, else by name."""
     args = []
     left = dict(values)
+    by_place = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
     for p in parameters:
-        if p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or p.name not in left:
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name in left:
+            args.append(left.pop(p.name))
+        elif any(one.name in left for one in by_place):
+            args.append(_Default(p.default))
+        else:
             break
-        args.append(left.pop(p.name))
     return CallPlan(tuple(args), left, unused)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
@@ -12,10 +13,13 @@ import numpy as np
 from embgrad.arrays import to_numpy
 from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
-from embgrad.errors import AmbiguousPointError, PointNotReachedError
+from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
 from embgrad.points import WORD, Lookup, Point, layout_is_open
 
-__all__ = ["could_be_made", "example_axis", "expect_ids_followed", "told_apart", "with_layout", "with_shared"]
+__all__ = [
+    *("could_be_made", "example_axis", "expect_ids_followed", "expecting_parts", "told_apart", "with_layout"),
+    "with_shared",
+]
 
 #: How many further inputs may be taken at once for such as all examples share.
 MOST_SHARED: Final = 3
@@ -148,6 +152,40 @@ def with_shared(backend: Backend, model: Any, batch: TokenBatch, call: Call | No
             if _takes(backend, model, other.replace(extras={**other.extras, **whole}), call):
                 return batch.replace(shared=batch.shared | set(names)) if names else batch
     return batch
+
+
+@contextlib.contextmanager
+def expecting_parts(
+    backend: Backend, model: Any, batch: TokenBatch, call: Call | None, size: int | None
+) -> Iterator[None]:
+    """Say of an error that the model takes all examples and no part of them, as where a cache goes with all.
+
+    Args:
+        backend: the model's.
+        model: the model.
+        batch: the whole.
+        call: calls the model.
+        size: how many examples are run at once; None where one example less shows what follows them.
+
+    Raises:
+        BatchError: it does.
+    """
+    try:
+        yield
+    except EmbgradError:
+        raise
+    except Exception as failure:
+        part = batch[: size or -1]
+        if not 0 < len(part) < len(batch) or _takes(backend, model, part, call):
+            raise
+        if not _takes(backend, model, batch, call):
+            raise
+        further = f"; it is given {listed(batch.extras)} besides, of which arrays are cut alone" if batch.extras else ""
+        raise BatchError(
+            f"the model takes all {len(batch)} examples at once, and raised {type(failure).__name__} for {len(part)} of "
+            f"them{further}: expected one that takes any number of examples, which batch_size=... and split=... go by; leave "
+            "them out, or cut what goes with the examples in call=lambda model, inputs: ..."
+        ) from failure
 
 
 def _and_the_first_again(batch: TokenBatch) -> TokenBatch:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
@@ -13,7 +15,7 @@ from embgrad.backend import Call
 from embgrad.calling import expect_callable
 from embgrad.certifying import certified
 from embgrad.changes import checked_changes
-from embgrad.disambiguation import with_shared
+from embgrad.disambiguation import expecting_parts, with_shared
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
 from embgrad.native import as_objective, described
@@ -152,10 +154,12 @@ def gradients(
             f"batch_size={batch_size} cuts the batch of {len(tokens)}, and a Scalar objective reduces over the whole of it: "
             "leave batch_size out, or give a function of shape (example,)"
         )
+    parts = partial(expecting_parts, task.backend, model, tokens, call, batch_size)
     if len(tokens) > 1 and (split or len(pieces) > 1):
-        task.expect_examples_first(pieces[0], tokens)
+        with parts():
+            task.expect_examples_first(pieces[0], tokens)
     done, seen = [], 0
-    with reporter(progress) as report:
+    with reporter(progress) as report, parts() if len(pieces) > 1 else nullcontext():
         report(seen, len(tokens))
         for piece in pieces:
             one = task if len(pieces) == 1 else task.cut(slice(seen, seen + len(piece)), len(tokens))

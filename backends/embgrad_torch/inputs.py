@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -95,14 +96,18 @@ def _unparallel(model: Any) -> Any:
 def parameters(module: Any) -> Sequence[inspect.Parameter]:
     """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it.
 
-    Through a wrapper that takes names alone they can be passed by name alone.
+    Through a wrapper that takes names alone they can be passed by name alone, and through one that takes none by their places.
     """
     own = _own_parameters(module)
     inside = list(module.children())
     if len(inside) != 1 or any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
         return own
     further = parameters(inside[0])
-    if any(p.kind is p.VAR_POSITIONAL for p in own):
+    kinds = {p.kind for p in own}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return [p.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for p in further if p.kind in placed]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
         return further
     return [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in further]
 
@@ -144,12 +149,23 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         moved = value.to(device)
         return moved.clone() if moved is value or moved.is_inference() else moved  # which autograd cannot save
     if isinstance(value, Mapping):
-        return {key: to_tensors(entry, device, examples) for key, entry in value.items()}
+        entries = {key: to_tensors(entry, device, examples) for key, entry in value.items()}
+        return entries if type(value) is dict else _with_entries(value, entries)
     if isinstance(value, list) and (array := _numbers(value)) is not None and len(array) == examples:
         return torch.tensor(array, device=device)
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
     return _copied(value)
+
+
+def _with_entries(value: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
+    """A mapping of the same kind, such as what another model returned, with these entries; a dict where none can be made."""
+    if not isinstance(value, MutableMapping):
+        return entries
+    other = copy.copy(value)
+    for key, entry in entries.items():
+        other[key] = entry
+    return other
 
 
 def _copied(value: Any) -> Any:

@@ -82,6 +82,10 @@ def any_positional(*args):  # type: ignore[no-untyped-def]
     ...
 
 
+def by_place(input_ids, attention_mask=None, token_type_ids=None, /):  # type: ignore[no-untyped-def]
+    ...
+
+
 def needs_mask(tokens, mask):  # type: ignore[no-untyped-def]
     ...
 
@@ -116,6 +120,8 @@ def typed_first(token_types, ids):  # type: ignore[no-untyped-def]
         (anything, FULL, [], {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": TYPES}, ()),
         (anything, BARE, [], {"input_ids": IDS}, ()),
         (any_positional, FULL, [IDS], {}, ("mask", "types")),
+        (by_place, BARE, [IDS], {}, ()),
+        (by_place, FULL, [IDS, MASK, TYPES], {}, ()),
         (needs_mask, BARE, [IDS, ONES], {}, ()),
         (typed_first, BARE, [ZEROS, IDS], {}, ()),
     ],
@@ -128,6 +134,13 @@ def test_a_plan_can_be_called() -> None:
     for function in (huggingface, gpt2, gluonnlp, both, shuffled, keyword_only, anything, typed_first):
         plan = planned(function, FULL)
         inspect.signature(function).bind(*plan.args, **plan.kwargs)
+
+
+def test_what_nobody_gave_is_left_as_it_is_where_others_follow_by_their_places() -> None:
+    plan = planned(by_place, FULL.replace(mask=None))
+    assert plan.args[1] is None
+    np.testing.assert_array_equal(plan.args[2], TYPES)
+    assert plan.kwargs == {}
 
 
 def test_extras_go_under_their_own_names() -> None:

@@ -183,6 +183,26 @@ def test_a_wrapper_that_takes_names_alone() -> None:
         assert result.provenance["unused"] == expected.provenance["unused"]
 
 
+def test_a_wrapper_that_takes_no_names() -> None:
+    class Placed(Wrapper):
+        def forward(self, *args: Any) -> Any:
+            return self.inner(*args)
+
+    class Typed(Transformer):
+        def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
+            return super().forward(input_ids, attention_mask) * token_type_ids.sum(1, keepdim=True)
+
+    model, types = Typed().double().eval(), np.array([[0, 0, 1, 1], [0, 1, 1, 1]])
+    for batch in (
+        {"input_ids": IDS, "token_type_ids": types},
+        {"input_ids": IDS, "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 1, 0]]), "token_type_ids": types},
+    ):
+        expected = embgrad.gradients(model, batch, embgrad.Logit(1))
+        result = embgrad.gradients(Placed(Placed(model)), batch, embgrad.Logit(1))
+        np.testing.assert_array_equal(result.values, expected.values)
+        assert result.provenance["unused"] == expected.provenance["unused"]
+
+
 def test_a_bag_that_scales_its_table() -> None:
     torch.manual_seed(0)
     model = Bag(mode="mean", max_norm=1.0).double()

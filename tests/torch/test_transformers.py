@@ -214,3 +214,55 @@ def test_a_cache_that_is_given_along_stays_as_it_is(options: dict[str, Any]) -> 
             np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
         else:
             np.testing.assert_array_equal(found.objective, logits[:, -1, 7].detach().numpy())
+
+
+def decoding(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "T5":
+        config = transformers.T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2)
+        return transformers.T5ForConditionalGeneration(config).double().eval()
+    sizes = {f"{side}_{of}": 2 for side in ("encoder", "decoder") for of in ("layers", "attention_heads")}
+    config = transformers.BartConfig(vocab_size=30, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes)
+    return transformers.BartForConditionalGeneration(config).double().eval()
+
+
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_what_an_encoder_returned_is_given_along_as_it_is(kind: str) -> None:
+    """A mapping that counts its entries, too, as users give it to a decoder."""
+    model, ids = decoding(kind), torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
+    encoded = model.get_encoder()(ids[:, :3])
+    table = model.get_input_embeddings()
+    rows = (torch.nn.functional.embedding(ids, table.weight) * getattr(table, "embed_scale", 1.0)).detach()
+    logits = model(decoder_inputs_embeds=rows.requires_grad_(), encoder_outputs=encoded).logits
+    own = torch.autograd.grad(logits[:, -1, 7].sum(), rows)[0].numpy()
+
+    def call(model: Any, inputs: Any) -> Any:
+        return model(decoder_input_ids=inputs["input_ids"], encoder_outputs=inputs["encoder_outputs"]).logits
+
+    batch = {"input_ids": ids.numpy(), "encoder_outputs": encoded}
+    found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call)
+    np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+    assert encoded.last_hidden_state.grad_fn is not None
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 1}, {"split": True, "at": "transformer.h.0"}])
+def test_a_cache_of_all_examples_is_not_cut(options: dict[str, Any]) -> None:
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    batch = {"input_ids": ids[:, 3:].numpy(), "past_key_values": model(ids[:, :3]).past_key_values}
+    with pytest.raises(
+        embgrad.BatchError, match=r"takes all 2 examples at once, and raised RuntimeError for 1 of them.*'past_key"
+    ):
+        embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), **options)
+
+
+def test_what_fails_by_itself_is_not_put_down_to_the_cutting() -> None:
+    config = transformers.GPT2Config(vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=16)
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), np.array([[3, 1, 4], [2, 6, 5]])
+
+    def failing(outputs: Any) -> Any:
+        raise ArithmeticError("by itself")
+
+    for given in ({"objective": failing}, {"objective": embgrad.Sum(), "call": lambda model, inputs: failing(model)}):
+        with pytest.raises(ArithmeticError, match="by itself"):
+            embgrad.gradients(model, ids, batch_size=1, **given)
