@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps
 
 __all__ = ["Pulled", "pull_back"]
+
+#: What a function of `torch.autograd.Function`'s kind is in a graph.
+_OwnBackward: Final = torch.autograd.function.BackwardCFunction
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ def pull_back(
         leaves: gives every parameter of the model.
     """
     marks = list(taps.marks.values())
-    behind = _leaves_behind_checkpoints(output for one in sets for output, _ in one) if mode.suspended_grad else None
+    watched = mode.suspended_grad or parameters
+    outputs = [output for one in sets for output, _ in one] if watched else ()
+    behind = _leaves_behind_backward_passes(outputs, bool(parameters))
     if behind is not None or taps.ending:
         taps.hear()
     pulled = []
@@ -121,18 +126,26 @@ def _aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
                 own.update(kept)
 
 
-def _leaves_behind_checkpoints(outputs: Iterable[Any]) -> list[Any] | None:
-    """The graph's leaves, where a reentrant checkpoint is part of it; else None."""
+def _leaves_behind_backward_passes(outputs: Iterable[Any], of_all: bool) -> list[Any] | None:
+    """The graph's leaves, where a reentrant checkpoint is part of it; else None.
+
+    Args:
+        outputs: where the graph begins.
+        of_all: whether it may also be another function with a backward pass of its own, which gives weights their gradients by
+            way of `grad` where it goes backward through what it has computed again.
+    """
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(waiting)
-    leaves, checkpointed = [], False
+    leaves, found = [], False
     while waiting:
         node = waiting.pop()
-        checkpointed = checkpointed or type(node).__name__ == "CheckpointFunctionBackward"
+        found = (
+            found or type(node).__name__ == "CheckpointFunctionBackward" or (of_all and isinstance(node, _OwnBackward))
+        )
         if hasattr(node, "variable"):
             leaves.append(node.variable)
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append(below)
-    return leaves if checkpointed else None
+    return leaves if found else None

@@ -102,6 +102,41 @@ def test_the_parameters_of_architectures(name: str) -> None:
     same(embgrad.parameter_gradients(model, batch, weighted), expected, 1e-9)
 
 
+class Again(torch.autograd.Function):
+    """Keeps nothing: its backward pass computes a part again and goes backward through that, as reversible layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, part: Any) -> Any:
+        ctx.part = part
+        ctx.save_for_backward(rows)
+        return part(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *above: Any) -> Any:
+        with torch.enable_grad():
+            rows = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.part(rows), above[0])
+        return rows.grad, None
+
+
+class Reversible(Net):
+    def forward(self, x: Any) -> Any:
+        return self.head(Again.apply(self.table(x), self.inner).mean(1))
+
+
+def test_weights_that_a_backward_pass_of_the_models_own_gives_their_gradients() -> None:
+    torch.manual_seed(0)
+    model = Reversible().double().eval()
+    model(tensor())[:, 1].sum().backward()
+    own = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    result = embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))
+    for name, gradient in own.items():
+        np.testing.assert_allclose(result[name], gradient, rtol=1e-12)
+        assert model.get_parameter(name).grad is gradient
+    assert set(result.unreached) == {"unused"}
+    np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Logit(1)).table().to_dense(), own["table.weight"])
+
+
 def test_parts_are_numbered() -> None:
     model = net()
     parts = [model.table, nn.Sequential(model.head)]
