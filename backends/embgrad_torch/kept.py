@@ -276,8 +276,9 @@ class _Keeper:
 
 
 def _dtypes(trace: Trace, found: Run) -> Iterator[str]:
-    """Those of the weights, and of what was computed."""
+    """Those of the weights, of what the trace computes, and of what was computed."""
     yield from (dtype_name(dtype) for _, dtype in trace.program.shapes)
+    yield from map(dtype_name, trace.program.dtypes)
     yield found.compute_dtype
 
 

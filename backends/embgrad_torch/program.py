@@ -79,7 +79,8 @@ def why_failed(error: BaseException) -> str:
         return "no C++ compiler (g++) is on the path, which torch.compile needs"
     if any("CppCompileError" in name for name in names):
         return "the C++ compiler that torch.compile needs gave an error"
-    text = next((line for line in str(error).strip().split("\n") if line.strip()), "")
+    lines = (line.strip() for line in str(error).strip().split("\n"))
+    text = next((line for line in lines if line and not line.endswith(" raised:")), "")  # behind which comes what
     return f"torch.compile failed ({type(error).__name__}: {text[:300]})"
 
 
@@ -101,6 +102,7 @@ class Program:
         results: by number the name of what goes on there.
         outputs: the names of the outputs.
         shapes: the shapes and dtypes of the weights.
+        dtypes: those of all that it computes.
     """
 
     places: tuple[Place, ...]
@@ -116,6 +118,7 @@ class Program:
     results: Mapping[int, str]
     outputs: tuple[str, ...]
     shapes: tuple[tuple[Any, Any], ...]
+    dtypes: frozenset[Any]
 
 
 def programmed(exported: Exported) -> Program:
@@ -153,6 +156,7 @@ def programmed(exported: Exported) -> Program:
         {number: node.name for number, node in happening.items()},
         tuple(node.name for node in outputs),
         tuple((tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in weights),
+        frozenset(node.meta["val"].dtype for node in levels if isinstance(node.meta.get("val"), torch.Tensor)),
     )
 
 
@@ -221,8 +225,25 @@ def _clean(graph: Any) -> None:
             graph.erase_node(node)
         elif node.target is STOP:
             node.target = torch.ops.aten.detach.default
+        elif node.target is torch.ops.aten.copy.default:
+            _write_out(graph, node)
         elif node.op == "get_attr":
             raise UntraceableError("a part of its graph is run by an operator of higher order")
+
+
+def _write_out(graph: Any, node: Any) -> None:
+    """Puts in the place of what an export makes of a write in place, which PyTorch cannot differentiate, what it gives."""
+    whole, source = node.args[:2]
+    with graph.inserting_before(node):
+        for target, *others in (
+            (torch.ops.aten.expand_as.default, whole),
+            (torch.ops.aten.type_as.default, whole),
+            (torch.ops.aten.clone.default,),
+        ):
+            source = graph.call_function(target, (source, *others))
+            source.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
 
 
 def _expects_values(node: Any) -> bool:

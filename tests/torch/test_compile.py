@@ -62,6 +62,18 @@ class InPlace(Net):
         return bent
 
 
+class InPieces(Net):
+    """As in place, of other dtypes and shapes than the place has."""
+
+    def body(self, rows: Any) -> Any:
+        bent = torch.zeros(rows.shape, dtype=torch.float64)
+        for position in range(2):
+            bent[:, position] = self.inner(rows[:, position])
+        bent[:, 2:] = rows[:, :1].float()
+        bent[..., 0] += rows[..., 1].sin()
+        return bent.tanh()
+
+
 class Convolving(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +128,7 @@ class Plain(Net):
 
 SORTS = (
     *(Net, ByFunction, ByIndex, BySelect, ByData, Computed, Detaching, Switching, InPlace, Convolving, Encoding),
-    *(Bag, Normed, Compiled, Mapped, Plain),
+    *(Bag, Normed, Compiled, Mapped, Plain, InPieces),
 )
 
 

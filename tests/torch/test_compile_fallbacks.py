@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import kept
+from embgrad_torch import kept, program
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
@@ -360,3 +361,12 @@ for _ in range(2):
     said = run.stdout.strip().splitlines()
     assert len(said) == 2
     assert all("compile=True: no C++ compiler (g++) is on the path, which torch.compile needs" in line for line in said)
+
+
+def test_what_a_compiler_says_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(graph: Any, inputs: Any) -> Any:
+        raise NotImplementedError("this cannot be had")
+
+    monkeypatch.setattr(program, "FEW", 0)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=refusing))
+    falls_back(Net(), "torch.compile failed .*: NotImplementedError: this cannot be had")

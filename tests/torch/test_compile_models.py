@@ -93,6 +93,19 @@ def test_compiled_pieces_between_points_and_with_several_pullbacks() -> None:
         )
 
 
+def test_what_is_computed_in_less_than_the_weights_agrees_as_far_as_that_rounds() -> None:
+    """As in a Llama of float64, whose norms are computed in float32."""
+
+    class Norming(kept_traces.Net):
+        def body(self, rows: Any) -> Any:
+            rows = rows.float()
+            for _ in range(3):
+                rows = (rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-6)).tanh().exp()
+            return rows.double() * 1e4
+
+    agree(Norming(), kept_traces.IDS)
+
+
 def test_compiled_backward_passes_leave_their_operands_to_the_next() -> None:
     """Also where the same graph was compiled for one pullback before, and PyTorch keeps what it has compiled."""
 
