@@ -158,6 +158,14 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
                 )
         return func(*args, **kwargs)
 
+    def on_choice(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """A choice between two functions, which PyTorch has compiled to run it: the one that is chosen runs as it is."""
+        if self.at.plain:
+            return func(*args, **kwargs)
+        chosen, true, false, operands = args
+        with self:
+            return (true if chosen else false)(*operands)
+
     def on_grad_mode(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Gradients switched on or off, as the older kind of checkpointing does it."""
         self.suspended_grad = self.suspended_grad or not args[0]
@@ -339,6 +347,7 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
     torch.ops.aten.embedding_bag: LookupMode.on_closed_bag,
     torch.ops.aten.embedding_bag.default: LookupMode.on_closed_bag,
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
+    torch.ops.higher_order.cond: LookupMode.on_choice,
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
     **dict.fromkeys(ACCUMULATING, LookupMode.on_differentiating),
 }

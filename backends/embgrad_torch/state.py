@@ -55,9 +55,10 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
         training: the mode.
 
     Raises:
-        UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet.
+        UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet, or tensors have no values.
         Changed: the structure was recalled, and does not hold any more.
     """
+    _expect_values()
     with (
         held(model.locks),
         Differentiable(),
@@ -195,6 +196,14 @@ def _copy_of(tensor: Any, known: Any) -> Any:
 def _heard() -> Any:
     """What watches functions is told of them, also where the user has switched that off around the call."""
     return _NOTHING if torch._C._is_torch_function_enabled() else torch._C._EnableTorchFunction()
+
+
+def _expect_values() -> None:
+    if torch._C._functorch.maybe_current_level() is not None:
+        raise UnsupportedError(
+            "embgrad is called inside torch.vmap, torch.func.grad or another transform of torch.func, where tensors have no "
+            "values to be read: expected a call outside of it; to transform the model's own call, pass call=..."
+        )
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:

@@ -205,3 +205,18 @@ def test_an_output_without_values() -> None:
         embgrad.OutputError, match=r"the output of shape \(2, 3\) is on the device 'meta', which holds no"
     ):
         embgrad.gradients(Moved(), IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize("call", [embgrad.gradients, embgrad.parameter_gradients, embgrad.table_gradients])
+def test_a_call_inside_a_transform(call: Any) -> None:
+    model = Net()
+
+    def inside(given: Any) -> Any:
+        call(model, IDS, embgrad.Logit(1))
+        return given.sum()
+
+    for transform in (torch.vmap, torch.func.grad):
+        with pytest.raises(
+            embgrad.UnsupportedError, match=r"embgrad is called inside torch\.vmap.* expected a call out"
+        ):
+            transform(inside)(torch.ones(2))

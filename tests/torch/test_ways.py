@@ -306,6 +306,24 @@ def test_under_autocast() -> None:
     np.testing.assert_allclose(result.values, own, rtol=1e-6)
 
 
+@pytest.mark.parametrize("by", [1.0, -1.0])
+def test_a_choice_that_pytorch_compiles(by: float) -> None:
+    """Functions that give a tensor alone, and that use weights and modules."""
+
+    class Choosing(Net):
+        def forward(self, x: Any) -> Any:
+            rows = self.table(x)
+            bent = torch.cond(self.by > 0, lambda rows: self.inner(rows), lambda rows: rows.sin(), (rows,))
+            return self.head(self.recurrent(bent)[0].mean(1))
+
+    model = net(Choosing)
+    model.register_buffer("by", torch.tensor(by))
+    own = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
+    check(model, own)
+    assert embgrad.parameter_gradients(model, IDS, embgrad.Logit(1))["inner.0.weight"].any() == (by > 0)
+    assert ("inner.0#0" in [point.name for point in embgrad.points(model, IDS)]) == (by > 0)
+
+
 class CastingItself(Net):
     @torch.autocast("cpu", torch.bfloat16)
     def forward(self, x: Any) -> Any:
