@@ -121,7 +121,8 @@ def _gathered(table: Any, sharing: Sequence[tuple[Any, np.ndarray | None]]) -> n
     if all(gradient is None for _, gradient in sharing):
         return None
     kept = next(gradient for _, gradient in sharing if gradient is not None)
-    memory = torch.zeros(table.untyped_storage().nbytes() // table.element_size(), dtype=torch.from_numpy(kept).dtype)
+    size, dtype = table.untyped_storage().nbytes() // table.element_size(), torch.from_numpy(kept).dtype
+    memory = torch.zeros(size, dtype=dtype, device="cpu")  # wherever the user has new tensors
     for one, gradient in sharing:
         if gradient is not None:
             place = memory.as_strided(one.shape, one.stride(), one.storage_offset())

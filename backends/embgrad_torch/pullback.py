@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,7 @@ from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps
 
-__all__ = ["Pulled", "pull_back"]
-
-#: What a function of `torch.autograd.Function`'s kind is in a graph.
-_OwnBackward: Final = torch.autograd.function.BackwardCFunction
+__all__ = ["Pulled", "counted", "pull_back"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +39,7 @@ def pull_back(
     parameters: Sequence[Any],
     mode: LookupMode,
     leaves: Callable[[], Iterable[Any]],
+    since: int = 0,
 ) -> list[Pulled]:
     """For each set of cotangents the gradient at each point and parameter.
 
@@ -51,18 +49,21 @@ def pull_back(
         parameters: the parameters whose gradients are wanted.
         mode: what watched the forward pass; checkpointed segments run again under it.
         leaves: gives every parameter of the model.
+        since: a number lower than those of the graph's nodes that the pass made: what is older is the user's, and stays usable.
     """
     marks = list(taps.marks.values())
-    watched = mode.suspended_grad or parameters
-    outputs = [output for one in sets for output, _ in one] if watched else ()
-    behind = _leaves_behind_backward_passes(outputs, bool(parameters))
+    walked = mode.suspended_grad or parameters
+    graph = _Graph(output for one in sets for output, _ in one) if walked else _Graph(())
+    reentering = graph.checkpointed or (graph.own_backward and bool(parameters))
+    behind = graph.leaves if reentering else None
+    kept = bool(parameters) and graph.oldest < since
     if behind is not None or taps.ending:
         taps.hear()
     pulled = []
     mode.pulling = True
     for number, one in enumerate(sets):
         reaching = [(output, like(cotangent, output)) for output, cotangent in one if output.requires_grad]
-        more = number + 1 < len(sets)
+        more = kept or number + 1 < len(sets)
         taps.start()
         try:
             if not reaching or not (marks or parameters):
@@ -126,26 +127,39 @@ def _aside(leaves: Sequence[Any], *, trainable: bool) -> Iterator[None]:
                 own.update(kept)
 
 
-def _leaves_behind_backward_passes(outputs: Iterable[Any], of_all: bool) -> list[Any] | None:
-    """The graph's leaves, where a reentrant checkpoint is part of it; else None.
+class _Graph:
+    """What there is in a graph.
 
     Args:
-        outputs: where the graph begins.
-        of_all: whether it may also be another function with a backward pass of its own, which gives weights their gradients by
-            way of `grad` where it goes backward through what it has computed again.
+        outputs: where it begins.
+
+    Attributes:
+        leaves: its leaves.
+        checkpointed: whether a reentrant checkpoint is part of it.
+        own_backward: whether a function with a backward pass of its own is, which gives weights their gradients by way of `grad`
+            where it goes backward through what it has computed again.
+        oldest: the lowest number of its nodes, which are counted as they are made.
     """
-    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(waiting)
-    leaves, found = [], False
-    while waiting:
-        node = waiting.pop()
-        found = (
-            found or type(node).__name__ == "CheckpointFunctionBackward" or (of_all and isinstance(node, _OwnBackward))
-        )
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-    return leaves if found else None
+
+    def __init__(self, outputs: Iterable[Any]) -> None:
+        waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        seen = set(waiting)
+        self.leaves: list[Any] = []
+        self.checkpointed = self.own_backward = False
+        while waiting:
+            node = waiting.pop()
+            self.checkpointed = self.checkpointed or type(node).__name__ == "CheckpointFunctionBackward"
+            self.own_backward = self.own_backward or isinstance(node, torch.autograd.function.BackwardCFunction)
+            if hasattr(node, "variable"):
+                self.leaves.append(node.variable)
+            for below, _ in node.next_functions:
+                if below is not None and below not in seen:
+                    seen.add(below)
+                    waiting.append(below)
+        self.oldest = min((node._sequence_nr() for node in seen), default=0)
+
+
+def counted() -> int:
+    """The number of a node that is made now."""
+    number: int = torch.zeros((), device="cpu", requires_grad=True).clone().grad_fn._sequence_nr()
+    return number

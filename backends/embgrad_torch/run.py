@@ -29,7 +29,7 @@ from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.operands import ByWeights, Differentiated
 from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
-from embgrad_torch.pullback import Pulled, pull_back
+from embgrad_torch.pullback import Pulled, counted, pull_back
 from embgrad_torch.segments import segments_ended
 from embgrad_torch.state import as_found, gradients_apart, with_gradients_apart
 from embgrad_torch.structure import Changed, Structure, recalled, structure
@@ -139,13 +139,14 @@ def _run(
         tables = Tables(parts, known.walked if request.tables else (), request)
         one.wanted.update(map(id, tables.parameters))
         with tables.differentiable() if tables.parameters else contextlib.nullcontext():
+            since = counted() if parameters or tables.parameters else 0
             returned, unused = _forward(model, batch, request.call, one)
             expect_unwritten(one.taps.aliased)
             chosen = watch.resolve(_unseen(known))
             with _of_objective(request), _without_weights(request, weights):
                 answered = answered_by(returned, batch, request)
             wanted = [*parameters.values(), *tables.parameters]
-            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts))
+            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts), since)
             if one.mode.differentiated:  # and the model has caught what told of it
                 raise Differentiated
         dtype = dtype_of(request, one.taps, chosen, answered, returned, parts)

@@ -48,7 +48,7 @@ def putter(tensor: Any) -> Callable[[np.ndarray], None]:
     def put(value: np.ndarray) -> None:
         # By `data`, since a graph that the user holds would else take its saved tensors for overwritten.
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-            tensor.data.copy_(torch.tensor(np.asarray(value)))
+            tensor.data.copy_(torch.tensor(np.asarray(value), device="cpu"))
 
     return put
 

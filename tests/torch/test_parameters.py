@@ -137,6 +137,36 @@ def test_weights_that_a_backward_pass_of_the_models_own_gives_their_gradients() 
     np.testing.assert_allclose(embgrad.gradients(model, IDS, embgrad.Logit(1)).table().to_dense(), own["table.weight"])
 
 
+@pytest.mark.parametrize("call", [embgrad.parameter_gradients, embgrad.table_gradients])
+def test_a_graph_of_the_users_through_which_weights_are_reached_can_still_be_used(call: Any) -> None:
+    """As where the weights of a call are those of a step before."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(VOCAB, 4), nn.Flatten(), nn.Linear(16, 3)).double()
+    fast = {name: one.sin() for name, one in model.named_parameters()}
+
+    def with_fast(model: Any, inputs: Any) -> Any:
+        return torch.func.functional_call(model, fast, (inputs,))
+
+    found = call(model, IDS, embgrad.Logit(1), call=with_fast)
+    expected = own(model, lambda: with_fast(model, tensor())[:, 1].sum())
+    if call is embgrad.parameter_gradients:
+        same(found, expected)
+
+
+@pytest.mark.parametrize("way", ["table", "check"])
+def test_where_the_user_has_new_tensors_elsewhere(way: str) -> None:
+    model = net()
+    torch.set_default_device("meta")
+    try:
+        if way == "table":
+            found = embgrad.table_gradients(model, IDS, embgrad.Logit(1)).total
+        else:
+            found = embgrad.gradients(model, IDS, embgrad.Logit(1), check=True).table().to_dense()
+    finally:
+        torch.set_default_device(None)
+    np.testing.assert_allclose(found, own(model, lambda: model(tensor())[:, 1].sum())["table.weight"], atol=1e-14)
+
+
 def test_parts_are_numbered() -> None:
     model = net()
     parts = [model.table, nn.Sequential(model.head)]
