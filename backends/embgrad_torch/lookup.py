@@ -320,7 +320,13 @@ def _is_transformed(tensor: Any) -> bool:
 
 
 def _as_numpy(read: Read) -> np.ndarray:
-    indices: np.ndarray = read.indices.detach().cpu().numpy()  # which copies nothing that is there already
+    try:
+        indices: np.ndarray = read.indices.detach().cpu().numpy()  # which copies nothing that is there already
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"the model looks up rows by indices that are a {type(read.indices).__name__}, which NumPy cannot read ({error}): "
+            "expected a plain tensor; pad the ids, and nest the rows, not the ids"
+        ) from error
     return np.where(indices < 0, indices + read.table.shape[0], indices) if read.indexing else indices
 
 

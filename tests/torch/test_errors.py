@@ -220,3 +220,16 @@ def test_a_call_inside_a_transform(call: Any) -> None:
             embgrad.UnsupportedError, match=r"embgrad is called inside torch\.vmap.* expected a call out"
         ):
             transform(inside)(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of nested tensors
+def test_ids_that_are_nested() -> None:
+    class Nesting(Net):
+        def forward(self, x: Any) -> Any:
+            rows = self.table(torch.nested.nested_tensor([x[0], x[1, :3]], layout=torch.jagged))
+            return self.head(torch.stack([one.mean(0) for one in rows.unbind()]))
+
+    with pytest.raises(
+        embgrad.UnsupportedError, match=r"indices that are a NestedTensor, which NumPy cannot read .*: exp"
+    ):
+        embgrad.gradients(Nesting(), IDS, embgrad.Logit(1))
