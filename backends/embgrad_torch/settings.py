@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from embgrad.locks import process_lock
 
@@ -57,25 +58,30 @@ uncompiled: Final = _Shared(_Eager())
 without_cudnn: Final = _Shared(lambda: torch.backends.cudnn.flags(enabled=False))
 
 
+class _Uncached(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """While active no cast is taken or kept, also where a block of the model's own, made earlier, turns that on again."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if torch.is_autocast_cache_enabled():
+            torch.set_autocast_cache_enabled(False)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
 @contextlib.contextmanager
 def cast_anew() -> Iterator[None]:
-    """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights.
-
-    A block of the model's own may turn that on again: it is the outermost one meanwhile, which drops them at its end.
-    """
-    blocks = 0
+    """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights."""
     torch.autocast_increment_nesting()
-    while torch.autocast_decrement_nesting():
-        blocks += 1
+    if not (torch.autocast_decrement_nesting() or torch._C._is_any_autocast_enabled()):
+        yield  # a block of the model's own drops them at its end
+        return
     before = torch.is_autocast_cache_enabled()
-    if blocks or torch._C._is_any_autocast_enabled():
-        torch.set_autocast_cache_enabled(False)
+    torch.set_autocast_cache_enabled(False)
     try:
-        yield
+        with _Uncached():
+            yield
     finally:
         torch.set_autocast_cache_enabled(before)
-        for _ in range(blocks):
-            torch.autocast_increment_nesting()
 
 
 def is_computing_once() -> bool:
