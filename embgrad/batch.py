@@ -10,6 +10,8 @@ import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.further import cut, is_of_each
+from embgrad.structures import entries, is_nest
 from embgrad.validation import checked_ids, checked_integers, checked_mask, checked_tokens, count_or_none, expect_flag
 
 __all__ = ["CONVENTIONS", "TokenBatch"]
@@ -188,22 +190,23 @@ class TokenBatch:
         return TokenBatch(**{**self._fields(), **changes})
 
     def __getitem__(self, examples: slice) -> TokenBatch:
-        """The batch of some of the examples; extras whose first axis is the examples are cut alike, but for `shared` ones."""
+        """The batch of some of the examples; extras are cut alike where they have an entry an example, but for `shared` ones."""
         if not isinstance(examples, slice):
             raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
-        cut = {
+        own = {
             name: None if (value := getattr(self, name)) is None else value[examples]
             for name in ("ids", "mask", "types", "words", "tokens", "truncated")
         }
-        along = {name: _cut(name, self.extras[name], examples) for name in self.of_each}
-        return self.replace(**cut, extras={**self.extras, **along})
+        along = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
+        return self.replace(**own, extras={**self.extras, **along})
 
     @property
     def of_each(self) -> list[str]:
-        """The names of the extras that have an entry an example: those that are not `shared`, by the length of the first axis."""
-        return [
-            name for name, value in self.extras.items() if name not in self.shared and _one_an_example(value, len(self))
-        ]
+        """The names of the extras that have an entry an example, or hold arrays that have: those that are not `shared`.
+
+        The length of an array's first axis tells it, and that of a list or tuple that is no nest of such arrays.
+        """
+        return [name for name, value in self.extras.items() if name not in self.shared and is_of_each(value, len(self))]
 
     def micro_batches(self, size: int) -> Iterator[TokenBatch]:
         """The batch in pieces of at most `size` examples, in order."""
@@ -288,31 +291,12 @@ def _known_convention(name: str) -> str:
     return name
 
 
-def _one_an_example(value: Any, examples: int) -> bool:
-    """Whether the first axis of an extra input is the examples."""
-    if isinstance(value, (str, bytes)):
-        return False
-    if isinstance(value, (list, tuple)):
-        return len(value) == examples
-    shape = getattr(value, "shape", ())
-    return bool(shape) and int(next(iter(shape))) == examples
-
-
-def _cut(name: str, value: Any, examples: slice) -> Any:
-    """The entries of some examples in an extra input."""
-    try:
-        return value[examples]
-    except TypeError as error:  # a SparseTensor, say
-        raise BatchError(
-            f"the further input {name!r} is a {type(value).__name__}, of which the entries of some of the examples cannot be "
-            "taken: expected an array or a dense tensor for what runs some of them (batch_size, check=True, points other than "
-            "'word'), or TokenBatch(..., shared=[...]) with its name where all examples share it"
-        ) from error
-
-
 def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
+    if is_nest(a) and is_nest(b):
+        one, other = dict(entries(a)), dict(entries(b))
+        return one.keys() == other.keys() and all(_same(entry, other[place]) for place, entry in one.items())
     try:
         return np.array_equal(to_numpy(a), to_numpy(b))
     except ValueError:  # an extra that is no array

@@ -14,6 +14,7 @@ from embgrad.arrays import to_numpy
 from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
 from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
+from embgrad.further import of_examples
 from embgrad.points import WORD, Lookup, Point, layout_is_open
 
 __all__ = [
@@ -180,7 +181,8 @@ def expecting_parts(
             raise
         if not _takes(backend, model, batch, call):
             raise
-        further = f"; it is given {listed(batch.extras)} besides, of which arrays are cut alone" if batch.extras else ""
+        besides = f"; it is given {listed(batch.extras)} besides, where arrays are cut, also in tuples and dicts, and objects not"
+        further = besides if batch.extras else ""
         raise BatchError(
             f"the model takes all {len(batch)} examples at once, and raised {type(failure).__name__} for {len(part)} of "
             f"them{further}: expected one that takes any number of examples, which batch_size=... and split=... go by; leave "
@@ -192,10 +194,14 @@ def _and_the_first_again(batch: TokenBatch) -> TokenBatch:
     """One example more, where there is none less that would not be alone: what one is given broadcasts."""
     order = [*range(len(batch)), 0]
 
-    def again(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(value[place] for place in order)
+    def array(value: Any) -> Any:
         return to_numpy(value)[order]
+
+    def in_order(value: Any) -> Any:
+        return type(value)(value[place] for place in order)
+
+    def again(value: Any) -> Any:
+        return of_examples(value, len(batch), array, in_order)
 
     return TokenBatch(
         again(batch.ids),

@@ -30,11 +30,9 @@ from embgrad.composition import (
     names_in,
     root_of,
 )
+from embgrad.structures import PLAIN
 
-__all__ = ["CHANGING", "PLAIN", "Same", "UntoldError", "asked_of", "code_of", "identity_of"]
-
-#: What is the same where it is equal.
-PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+__all__ = ["CHANGING", "Same", "UntoldError", "asked_of", "code_of", "identity_of"]
 
 #: Those of which equal ones may differ (0.0 and −0.0), and of which one may be unequal to itself: told as they are written.
 _WRITTEN: Final = (float, complex)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final
 
-from embgrad.identity import PLAIN
+__all__ = ["PLAIN", "copied", "entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
 
-__all__ = ["copied", "entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
+#: What is the same where it is equal, and holds nothing else.
+PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
 def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
@@ -100,10 +101,12 @@ def _is_record(value: Any) -> bool:
 
 def with_entry(value: Any, place: Any, new: Any) -> Any:
     """A copy of a tuple, list, mapping or data class with another thing at a place."""
-    if isinstance(value, Mapping):
+    if isinstance(value, MutableMapping):
         changed = copy.copy(value)
-        changed[place] = new  # type: ignore[index]  # what a module gives can be written to
+        changed[place] = new
         return changed
+    if isinstance(value, Mapping):  # which may take no other entries
+        return {**value, place: new}
     if isinstance(value, tuple) and hasattr(value, "_replace"):
         return value._replace(**{value._fields[place]: new})  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):

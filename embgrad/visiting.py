@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from embgrad.identity import PLAIN
 from embgrad.nested import dict_of, slots_of
+from embgrad.structures import PLAIN
 
 __all__ = ["LARGEST", "Step", "visited"]
 

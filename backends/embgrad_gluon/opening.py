@@ -13,7 +13,7 @@ import numpy as np
 
 from embgrad.errors import UnsupportedError
 from embgrad.generators import generators_kept
-from embgrad.identity import PLAIN
+from embgrad.structures import PLAIN
 from embgrad_gluon.attributes import Attributes
 from embgrad_gluon.graph import DRAWING
 from embgrad_gluon.importing import import_mxnet

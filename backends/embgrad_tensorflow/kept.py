@@ -14,11 +14,12 @@ from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.bounded import Bounded
 from embgrad.calling import as_parts
-from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
+from embgrad.identity import CHANGING, UntoldError, asked_of, code_of
 from embgrad.points import WORD
 from embgrad.refusals import OBJECTIVES, Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.responding import Respond
+from embgrad.structures import PLAIN
 from embgrad.traces import Traces, UnsettledError
 from embgrad_tensorflow.beside import of_the_user, snapshot_of
 from embgrad_tensorflow.exchange import FailedError, is_answering

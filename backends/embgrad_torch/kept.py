@@ -18,10 +18,11 @@ from embgrad.backend import NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.bounded import Bounded
 from embgrad.calling import as_parts
-from embgrad.identity import CHANGING, PLAIN, UntoldError, asked_of, code_of
+from embgrad.identity import CHANGING, UntoldError, asked_of, code_of
 from embgrad.locks import held
 from embgrad.refusals import OBJECTIVES, Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
+from embgrad.structures import PLAIN
 from embgrad.traces import Traces, UnsettledError
 from embgrad_torch import inputs
 from embgrad_torch.drawing import DrawnAgain

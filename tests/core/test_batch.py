@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -396,6 +398,15 @@ def test_equality_with_extras_that_are_no_arrays() -> None:
     one = embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
     assert one == embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 3]]})
     assert one != embgrad.TokenBatch(IDS, extras={"cache": {"a": 1}, "ragged": [[1], [2, 4]]})
+    assert one != embgrad.TokenBatch(IDS, extras={"cache": {"b": 1}, "ragged": [[1], [2, 3]]})
+
+
+def test_equality_with_extras_that_hold_arrays() -> None:
+    def batch(number: float) -> embgrad.TokenBatch:
+        return embgrad.TokenBatch(IDS, extras={"cache": {"a": np.arange(3.0)}, "layers": ((IDS, IDS * number), None)})
+
+    assert batch(2) == batch(2)
+    assert batch(2) != batch(3)
 
 
 @pytest.mark.parametrize("copied", [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy])
@@ -462,6 +473,46 @@ def test_only_extras_with_an_entry_an_example_are_cut() -> None:
     np.testing.assert_array_equal(cut.extras["array"], IDS[1:])
     assert cut.extras["shared"].shape == (1, 3)
     assert (cut.extras["flag"], cut.extras["name"], cut.extras["scalar"], cut.extras["none"]) == (True, "ab", 2, None)
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+def test_nests_are_cut_where_their_arrays_have_an_entry_an_example() -> None:
+    """As what another model returned, or what it kept of each layer, of which there may be as many as examples."""
+    rows, layer, shared = np.arange(2.0), np.arange(12.0).reshape(2, 3, 2), np.ones((1, 2))
+    extras = {
+        "dict": {"rows": rows, "deep": {"more": layer, "shared": shared}, "lengths": [3, 4], "name": "ab"},
+        "layers": ((layer, layer + 1), (layer + 2, None)),
+        "states": (layer, layer + 1),
+        "pair": Pair(layer, shared),
+        "read only": MappingProxyType({"rows": rows}),
+        "vectors": [rows, rows],
+        "dicts": [{"box": np.zeros((5, 4))}, {"box": np.ones((2, 4))}],
+        "three": (shared, shared, shared),
+        "lists": [[1, 2], [3, 4]],
+    }
+    batch = embgrad.TokenBatch(IDS, extras=extras)
+    assert batch.of_each == [name for name in extras if name != "three"]
+    cut = batch[1:].extras
+    assert cut["dict"]["rows"].tolist() == [1.0]
+    assert (cut["dict"]["lengths"], cut["dict"]["name"]) == ([4], "ab")
+    assert cut["dict"]["deep"]["shared"] is shared
+    np.testing.assert_array_equal(cut["dict"]["deep"]["more"], layer[1:])
+    np.testing.assert_array_equal(cut["layers"][0], (layer[1:], layer[1:] + 1))
+    np.testing.assert_array_equal(cut["layers"][1][0], layer[1:] + 2)
+    assert cut["layers"][1][1] is None
+    np.testing.assert_array_equal(cut["states"], (layer[1:], layer[1:] + 1))
+    assert type(cut["pair"]) is Pair
+    np.testing.assert_array_equal(cut["pair"].first, layer[1:])
+    assert cut["pair"].second is shared
+    assert cut["read only"]["rows"].tolist() == [1.0]
+    assert len(cut["vectors"]) == 1, "a list of arrays is one array"
+    assert [one["box"].shape for one in cut["dicts"]] == [(2, 4)]
+    assert cut["three"] is extras["three"]
+    assert cut["lists"] == [[3, 4]]
+    assert extras["dict"]["rows"] is rows
+    assert not np.array_equal(extras["layers"][0][0], layer[1:])
 
 
 def test_only_slices_cut() -> None:

@@ -242,7 +242,10 @@ def test_what_an_encoder_returned_is_given_along_as_it_is(kind: str) -> None:
     batch = {"input_ids": ids.numpy(), "encoder_outputs": encoded}
     found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call)
     np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
+    found = embgrad.gradients(model, batch, embgrad.Logit(7, position=-1), call=call, batch_size=1)
+    np.testing.assert_allclose(found.values, own, rtol=1e-9, atol=1e-14)
     assert encoded.last_hidden_state.grad_fn is not None
+    assert len(encoded.last_hidden_state) == 2
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"split": True, "at": "transformer.h.0"}])
