@@ -266,13 +266,19 @@ def whole_tracebacks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def other_tapes_paused() -> Iterator[None]:
-    """Keep the user's tapes from recording our work, and ours from being stopped by theirs."""
+    """Keep the user's tapes from recording our work, and ours from being stopped by theirs.
+
+    Where a `tf.autodiff.ForwardAccumulator` records, they go on: a tape that was stopped and begins again lies inside of it, and
+    no more records the derivatives that it gives, by which the user's second derivatives are taken.
+    """
     with contextlib.ExitStack() as held:
         if pywrap_tfe.TFE_Py_TapeSetIsStopped():
             pywrap_tfe.TFE_Py_TapeSetRestartOnThread()
             held.callback(pywrap_tfe.TFE_Py_TapeSetStopOnThread)
-        for tape in tapes_of_this_thread():
-            held.enter_context(tape.stop_recording())
+        tapes = tapes_of_this_thread()
+        if tapes and not any(one._recording for one in _of_type(tf.autodiff.ForwardAccumulator)):
+            for tape in tapes:
+                held.enter_context(tape.stop_recording())
         yield
 
 
@@ -281,10 +287,14 @@ def tapes_of_this_thread() -> list[Any]:
     if pywrap_tfe.TFE_Py_TapeSetIsEmpty():
         return []
     found = []
-    for tape in [one for one in gc.get_objects() if issubclass(type(one), tf.GradientTape)]:
+    for tape in _of_type(tf.GradientTape):
         probe = tf.zeros(())
         if tape._recording and not pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([probe]):
             tape.watch(probe)
             if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([probe]):
                 found.append(tape)
     return found
+
+
+def _of_type(kind: type) -> list[Any]:
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]

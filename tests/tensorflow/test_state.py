@@ -317,6 +317,23 @@ def test_the_users_tape_records_nothing_of_ours(keras: Any, persistent: bool) ->
     assert float(tape.gradient(loss, own)) == pytest.approx(27.0)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_second_derivatives_of_the_users_around_a_call(keras: Any, persistent: bool, compiled: bool) -> None:
+    """By a tape that records what an accumulator gives: it goes on where it stood, outside of the accumulator."""
+    model = functional(keras, keras.layers.LSTM(3))
+    expected = embgrad.gradients(model, IDS, OBJECTIVE)
+    own = tf.Variable(3.0)
+    with tf.GradientTape(persistent=persistent) as tape:
+        with tf.autodiff.ForwardAccumulator(own, tf.constant(1.0)) as accumulator:
+            cubed = own**3
+            inside = embgrad.gradients(model, IDS, OBJECTIVE, compile=compiled)
+            slope = accumulator.jvp(cubed * own)
+        result = slope * own
+    np.testing.assert_allclose(inside.values, expected.values, rtol=1e-5, atol=1e-7)
+    assert float(tape.gradient(result, own)) == pytest.approx(16 * 27.0)
+
+
 def test_tapes_of_other_threads_go_on(keras: Any) -> None:
     model = functional(keras, keras.layers.GlobalAveragePooling1D())
     ready, done = threading.Event(), threading.Event()
