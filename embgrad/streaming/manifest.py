@@ -95,6 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         FileNotFoundError: there is no such folder, or no manifest in it.
+        PermissionError: it may not be read.
         FileFormatError: it is not as embgrad writes it, or of a later version.
     """
     path = folder / NAME
@@ -106,6 +107,8 @@ def read_manifest(folder: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         what = "holds no manifest.json" if folder.is_dir() else "is no folder"
         raise FileNotFoundError(f"{folder} {what}: expected what embgrad.stream(..., to=folder) writes") from None
+    except PermissionError:  # it may be whole, and what it tells of is not to be written again
+        raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise FileFormatError(f"{path} is no manifest of embgrad's: {error!r}; write the folder again") from error
     if version > FORMAT:

@@ -242,6 +242,24 @@ def test_a_manifest_that_is_too_long(tmp_path: Path) -> None:
         embgrad.open_stream(tmp_path)
 
 
+def test_a_manifest_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be whole: nobody is told to write the folder again."""
+    streamed(tmp_path / "s").finish()
+    opening = os.open
+
+    def refusing(path: Any, *given: Any, **named: Any) -> int:
+        if Path(path).name == "manifest.json":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opening(path, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "open", refusing)
+        for call in (lambda: embgrad.open_stream(tmp_path / "s"), lambda: streamed(tmp_path / "s").finish()):
+            with pytest.raises(PermissionError, match=r"Permission denied: .*manifest\.json"):
+                call()
+    assert len(list(embgrad.open_stream(tmp_path / "s"))) == 2
+
+
 @pytest.mark.parametrize("keep", ["all", "saliency", "table"])
 def test_changed_shards_with_a_manifest_that_vouches_for_them(tmp_path: Path, keep: str) -> None:
     """Who can write the manifest, too, can hand over any bytes."""
