@@ -43,6 +43,7 @@ from embgrad_tensorflow.state import (
     on_our_own,
     operations_as_they_are,
     other_tapes_paused,
+    replicas_apart,
     whole_tracebacks,
 )
 from embgrad_tensorflow.tap import Taps, dense
@@ -173,7 +174,7 @@ def paths(model: Any) -> list[str]:
 def _working(model: Any) -> Iterator[None]:
     """Nobody else changes the model's state, and nobody's tape records what is done."""
     expect_eager()
-    with model_lock(as_parts(model)), on_our_own(), other_tapes_paused():
+    with replicas_apart(), model_lock(as_parts(model)), on_our_own(), other_tapes_paused():
         yield
 
 

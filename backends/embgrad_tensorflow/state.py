@@ -32,6 +32,7 @@ __all__ = [
     "operations_as_they_are",
     "other_tapes_paused",
     "pushes",
+    "replicas_apart",
     "tapes_of_this_thread",
     "wants_eager",
     "whole_tracebacks",
@@ -50,6 +51,9 @@ GROWN: Final = frozenset({"variable", "module"})
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
 _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
+
+#: Called where a replica waits for the others.
+_merged: Final = Interception(lambda: tf.distribute.ReplicaContext, "merge_call")
 
 #: How many passes of embgrad's own are under way in this thread, one inside the other.
 _depth: ContextVar[int] = ContextVar("depth", default=0)
@@ -85,6 +89,29 @@ def on_our_own() -> Iterator[None]:
 def depth() -> int:
     """How many passes of embgrad's own are under way in this thread, one inside the other; 0 in the user's own loop."""
     return _depth.get()
+
+
+@contextlib.contextmanager
+def replicas_apart() -> Iterator[None]:
+    """Refuse to wait for other replicas, which wait for what is held here until the call has ended.
+
+    Raises:
+        UnsupportedError: in one of several replicas the model does what they do together.
+    """
+    replica = tf.distribute.get_replica_context()
+    if replica is None or replica.num_replicas_in_sync == 1:
+        yield
+        return
+
+    def refuse(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        raise UnsupportedError(
+            f"embgrad was called in one of {replica.num_replicas_in_sync} replicas (tf.distribute.Strategy.run), and the model "
+            "does there what all of them do together, such as a write to a variable that each has a copy of: expected a call "
+            "outside of Strategy.run, with the examples of all replicas"
+        )
+
+    with _merged.by(refuse):
+        yield
 
 
 class Snapshot:

@@ -622,7 +622,7 @@ class Net(tf.Module):
     def __init__(self):
         super().__init__()
         self.table = tf.Variable(tf.ones((12, 2)))
-        self.count = tf.Variable(0, trainable=False)
+        self.count = tf.Variable(0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
     def __call__(self, ids):
         self.count.assign_add(1)
@@ -640,6 +640,56 @@ print([int(one) for one in model.count.values])
 def test_a_model_on_several_devices() -> None:
     done = subprocess.run([sys.executable, "-c", MIRRORED], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "[0, 0]"
+
+
+REPLICAS = f"""{MIRRORED}
+def one():
+    try:
+        embgrad.gradients(model, np.array([[5, 2]]), embgrad.Sum())
+    except embgrad.UnsupportedError as error:
+        print(error.message)
+
+strategy.run(one)
+print([int(one) for one in model.count.values])
+model.count = tf.Variable(0, trainable=False)
+ones = strategy.run(lambda: tf.constant(embgrad.gradients(model, np.array([[5, 2]]), embgrad.Sum()).values))
+print(all((one.numpy() == 1).all() for one in ones.values), int(model.count))
+"""
+
+
+def test_a_call_in_one_of_several_replicas() -> None:
+    """They would wait for each other for ever."""
+    done = subprocess.run([sys.executable, "-c", REPLICAS], capture_output=True, text=True, timeout=300, check=True)
+    _, *refused, counted, apart = done.stdout.strip().splitlines()
+    assert len(refused) == 2
+    assert all("one of 2 replicas" in one and "outside of Strategy.run" in one for one in refused)
+    assert (counted, apart) == ("[0, 0]", "True 0")
+
+
+class OneOfTwo(tf.distribute.ReplicaContext):  # type: ignore[misc]
+    """The context of a replica beside another."""
+
+    num_replicas_in_sync = 2
+
+
+def test_a_model_that_waits_for_other_replicas() -> None:
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.ones((12, 2)))
+
+        def __call__(self, ids: Any) -> Any:
+            tf.distribute.get_replica_context().merge_call(lambda strategy: None)
+            return tf.reduce_sum(tf.gather(self.table, ids), 1)
+
+    model = Net()
+    embgrad.gradients(model, IDS, OBJECTIVE)
+    with (
+        OneOfTwo(tf.distribute.get_strategy(), 0),
+        pytest.raises(embgrad.UnsupportedError, match=r"one of 2 replicas .* a call outside of Strategy\.run"),
+    ):
+        embgrad.gradients(model, IDS, OBJECTIVE)
+    embgrad.gradients(model, IDS, OBJECTIVE)
 
 
 class Growing(tf.Module):
