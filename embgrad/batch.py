@@ -40,7 +40,8 @@ class TokenBatch:
         convention: the form in which `inputs` gives the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
         mask_is_bool: the model is given the mask as bool, since a model may index with it or invert it.
         shared: the names of those extras that all examples share. Of the others those count as having an entry an example
-            whose first axis is as long as there are examples, and are cut along.
+            whose first axis is as long as there are examples, by themselves or in dicts, tuples and what models return,
+            and lists of that length; they are cut along.
 
     Attributes:
         ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
