@@ -73,7 +73,7 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
     start = time.perf_counter()
     make = _maker(mode)
     imported = time.perf_counter()
-    built = make(Case(**case))
+    about, built = _built(make, mode, case)
     built.forward()
     ready = time.perf_counter()
     calls = []
@@ -82,10 +82,10 @@ def first_call(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:
         try:
             built.gradients()
         except EmbgradError as error:
-            return [{"mode": mode, **case, "refused": f"{type(error).__name__}: {error}"}]
+            return [{**about, "refused": f"{type(error).__name__}: {error}"}]
         calls.append(time.perf_counter() - before)
     figures = {"import": imported - start, "load": ready - imported, "first": calls[0], "later": min(calls[1:])}
-    return [{"mode": mode, **case, **figures}]
+    return [{**about, **figures}]
 
 
 def own_share(mode: str, case: dict[str, Any]) -> list[dict[str, Any]]:

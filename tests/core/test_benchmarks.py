@@ -39,6 +39,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    assert '"/' not in figures.read_text(encoding="utf-8")  # no path of the machine
     found = json.loads(figures.read_text(encoding="utf-8"))
     assert found["missing"] == []
     assert {row["mode"] for row in found["sizes"]} == {"NumPy, the reference"}
