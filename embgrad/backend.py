@@ -269,12 +269,13 @@ class Listener(Protocol):
         """
         ...
 
-    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray]) -> Any:
+    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> Any:
         """It ended.
 
         Args:
             watch: what took it down.
             values: by key the values at the points that were kept.
+            compute_dtype: the dtype in which the model computed at the first of them, see `Run`.
 
         Returns:
             What stands for the pass. The backend keeps it no longer than the pass's graph lives.

@@ -35,6 +35,7 @@ from embgrad.result import EmbeddingGradients
 from embgrad.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.rowsparse import RowSparse, added
 from embgrad.task import origins
+from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
 
 __all__ = ["Tap", "capture"]
@@ -53,6 +54,7 @@ class _Pass:
         lookup: the lookup that was made there; None at a module.
         activation: the value there, in the tensor's own axes.
         batch: the ids that the model was given.
+        compute_dtype: in which the model computed there.
     """
 
     key: str
@@ -60,6 +62,7 @@ class _Pass:
     lookup: Lookup | None
     activation: np.ndarray
     batch: TokenBatch
+    compute_dtype: str
 
 
 class Tap:
@@ -141,17 +144,17 @@ class Tap:
             self._key = point.key
         return PointWatch(batch, (self._key,))
 
-    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray]) -> _Pass:
+    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
         """See `embgrad.Listener`."""
         key = self._resolved(watch)
         found, batch = watch.found(key), watch.batch
         if isinstance(found, Lookup):
             found = self._with_layout(found, batch)
             place = of_lookup(self.at, found, batch, by_role=found.layout is not None)
-            return _Pass(key, place, found, values[key], batch)
+            return _Pass(key, place, found, values[key], batch, compute_dtype)
         shape = values[key].shape
         place = of_module(self.at, shape, batch, self._example_axis(shape, batch), by_role=self._by_role)
-        return _Pass(key, place, None, values[key], batch)
+        return _Pass(key, place, None, values[key], batch, compute_dtype)
 
     def step(self, gradients: Sequence[tuple[_Pass, str, np.ndarray]]) -> None:
         """See `embgrad.Listener`."""
@@ -226,7 +229,7 @@ class Tap:
             words_of=None,
             vocab=None if passed.lookup is None else passed.lookup.rows,
             pad_leak=leak,
-            provenance={**self._provenance, "path": passed.key, "compute_dtype": str(gradient.dtype)},
+            provenance={**self._provenance, "path": passed.key, "compute_dtype": passed.compute_dtype},
         )
 
     def _add(self, step: EmbeddingGradients) -> None:
@@ -386,4 +389,8 @@ def _together(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
         **{name: joined(name) for name in ("values", "activations", "ids", "types")},
         mask=joined("mask", lambda piece: np.ones(piece.ids.shape, np.int64)) if told else None,
         pad_leak=max(piece.pad_leak for piece in pieces),
+        provenance={
+            **first.provenance,
+            "compute_dtype": coarsest(piece.provenance["compute_dtype"] for piece in pieces),
+        },
     )

@@ -22,7 +22,7 @@ from embgrad_gluon.graphpoints import GraphPoints
 from embgrad_gluon.guards import GUARDED, Guards
 from embgrad_gluon.hearing import Marks, hearing
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.inputs import arguments_of
+from embgrad_gluon.inputs import GluonArrays, arguments_of
 from embgrad_gluon.lookup import Lookups, Tables
 from embgrad_gluon.modules import Modules, calling
 from embgrad_gluon.opening import expect_agreement
@@ -127,7 +127,8 @@ class _Capture:
         for key in kept:
             one.taps.expect_unwritten(key)
         values = {key: owned(entry.gone_on.asnumpy()) for key, entry in kept.items()}
-        told = self._listener.end(one.taps.watch, values)
+        dtype = next((GluonArrays().dtype(entry.gone_on) for entry in kept.values()), "float32")
+        told = self._listener.end(one.taps.watch, values, dtype)
         marks = {key: entry.mark for key, entry in kept.items()}
         self.marks.append(Marks(self._listener, told, marks, self.marks))
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
 import tensorflow as tf
 
 from embgrad.arrays import owned
@@ -18,10 +17,11 @@ from embgrad.backend import Listener, Point
 from embgrad.batch import TokenBatch
 from embgrad.errors import PointNotReachedError, UnsupportedError
 from embgrad.interception import Interception
+from embgrad.tolerance import coarsest
 from embgrad_tensorflow.arguments import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.compiled import function_calls, runs_model
-from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.precision import TurningWatcher
 from embgrad_tensorflow.run import closed_graphs, points
 from embgrad_tensorflow.state import depth, expect_eager, pushes, tapes_of_this_thread
 from embgrad_tensorflow.tap import dense, with_mask
@@ -205,23 +205,25 @@ class _Ear:
 
         watch = self._listener.begin(integers(self._model, args, kwargs), discover)
         kept = _Kept()
-        watcher = Watcher(watch, Tables([self._model]), kept)
+        watcher = TurningWatcher(watch, Tables([self._model]), kept)
         self._calls = Calls(watch, self.modules, kept.passed)
         try:
             with watcher.watching():
                 returned = self._calls.around(function, self._model, *args, **kwargs)
         finally:
             self._calls = None
-        passed = self._ended(watcher, {key: owned(one.numpy()) for key, one in kept.tensors.items()})
+        passed = self._ended(watcher, kept.tensors)
         for tape in [one for one in self._tapes if one._recording]:
             self._kept.setdefault(tape, []).extend(
                 _Point(tensor, passed, key, watcher.handles.get(key)) for key, tensor in kept.tensors.items()
             )
         return returned
 
-    def _ended(self, watcher: Watcher, values: Mapping[str, np.ndarray]) -> Any:
+    def _ended(self, watcher: TurningWatcher, tensors: Mapping[str, Any]) -> Any:
+        values = {key: owned(one.numpy()) for key, one in tensors.items()}
+        dtypes = [dtype.name for dtype in (*(one.dtype for one in tensors.values()), *watcher.computing)]
         try:
-            return self._listener.end(watcher.watch, values)
+            return self._listener.end(watcher.watch, values, coarsest(dtypes or ["float32"]))
         except PointNotReachedError as error:
             hint = closed_graphs(watcher)
             if not hint:

@@ -15,7 +15,7 @@ from embgrad.tolerance import coarsest
 from embgrad_torch.inputs import TorchTensors, dtype_name
 from embgrad_torch.tap import Taps, is_floating
 
-__all__ = ["answered_by", "dtype_of", "leaves"]
+__all__ = ["answered_by", "computed_in", "dtype_of", "leaves"]
 
 
 def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
@@ -32,9 +32,14 @@ def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, return
     met += [output for one in answered.sets for output, _ in one]
     if not met:
         met.append(next(one for one in (first(returned, is_floating), *leaves(parts)) if one is not None))
-    dtypes = {one.dtype for one in met}
+    return computed_in(met)
+
+
+def computed_in(tensors: Sequence[Any]) -> str:
+    """The coarsest dtype of some tensors and of autocast, if that is on where they are."""
+    dtypes = {one.dtype for one in tensors}
     if torch._C._is_any_autocast_enabled():
-        dtypes |= {torch.get_autocast_dtype(kind) for kind in {one.device.type for one in met} if _casts(kind)}
+        dtypes |= {torch.get_autocast_dtype(kind) for kind in {one.device.type for one in tensors} if _casts(kind)}
     return coarsest(dtype_name(one) for one in dtypes)
 
 

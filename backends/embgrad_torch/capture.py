@@ -152,7 +152,7 @@ class _Capture:
         passing = one.passing
         passing.at.over = True
         passing.at.expect_unwritten()
-        passing.token = self._listener.end(passing.watch, passing.at.values)
+        passing.token = self._listener.end(passing.watch, passing.at.values, passing.at.dtype)
         passing.at.values = {}
         self._alive.add(passing)
         if passing.at.awaited:

@@ -15,6 +15,8 @@ from torch._C._dynamo import eval_frame
 
 from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
+from embgrad.tolerance import coarsest
+from embgrad_torch.answered import computed_in
 from embgrad_torch.inputs import to_numpy
 from embgrad_torch.segments import in_reentrant_segment, in_segment
 from embgrad_torch.tap import expect_unwritten, going_on
@@ -41,6 +43,7 @@ class Listening:
         plain: see `At`.
         changed: see `At`.
         values: by key the values at the points.
+        dtype: in which the model computed there.
         awaited: the keys of points in reentrant segments, whose gradients come when these run again.
     """
 
@@ -51,6 +54,7 @@ class Listening:
         self.passing: Callable[[], Any] = lambda: None
         self.over = False
         self.values: dict[str, np.ndarray] = {}
+        self.dtype = "float32"
         self.awaited: set[str] = set()
         self._came = came
         self._traced = torch.is_grad_enabled()  # else it is an evaluation pass
@@ -74,7 +78,7 @@ class Listening:
                 f"the lookup {key!r} in a frozen table is made inside a gradient checkpoint, which must save the same tensors "
                 "both times: expected the lookup outside of the checkpoint, or a table that requires gradients"
             )
-        self.values[key] = to_numpy(rows)
+        self._take(key, rows)
         if not self._traced:
             return rows
         # Nobody else holds the rows yet: a hook on them hears of all, and does not change the order of any sum.
@@ -85,7 +89,7 @@ class Listening:
     def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
         """A clone, which what comes behind the point uses, and nothing else: its gradient is that of the point."""
         if not again:
-            self.values[key] = to_numpy(tensor)
+            self._take(key, tensor)
         if not self._traced:
             return tensor
         if not again and not torch.is_grad_enabled() and in_reentrant_segment():
@@ -97,6 +101,11 @@ class Listening:
         if aliased and not again:
             self._aliased.append((key, weakref.ref(heard)))
         return heard
+
+    def _take(self, key: str, tensor: Any) -> None:
+        dtype = computed_in([tensor])
+        self.dtype = coarsest([self.dtype, dtype]) if self.values else dtype
+        self.values[key] = to_numpy(tensor)
 
     def _hook(self, key: str, tensor: Any, again: bool) -> None:
         passing = self.passing()

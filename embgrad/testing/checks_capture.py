@@ -46,6 +46,7 @@ class CaptureChecks:
             np.testing.assert_array_equal(step.activations, one.activations)
             np.testing.assert_array_equal(step.ids, one.ids)
             assert step.objective is None
+            assert step.provenance["compute_dtype"] == one.provenance["compute_dtype"]
 
     @pytest.mark.parametrize("at", ["word", "layer.1", "embeddings"])
     def test_the_loop_ends_with_the_same_weights_bit_for_bit(self, harness: Harness, model: Any, at: str) -> None:

@@ -227,7 +227,8 @@ class ReferenceBackend:
                     returned = part.forward(part, *args, **kwargs) if before is None else before(part, args, kwargs)
             finally:
                 inside.pop()
-            passed = listener.end(watch, {key: one.value.copy() for key, (_, one) in observer.kept.items()})
+            values = {key: one.value.copy() for key, (_, one) in observer.kept.items()}
+            passed = listener.end(watch, values, next((str(one.dtype) for one in values.values()), "float64"))
             kept.update({mark: (passed, key) for key, (mark, _) in observer.kept.items()})
             return returned
 

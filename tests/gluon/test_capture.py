@@ -135,6 +135,21 @@ def test_each_step_is_the_gradient_of_the_users_loss(hybrid: dict[str, Any] | No
     assert relative(word.sum().to_dense(), table) < 1e-12
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_dtype_in_which_the_net_computes(dtype: str) -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(ROWS, DIM), nn.HybridLambda(lambda F, x: F.tanh(x).sum(axis=2)))  # no Dense takes halves here
+    net.initialize()
+    net.cast(dtype)
+    with embgrad.capture(net) as tap:
+        with autograd.record():
+            loss = net(nd.array(LOOP[0][0])).sum()
+        loss.backward()
+    expected = embgrad.gradients(net, LOOP[0][0], embgrad.Sum())
+    assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"] == dtype
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=1e-2 if dtype == "float16" else 1e-6)
+
+
 def test_the_users_own_gradients_are_there() -> None:
     """The table's gradient and every other parameter's, bit for bit, frozen, summed up and sparse."""
     for request, sparse in (("write", False), ("add", False), ("write", True)):

@@ -190,9 +190,10 @@ def test_mixed_precision(keras: Any) -> None:
         model(tf.constant(IDS, tf.int32))
     with embgrad.capture(model) as tap:
         step(model, IDS, keras.optimizers.SGD(0.0))
-    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR / (IDS.size * 4))).values
-    np.testing.assert_allclose(tap.steps[0].values, expected, rtol=5e-2, atol=1e-4)
+    expected = embgrad.gradients(model, IDS, embgrad.Projection(VECTOR / (IDS.size * 4)))
+    np.testing.assert_allclose(tap.steps[0].values, expected.values, rtol=5e-2, atol=1e-4)
     assert tap.steps[0].values.dtype == np.float32
+    assert tap.steps[0].provenance["compute_dtype"] == expected.provenance["compute_dtype"] == "bfloat16"
 
 
 def test_layers_under_a_mask(keras: Any) -> None:

@@ -170,6 +170,25 @@ def test_the_loop_is_the_same_and_each_step_is_heard(loop: Any, at: str, reentra
     assert not torch.overrides._get_current_function_mode_stack()
 
 
+@pytest.mark.parametrize("at", ["word", "layer.1"])
+@pytest.mark.parametrize("automatic", [False, True])
+def test_the_dtype_in_which_the_model_computes(at: str, automatic: bool) -> None:
+    model = net() if automatic else net().to(torch.bfloat16)
+    ids = BATCHES[0]
+    with embgrad.capture(model, at=at) as tap:
+        with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+            halves = model(ids)
+        halves.float().sum().backward()
+        wholes = model.float()(ids)
+        with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
+            others = model(ids)
+        (wholes.sum() + others.float().sum()).backward()
+        model(ids).sum().backward()
+    both = "bfloat16" if automatic else "float32"
+    assert [step.provenance["compute_dtype"] for step in tap.steps] == ["bfloat16", both, "float32"]
+    assert tap.steps[0].values.dtype == np.float32
+
+
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_several_passes_behind_one_loss_are_one_step(reentrant: bool | None) -> None:
     alone, captured = net(reentrant=reentrant), net(reentrant=reentrant)
