@@ -49,7 +49,8 @@ class TokenBatch:
 
     Raises:
         BatchError: ids that are ragged, empty, negative or not whole numbers, a mask or types of another
-            shape, a mask with other values than 0 and 1, a wrong number of tokens, a shared input that is no extra.
+            shape, a mask with other values than 0 and 1, a wrong number of tokens, a shared input that is no extra,
+            an extra under a name that the convention has for the ids, the mask or the types.
     """
 
     __slots__ = (
@@ -104,6 +105,7 @@ class TokenBatch:
         expect_flag(mask_is_bool, "mask_is_bool")
         put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
         put(self, "shared", _checked_shared(shared, self.extras))
+        self._expect_apart()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -251,6 +253,17 @@ class TokenBatch:
         if self.mask_is_bool:
             inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
         return {**inputs, **self.extras}
+
+    def _expect_apart(self) -> None:
+        """Refuse extras that would take the place of what the batch itself gives in its convention."""
+        names = CONVENTIONS.get(self.convention, ())
+        for name, own, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
+            given = value is not None or self.convention != "huggingface"  # the other formats demand all three
+            if given and name in self.extras:
+                raise BatchError(
+                    f"extras holds {name!r}, under which the batch gives its {own} in the convention {self.convention!r}: "
+                    f"expected it as {own}=..., or under the name of another input"
+                )
 
     def _fields(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in self.__slots__}, "extras": dict(self.extras)}

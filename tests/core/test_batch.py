@@ -245,6 +245,15 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
         ({"extras": [1, 2]}, r"extras is \[1, 2\]: expected a dict"),
         ({"extras": "ab"}, "extras is 'ab': expected a dict"),
         ({"extras": {3: 4}}, r"extras is \{3: 4\}: expected a dict"),
+        (
+            {"extras": {"input_ids": IDS}},
+            r"extras holds 'input_ids', under which the batch gives its ids .* as ids=\.\.\., or",
+        ),
+        (
+            {"mask": IDS > 0, "extras": {"attention_mask": IDS}},
+            r"'attention_mask', under which the batch gives its mask",
+        ),
+        ({"convention": "tfhub", "extras": {"input_type_ids": IDS}}, r"gives its types in the convention 'tfhub'"),
         ({"shared": ["bias"]}, r"shared names 'bias': expected names of extras\."),
         (
             {"extras": {"bias": 1}, "shared": "bia"},
