@@ -21,7 +21,7 @@ def import_mxnet() -> Any:
     """The module `mxnet`; where the user has imported it already, as they left it.
 
     Raises:
-        BackendError: NumPy is too new for it.
+        BackendError: NumPy is too new for it, or Python, where no setuptools makes up for it.
     """
     return _imported("mxnet")
 
@@ -35,7 +35,7 @@ def import_gluonnlp() -> Any:
 def _imported(name: str) -> Any:
     if name not in sys.modules:
         _expect_numpy_1()
-        with process_lock, _numpy_bool(), _thread_counts_kept():
+        with process_lock, _numpy_bool(), _thread_counts_kept(), _of_setuptools(name):
             importlib.import_module(name)
     return sys.modules[name]
 
@@ -47,6 +47,20 @@ def _expect_numpy_1() -> None:
             f"MXNet cannot be imported with NumPy {np.__version__}, which lacks np.PZERO and other names that it reads: "
             "expected NumPy 1.24 to 1.26; pip install 'numpy>=1.24,<2', and start Python anew"
         )
+
+
+@contextlib.contextmanager
+def _of_setuptools(name: str) -> Iterator[None]:
+    """Says what brings the modules that Python, or setuptools, once had, and that MXNet and gluonnlp import."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("distutils", "pkg_resources"):
+            raise
+        raise BackendError(
+            f"{name} cannot be imported without {error.name}, which Python 3.12 and setuptools 81 no longer have: expected an "
+            "older setuptools, which brings it; pip install 'setuptools<81', and start Python anew"
+        ) from error
 
 
 @contextlib.contextmanager

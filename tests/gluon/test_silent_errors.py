@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -312,6 +313,21 @@ def test_a_numpy_that_mxnet_cannot_be_imported_with(monkeypatch: pytest.MonkeyPa
     with pytest.raises(embgrad.BackendError, match=message):
         import_mxnet()
     assert "mxnet" not in sys.modules
+
+
+@pytest.mark.parametrize("missing", ["distutils", "distutils.version", "pkg_resources"])
+def test_modules_that_python_and_setuptools_no_longer_have(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.delitem(sys.modules, "mxnet")
+    monkeypatch.setattr(importlib, "import_module", without)
+    said = rf"mxnet cannot be imported without {missing}, which Python 3\.12 and .*; pip install 'setuptools<81', and start"
+    with pytest.raises(embgrad.BackendError, match=said):
+        import_mxnet()
+    missing = "graphviz"
+    with pytest.raises(ModuleNotFoundError, match="No module named 'graphviz'"):
+        import_mxnet()
 
 
 def test_the_backend_imports_no_framework() -> None:
