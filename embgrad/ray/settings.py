@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -60,7 +61,8 @@ class Options(TypedDict, total=False):
         at: the point, as in `embgrad.gradients`, one of them; so are `call`, `pads`, `compile`, `check`, `override`, `add` and
             `edit`, but that arrays with an example axis have no place here.
         verify: take down the rows that go in and compare them with those that come out, by `write` and `table`. It reads the
-            dataset once more, and `write` then also sees at once whether its columns' types go together; True by default.
+            dataset once more, and `write` then also sees at once whether its columns' types go together. All three see to it
+            that the model has the same weights in each actor. True by default.
     """
 
     text: str | Sequence[str]
@@ -113,13 +115,18 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Asked:
-    """What each actor is told: how the model is built, and what is asked of it."""
+    """What each actor is told: how the model is built, and what is asked of it.
+
+    Attributes:
+        run: tells the actors' run from others, within which all are to have the same weights; None where nobody looks.
+    """
 
     build: Callable[[], Any]
     objective: Any
     inputs: Inputs
     batch_size: int = 32
     passed: Mapping[str, Any] = field(default_factory=dict)
+    run: str | None = None
 
     @property
     def point(self) -> str:
@@ -156,14 +163,15 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[As
     given = {name: value for name, value in options.items() if value is not None}
     _expect_objective(objective)
     _expect_passed(given)
+    shape = Shape(**{one.name: given[one.name] for one in fields(Shape) if one.name in given})
     asked = Asked(
         build,
         objective,
         _inputs(given),
         count_or_none(given.get("batch_size", 32), "batch_size") or 32,
         {name: given[name] for name in PASSED if name in given},
+        uuid.uuid4().hex if shape.verify is True else None,
     )
-    shape = Shape(**{one.name: given[one.name] for one in fields(Shape) if one.name in given})
     count_or_none(shape.workers, "workers")
     expect_flag(shape.verify, "verify")
     if not isinstance(shape.actor_options, Mapping):

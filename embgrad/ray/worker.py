@@ -27,6 +27,7 @@ from embgrad.objective import Objective, Scalar
 from embgrad.ray.answers import Answer, Wanted, with_answers
 from embgrad.ray.columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
 from embgrad.ray.partial import Partial
+from embgrad.ray.sameness import expect_same_weights
 from embgrad.ray.settings import Asked
 from embgrad.ray.tally import tally_of
 from embgrad.registry import backend_for
@@ -54,6 +55,7 @@ class Worker:
         self._by_length = asked.inputs.convention == "ids"
         self._padding_tried = False  # whether it is known that padding is of no account to the model
         self._others_tried = False  # whether it is known that other rows are of no account, either
+        self._held_to_others = asked.run is None  # whether its weights are known to be those of the other actors
 
     def answers(self, rows: pa.Table) -> Iterator[Answer]:
         """The gradients of a block's rows, in groups of like length.
@@ -74,9 +76,16 @@ class Worker:
             size = self._asked.batch_size
             for group in groups:
                 for start in range(0, len(group), size):
-                    yield from self._answers(rows, examples, group[start : start + size])
+                    for answer in self._answers(rows, examples, group[start : start + size]):
+                        self._hold_to_others()  # only now has a model all its weights
+                        yield answer
         except Exception as error:  # the model's own too; Ray would say it in a hundred lines
             raise self._naming_the_row(rows, _ours(error)) from error
+
+    def _hold_to_others(self) -> None:
+        if not self._held_to_others and self._built is not None and self._asked.run is not None:
+            expect_same_weights(self._asked.run, self._built[0])
+            self._held_to_others = True
 
     def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
         part = examples.take(chosen)

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from embgrad.calling import as_parts
 from embgrad.native import as_objective, described
 from embgrad.objective import Objective
@@ -18,14 +16,10 @@ from embgrad.streaming.source import Source
 from embgrad.task import Task
 from embgrad.weights import weights_of
 
-__all__ = ["identity", "weights_digest", "weights_sums"]
+__all__ = ["identity", "weights_digest"]
 
 #: The longest description of an objective that stands in a manifest as it is; of a longer one its digest does.
 LONGEST = 200
-
-#: How many words of 64 bits a block of weights has. An odd number: as many changes of sign, or of one exponent, as a power of
-#: two has would add up to nothing.
-BLOCK = 1021
 
 
 def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,24 +65,6 @@ def weights_digest(task: Task) -> str | None:
     for weight in weights:
         update(made, [weight.name, weight.dtype, weight.get()])
     return f"{len(weights)}: {made.hexdigest()[:16]}"
-
-
-def weights_sums(task: Task) -> dict[str, str]:
-    """By the weights' names what tells whether they were changed, or changed places, in a fraction of a digest's time."""
-    if "weights" not in task.backend.supports:
-        return {}
-    return {weight.name: _sums(weight.get()) for weight in weights_of(task.model)}
-
-
-def _sums(array: np.ndarray) -> str:
-    """A digest of sums over the bytes of each block, which tell the blocks apart, and over each place in all blocks."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = len(data) - len(data) % (8 * BLOCK)
-    blocks = data[:whole].view(np.uint64).reshape(-1, BLOCK)
-    made = hashlib.sha256()
-    for part in (np.add.reduce(blocks, axis=1), np.add.reduce(blocks, axis=0), data[whole:]):
-        made.update(part.tobytes())
-    return made.hexdigest()
 
 
 def _of_objective(objectives: Objectives, known: Sequence[Any]) -> str:

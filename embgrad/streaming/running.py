@@ -23,7 +23,7 @@ from embgrad.streaming.ahead import Ahead
 from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
 from embgrad.streaming.folder import read_shard
 from embgrad.streaming.heap import EVERY, trim
-from embgrad.streaming.identity import identity, weights_digest, weights_sums
+from embgrad.streaming.identity import identity, weights_digest
 from embgrad.streaming.manifest import Manifest
 from embgrad.streaming.objectives import Objectives
 from embgrad.streaming.sortable import expect_restorable, expect_same, expect_sortable
@@ -31,6 +31,7 @@ from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
 from embgrad.streaming.writing import Writer, kept_of
 from embgrad.task import Task, level_of_user
+from embgrad.weights import weights_sums
 
 __all__ = ["Plan", "State", "results_of"]
 
@@ -278,12 +279,12 @@ def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
 
     Before its first batch a model may not have had all its weights; and until the first result it could be given others.
     """
-    known, found, run = weights_sums(plan.task), weights_digest(plan.task), writer.manifest.run
+    known, found, run = weights_sums(plan.task.model), weights_digest(plan.task), writer.manifest.run
     if first:
         writer.put_run({**run, "weights": found})
 
     def expect_same() -> None:
-        now = weights_sums(plan.task)
+        now = weights_sums(plan.task.model)
         changed = [name for name in dict.fromkeys([*known, *now]) if known.get(name) != now.get(name)]
         if changed or (not first and found != run["weights"]):
             raise EmbgradError(

@@ -95,6 +95,11 @@ def pooling() -> ReferenceModel:
     return ReferenceModel(forward, _weights(), ["pool"])
 
 
+def drawn() -> ReferenceModel:
+    """Its head is drawn anew each time."""
+    return ReferenceModel(_masked, {**_weights(), "W": np.random.default_rng().normal(size=(DIM, CLASSES))})
+
+
 def reading() -> tuple[ReferenceModel, Any]:
     return reference(), split
 
