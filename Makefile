@@ -1,20 +1,28 @@
 # Two commands: `make demo` and `make test`. Both work in a fresh clone and install what they need.
 PYTHON ?= python3.11
+# pip is also called by the builds that it starts, in folders of their own: the path is absolute.
+CONSTRAINTS := $(CURDIR)/constraints.txt
 VENV := .demo
 TOX := .tox/runner/bin/tox
+# The environments that have slow tests.
+SLOW := core,torch,tensorflow,mxnet,all
 
-.PHONY: help demo test versions browser bench docs lint clean
+.PHONY: help demo test test-slow versions browser bench docs lint clean
 
 help: ## Say what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/.installed ## The same call in three frameworks, on real BERT weights
 	$(VENV)/bin/python -m embgrad.demo
 
-# Environments are installed side by side, since that mostly waits; tests take all cores, and so run in one after the other.
-test: $(TOX) browser ## All tests, each in its own environment, in EMBGRAD_TEST_WORKERS processes (2)
-	$(TOX) run-parallel --parallel auto --notest
-	$(TOX) run
+# Environments are installed side by side, which mostly waits; tests take all cores, and so run one environment after another.
+test: $(TOX) browser ## All tests but the slow ones, each in its own environment, in EMBGRAD_TEST_WORKERS processes (2)
+	@start=$$(date +%s); $(TOX) run-parallel --parallel auto --notest && \
+	  middle=$$(date +%s) && $(TOX) run && end=$$(date +%s) && \
+	  echo "make test: $$((middle - start)) seconds of installation, $$((end - middle)) seconds of tests"
+
+test-slow: $(TOX) ## What is slow and seldom breaks, once a release: an hour and more
+	EMBGRAD_TEST_SLOW=1 $(TOX) run -e $(SLOW)
 
 versions: $(TOX) ## The tests with the oldest and the newest of each framework, and on each Python: half an hour and more
 	$(TOX) run -m versions
@@ -41,8 +49,8 @@ lint: $(TOX) ## Style and types
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt "setuptools<81" wheel
-	PIP_CONSTRAINT=constraints.txt $(VENV)/bin/python -m pip install --quiet -e ".[all,demo]"
+	$(VENV)/bin/python -m pip install --quiet -c $(CONSTRAINTS) "setuptools<81" wheel
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(VENV)/bin/python -m pip install --quiet -e ".[all,demo]"
 	@touch $@
 
 $(TOX):

@@ -1,4 +1,8 @@
-"""Which frameworks are under test: EMBGRAD_TEST_BACKENDS names them, and one that is missing fails the run."""
+"""Which backends are under test: EMBGRAD_TEST_BACKENDS names them, and a missing one fails the run.
+
+Each test runs in one environment: those of the reference in `core`, a framework's in the framework's own, and what needs two
+frameworks or Ray in `all`. Slow tests run with EMBGRAD_TEST_SLOW=1, and then no others do.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,9 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 PACKAGES = {"torch": "torch", "tensorflow": "tensorflow", "gluon": "mxnet"}
-#: What is no backend and can be named as under test, too.
+#: What else EMBGRAD_TEST_BACKENDS may name.
 BESIDE = {"ray": "ray"}
+REFERENCE = "reference"
 HERE = Path(__file__).parent
 SEED = 11
 #: Every source of random numbers that a test may draw weights from, by the module that holds it.
@@ -43,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as in a shell's job in the background, and in all that it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "framework(name): runs a model of this framework, beside what it is a test of")
+    config.addinivalue_line("markers", "framework(name): run only where this backend is under test")
+    config.addinivalue_line("markers", "slow: run only with EMBGRAD_TEST_SLOW=1, as `make test-slow` does")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,22 +75,24 @@ def installed(package: str) -> bool:
 
 
 def backends_under_test() -> list[str]:
-    """The backends of this run, the reference first: those named, or else all whose framework is installed."""
+    """Return the backends of this run: those named, or else the reference and all whose framework is installed."""
     named = os.environ.get("EMBGRAD_TEST_BACKENDS")
     if named is None:
-        return ["reference", *(name for name, package in PACKAGES.items() if installed(package))]
-    wanted = [name.strip() for name in named.split(",") if name.strip() and name.strip() != "reference"]
+        return [REFERENCE, *(name for name, package in PACKAGES.items() if installed(package))]
+    wanted = [name.strip() for name in named.split(",") if name.strip()]
     known = {**PACKAGES, **BESIDE}
     for name in wanted:
-        if name not in known:
-            raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}: expected some of {sorted(known)}")
-        if not installed(known[name]):
+        if name not in (*known, REFERENCE):
+            raise pytest.UsageError(
+                f"EMBGRAD_TEST_BACKENDS names {name!r}: expected some of {sorted([*known, REFERENCE])}"
+            )
+        if name != REFERENCE and not installed(known[name]):
             raise pytest.UsageError(f"EMBGRAD_TEST_BACKENDS names {name!r}, and {known[name]!r} is not installed")
-    return ["reference", *(name for name in wanted if name in PACKAGES)]
+    return [name for name in wanted if name in (*PACKAGES, REFERENCE)]
 
 
 def beside_under_test() -> list[str]:
-    """Of what is no backend what is under test: as named, or else what is installed."""
+    """Return what else is under test: as named, or else what is installed."""
     named = os.environ.get("EMBGRAD_TEST_BACKENDS")
     if named is None:
         return [name for name, package in BESIDE.items() if installed(package)]
@@ -92,27 +100,33 @@ def beside_under_test() -> list[str]:
 
 
 def pytest_report_header() -> str:
-    """Say what is under test, so that nothing is left out unseen."""
-    return f"backends under test: {', '.join([*backends_under_test(), *beside_under_test()])}"
+    """Say what is under test."""
+    which = "slow tests" if slow_is_asked_for() else "backends"
+    return f"{which} under test: {', '.join([*backends_under_test(), *beside_under_test()])}"
 
 
-def left_out() -> list[str]:
-    """What is not under test; its tests are left out, unless their path is given."""
+def slow_is_asked_for() -> bool:
+    """Return whether this run is one of the slow tests."""
+    return os.environ.get("EMBGRAD_TEST_SLOW", "") not in ("", "0")
+
+
+def skipped_backends() -> list[str]:
+    """Return what is not under test."""
     under_test = {*backends_under_test(), *beside_under_test()}
-    return [name for name in (*PACKAGES, *BESIDE) if name not in under_test]
+    return [name for name in (REFERENCE, *PACKAGES, *BESIDE) if name not in under_test]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say at the end what was left out, and how many conformance checks each backend has run: the counts must be the same."""
-    if left_out():
-        terminalreporter.write_line(f"not under test, and left out unless its path was given: {', '.join(left_out())}")
+    """Say at the end what was not under test, and how many conformance checks each backend ran: the counts must be equal."""
+    if skipped_backends():
+        terminalreporter.write_line(f"not under test: {', '.join(skipped_backends())}")
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         if report.when == "call" and "test_conformance.py" in report.nodeid:
             counts.update(set(backends_under_test()) & {*parameters_in(report.nodeid)})
     if counts:
-        told = ", ".join(f"{name} {counts[name]}" for name in backends_under_test() if name in counts)
-        terminalreporter.write_line(f"conformance checks run: {told}")
+        listed = ", ".join(f"{name} {counts[name]}" for name in backends_under_test() if name in counts)
+        terminalreporter.write_line(f"conformance checks run: {listed}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -133,20 +147,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests on models of a framework that is not under test."""
-    under_test = backends_under_test()
-    out = [item for item in items for mark in item.iter_markers("framework") if mark.args[0] not in under_test]
+    """Deselect the tests of backends that are not under test, and the slow ones or the others."""
+    under_test, slow = backends_under_test(), slow_is_asked_for()
+    out = [
+        item
+        for item in items
+        if any(mark.args[0] not in under_test for mark in item.iter_markers("framework"))
+        or (item.get_closest_marker("slow") is not None) != slow
+    ]
     if out:
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=out)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the folder of a framework that is not under test, and what needs all of them, or a browser unasked."""
+    """Ignore the folder of a framework that is not under test, what needs all of them, and the browser's unless it is named."""
     under_test = backends_under_test()
     folders = (HERE / "parity", HERE / "seeds", HERE / "diagnosis")
     needs_all = collection_path in (*folders, HERE / "page" / "test_minilm.py")
-    if needs_all and len(under_test) < len(PACKAGES) + 1:
+    if needs_all and not PACKAGES.keys() <= {*under_test}:
         return True
     if collection_path.parent == HERE and collection_path.name in PACKAGES and collection_path.name not in under_test:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PACKAGES, backends_under_test, beside_under_test, installed
+from tests.conftest import PACKAGES, REFERENCE, backends_under_test, beside_under_test, installed
 from tests.docs.pages import needs, pages
 
 #: What a page may need that is no framework, by the package that it is; it must be there where its frameworks are.
@@ -30,12 +30,12 @@ ELSEWHERE = {
 
 
 def runs_here(page: str) -> bool:
-    """Whether a page's frameworks are under test."""
+    """Return whether a page's frameworks are under test; a page that needs none goes with the reference."""
     under_test = {*backends_under_test(), *beside_under_test()}
     wanted = set(needs(page))
     there = {name for name, package in WEIGHTS.items() if installed(package)}
     optional = wanted & WEIGHTS.keys() - there if len(under_test & PACKAGES.keys()) < len(PACKAGES) else set()
-    return wanted - PARTS.keys() - WEIGHTS.keys() <= under_test and not optional
+    return (wanted - PARTS.keys() - WEIGHTS.keys() or {REFERENCE}) <= under_test and not optional
 
 
 def pages_here() -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REFERENCE
 from tests.docs.conftest import ELSEWHERE, PARTS, WEIGHTS, pages_here
 from tests.docs.pages import DOCS, ROOT, difference, needs, pages, run
 
@@ -31,17 +32,20 @@ def expect_as_said(page: str) -> None:
             assert (wrong := difference(snippet.printed, printed)) is None, f"{place}: {wrong}"
 
 
+@pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize("page", pages())
 def test_needs_are_known(page: str) -> None:
     assert {*needs(page)} <= {"torch", "tensorflow", "gluon", "ray", *PARTS, *WEIGHTS}
 
 
+@pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
 def test_pages_that_are_run_elsewhere_are(page: str, test: str) -> None:
     assert page in pages()
     assert Path(page).name in (ROOT / test).read_text(encoding="utf-8")
 
 
+@pytest.mark.framework(REFERENCE)
 @pytest.mark.parametrize("page", pages())
 def test_fences_are_of_languages_that_say_what_they_are(page: str) -> None:
     """A fence without a language, or in `py`, would be run by nobody and look as if it were."""
@@ -50,6 +54,7 @@ def test_fences_are_of_languages_that_say_what_they_are(page: str) -> None:
     assert {*opened} <= {"python", "text", "console", "toml", "{toctree}", "{eval-rst}", "{image}"}
 
 
+@pytest.mark.framework(REFERENCE)
 def test_what_differs_is_told() -> None:
     """The comparison can fail: in a word, in a whole number, in a number beyond its last place, in a line too many."""
     assert difference("a 0.50 b\n", "a  0.51 b") is None

@@ -13,7 +13,7 @@ import pytest
 
 import embgrad
 from embgrad.registry import backend_named
-from tests.conftest import backends_under_test
+from tests.conftest import REFERENCE, backends_under_test
 from tests.fuzz import calls_gradients
 from tests.fuzz.cases import Case
 from tests.fuzz.drawing import Draw
@@ -22,6 +22,9 @@ from tests.fuzz.registry import drawn_case, framework_of
 from tests.fuzz.running import numbers, run
 from tests.fuzz.telling import told
 from tests.fuzz.verdicts import Verdict, verdict_of
+
+#: Of the fuzzer itself, which needs one backend to be shown.
+of_the_fuzzer = pytest.mark.framework(REFERENCE)
 
 SEED = 20
 CALLS = 60
@@ -40,6 +43,7 @@ def test_a_short_run(framework: str) -> None:
     assert f"{CALLS} calls, 0 failed" in told(tally)
 
 
+@of_the_fuzzer
 def test_a_call_follows_from_the_seed_and_its_number_alone() -> None:
     chosen = list(numbers(SEED, 5, ["reference"]))
     assert chosen == list(itertools.islice((n for n in itertools.count() if framework_of(SEED, n) == "reference"), 5))
@@ -57,6 +61,7 @@ def _without_addresses(text: str) -> list[str]:
 # The oracle by itself
 
 
+@of_the_fuzzer
 def test_the_oracle_against_finite_differences() -> None:
     random = np.random.default_rng(0)
     sizes = {"E": (8, 3), "E2": (8, 3), "W": (3, 2), "b": (2,), "W1": (3, 3), "b1": (3,)}
@@ -159,6 +164,7 @@ def _raising(error: BaseException) -> Callable[[], Any]:
     return run
 
 
+@of_the_fuzzer
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -172,16 +178,19 @@ def test_another_error_is_a_failure(error: BaseException, said: str) -> None:
     assert said in _failed(replace(_case("reference"), run=_raising(error)))
 
 
+@of_the_fuzzer
 def test_a_refusal_that_says_nothing_is_a_failure() -> None:
     case = replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,))
     assert "that says nothing" in _failed(replace(case, run=_raising(embgrad.BatchError(" "))))
     assert verdict_of(replace(case, run=_raising(embgrad.BatchError("no"))), seed=1).kind == "refused"
 
 
+@of_the_fuzzer
 def test_a_result_where_a_refusal_is_due_is_a_failure() -> None:
     assert "expected a refusal" in _failed(replace(_case("reference"), judge=None, refused=(embgrad.EmbgradError,)))
 
 
+@of_the_fuzzer
 @pytest.mark.parametrize(
     ("kind", "said"), [(RuntimeWarning, "a warning of another kind"), (embgrad.EmbgradWarning, "that is not expected")]
 )
@@ -196,6 +205,7 @@ def test_a_warning_that_is_not_expected_is_a_failure(kind: type[Warning], said: 
     assert said in _failed(replace(case, run=warning, warns=False))
 
 
+@of_the_fuzzer
 def test_a_result_that_shares_memory_is_a_failure() -> None:
     case = _case("reference")
     (world,) = case.worlds
@@ -207,6 +217,7 @@ def test_a_result_that_shares_memory_is_a_failure() -> None:
     assert "shares memory" in _failed(replace(case, run=sharing, judge=lambda found: None))
 
 
+@of_the_fuzzer
 def test_a_call_that_cannot_be_drawn_is_a_failure() -> None:
     said: list[str] = []
 
@@ -218,6 +229,7 @@ def test_a_call_that_cannot_be_drawn_is_a_failure() -> None:
     assert "IndexError: nothing to draw from" in said[0]
 
 
+@of_the_fuzzer
 def test_a_failure_says_how_to_see_it_again() -> None:
     said: list[str] = []
 

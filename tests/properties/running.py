@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.conftest import PACKAGES, backends_under_test
+from tests.conftest import PACKAGES, REFERENCE, backends_under_test
 
 __all__ = ["by_hand", "each_framework", "each_pair", "property_of"]
 
-#: Every framework that is under test, the reference among them.
+#: Every backend under test.
 each_framework = pytest.mark.parametrize("framework", backends_under_test())
 
-#: Every two of them; those of which one is not under test are left out, as the summary says.
+#: Every two frameworks. The reference needs no pairs: it is compared with the closed form, as each framework is.
 each_pair = pytest.mark.parametrize(
     ("first", "second"),
     [
         pytest.param(*pair, marks=[pytest.mark.framework(name) for name in pair])
-        for pair in itertools.combinations(["reference", *PACKAGES], 2)
+        for pair in itertools.combinations(PACKAGES, 2)
     ],
 )
 
@@ -35,5 +36,9 @@ _ALIKE: Final = settings(
 #: Of what is asked of a framework: building a model of Keras takes 50 ms.
 property_of = settings(_ALIKE, max_examples=25)
 
-#: Of what is computed in NumPy alone.
-by_hand = settings(_ALIKE, max_examples=100)
+_IN_NUMPY: Final = settings(_ALIKE, max_examples=100)
+
+
+def by_hand(test: Callable[..., Any]) -> Any:
+    """Run a property of what is computed in NumPy alone, where the reference is under test."""
+    return pytest.mark.framework(REFERENCE)(_IN_NUMPY(test))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 
+from tests.conftest import REFERENCE
 from tests.properties.cases import Case
 from tests.properties.generating import cases
 from tests.properties.running import by_hand
 
 
+@pytest.mark.framework(REFERENCE)
 def test_little_is_allowed() -> None:
     """In nearly all cases; a layer norm of two entries makes a gradient of next to nothing, of which more is rounding."""
     shares: dict[str, list[float]] = {"float64": [], "float32": []}
