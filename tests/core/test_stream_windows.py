@@ -357,24 +357,6 @@ def test_a_model_that_takes_no_example_without_padding_is_told_of() -> None:
     assert [one.filename for one in warned] == [__file__]
 
 
-@pytest.mark.framework("torch")
-def test_gradients_that_are_rounding_alone_do_not_refuse_a_window() -> None:
-    """The sum of what a layer norm gives is zero whatever goes in, and its gradient is what rounding leaves of that."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
-    bert = transformers.BertModel(config).eval()
-    asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3, "window": 6}
-    source = ["ab", "abcdefg", "abcd", "a", "xyzuvw", "hij"]
-    found = [*embgrad.stream(bert, source, embgrad.Sum(output="sequence", position=0), **asked)]
-    assert len(found) == 2
-    assert 0 < max(np.abs(one.values).max() for one in found) < 1e-5
-
-
 @pytest.mark.filterwarnings("ignore:the model .* mask")
 def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone() -> None:
     heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})

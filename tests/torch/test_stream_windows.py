@@ -84,3 +84,19 @@ def test_a_pooler_comes_back_and_a_table_of_positions_does_not() -> None:
     assert [len(one.values) for one in streamed(model, "right", at=path)] == [1, 1, 1]
     with pytest.raises(embgrad.UnsupportedError, match="in a batch of 3 examples, which share it"):
         streamed(model, "right", at=path, window=9)
+
+
+def test_gradients_that_are_rounding_alone_do_not_refuse_a_window() -> None:
+    """The sum of what a layer norm gives is zero whatever goes in, and its gradient is what rounding leaves of that."""
+    found = [
+        *embgrad.stream(
+            transformers.BertModel(transformers.BertConfig(**SIZES)).eval(),
+            texts(),
+            embgrad.Sum(output="sequence", position=0),
+            tokenizer=tokenizer("right"),
+            batch_size=3,
+            window=9,
+        )
+    ]
+    assert len(found) == 3
+    assert 0 < max(np.abs(one.values).max() for one in found) < 1e-5

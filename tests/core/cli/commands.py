@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,3 +111,19 @@ def expected(at: Any = "word") -> Any:
 
 
 TEXTS = ("-m", "models.py:build", "--tokenizer", "vocab.txt")
+
+Command = Callable[..., SimpleNamespace]
+
+
+def said(command: Command, folder: str, *options: str) -> str:
+    """Return what the command says of a folder that it cannot load, in one line."""
+    done = command("gradients", "-m", folder, "--ids", "ids.json", *options)
+    assert (done.code, done.out) == (2, ""), done.err
+    return " ".join(done.err.split())
+
+
+def configured(place: Path, **config: Any) -> str:
+    """Make a checkpoint folder without weights, and return its name."""
+    (place / "m").mkdir()
+    (place / "m" / "config.json").write_text(json.dumps(config))
+    return "m"

@@ -200,19 +200,6 @@ def test_without_the_package_tokenizers(command: Any, monkeypatch: pytest.Monkey
     assert said in " ".join(done.err.split())
 
 
-@pytest.mark.framework("torch")
-def test_a_tokenizer_that_transformers_cannot_load(place: Path) -> None:
-    """Byte-pair encoding, of whose two files one is not there."""
-    folder = place / "gpt2"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')
-    (folder / "vocab.json").write_text('{"a": 0}')
-    with pytest.raises(
-        UsageError, match=r"gpt2 holds no tokenizer that transformers can load: .*; name one with --tokenizer"
-    ):
-        tokenizer_of(folder)
-
-
 def test_a_tokenizer_json_goes_before_a_vocabulary(place: Path) -> None:
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"film": 3, "[UNK]": 0}, unk_token="[UNK]"))
     made.save(str(place / "tokenizer.json"))

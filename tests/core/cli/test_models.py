@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import embgrad
 from embgrad.cli import huggingface, models
-
-Command = Callable[..., SimpleNamespace]
-
-
-def said(command: Command, folder: str, *options: str) -> str:
-    """What the command says of a folder that it cannot load, in one line."""
-    done = command("gradients", "-m", folder, "--ids", "ids.json", *options)
-    assert (done.code, done.out) == (2, ""), done.err
-    return " ".join(done.err.split())
-
-
-def configured(place: Path, **config: Any) -> str:
-    """A checkpoint folder without weights."""
-    (place / "m").mkdir()
-    (place / "m" / "config.json").write_text(json.dumps(config))
-    return "m"
-
-
-# No framework
+from tests.core.cli.commands import Command, configured, said
 
 
 def test_a_saved_model_is_tensorflows(command: Command, place: Path) -> None:
@@ -76,38 +54,3 @@ def test_without_transformers(place: Path, monkeypatch: pytest.MonkeyPatch, fram
     message = rf"m needs the package 'transformers': pip install 'embgrad\[{framework}\]'"
     with pytest.raises(embgrad.BackendError, match=message):
         huggingface.from_transformers(folder, framework, "GPT2LMHeadModel")
-
-
-# Of a framework
-
-
-@pytest.mark.framework("torch")
-def test_a_checkpoint_that_transformers_cannot_load(command: Command, place: Path) -> None:
-    """Its weights are no safetensors, or its configuration is of no architecture."""
-    folder = place / configured(place, model_type="gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=30)
-    (folder / "model.safetensors").write_bytes(b"\0" * 100)
-    assert "error: m cannot be loaded as a AutoModel: Error while des" in said(command, "m", "--framework", "torch")
-    (folder / "config.json").write_text(json.dumps({"model_type": "no such type"}))
-    found = said(command, "m", "--framework", "torch")
-    assert re.search("error: m cannot be loaded as a AutoModel: .*model type `no such type`", found)
-
-
-@pytest.mark.framework("torch")
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        ({"attn_implementation": "kernels-community/flash-attn"}, "'kernels-community/flash-attn'"),
-        ({"text_config": {"_attn_implementation": {"": "a/b"}}}, "'a/b'"),
-    ],
-)
-def test_a_checkpoint_that_names_code_elsewhere(command: Command, place: Path, config: Any, name: str) -> None:
-    folder = configured(place, model_type="gpt2", **config)
-    found = said(command, folder, "--framework", "torch")
-    assert f" {name}, which is code from elsewhere: expected a name that transformers has, such as 'eager'" in found
-
-
-@pytest.mark.framework("tensorflow")
-def test_a_saved_model_that_tensorflow_cannot_load(command: Command, place: Path) -> None:
-    (place / "saved").mkdir()
-    (place / "saved" / "saved_model.pb").write_bytes(b"no protocol buffer")
-    assert "error: saved cannot be loaded as a SavedModel: " in said(command, "saved")
