@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 import ray
 
+from embgrad.cli import main
 from tests.ray import models
 from tests.ray.test_runs import of_one_process
 
@@ -23,7 +24,26 @@ Items = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Callable[..., SimpleNamespace]:
+def command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
+    """Run a command in this process, which is connected to the cluster already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main(arguments)
+        found = capsys.readouterr()
+        return SimpleNamespace(code=code, out=found.out, err=found.err)
+
+    return run
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    """Run a command in a process of its own, which connects to the cluster."""
+
     def run(*arguments: str, code: str = "") -> SimpleNamespace:
         address = ray.get_runtime_context().gcs_address
         script = f"import sys; {code}\nimport embgrad.cli; sys.exit(embgrad.cli.main({list(arguments)!r}))"
@@ -41,18 +61,18 @@ def command(tmp_path: Path) -> Callable[..., SimpleNamespace]:
     return run
 
 
-def test_a_file_becomes_a_folder(command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path) -> None:
+def test_a_file_becomes_a_folder(child: Callable[..., SimpleNamespace], items: Items, tmp_path: Path) -> None:
     rows = items(30)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ("gradients", "--ray", "-m", "tests.ray.models:reference", "-f", "rows.jsonl", "--ids", "ids_")
-    done = command(*asked, "--labels", "label", "--batch-size", "4", "-o", "out", "--json")
+    done = child(*asked, "--labels", "label", "--batch-size", "4", "-o", "out", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out) == {"rows_in": 30, "rows_out": 30, "folder": "out"}
     expected = of_one_process(models.reference(), rows)
     for row in pyarrow.parquet.read_table(tmp_path / "out").to_pylist():
         own = len(row["ids_"])
         np.testing.assert_allclose(row["saliency"], expected.saliency()[row["key"], :own], rtol=1e-10)
-    again = command(*asked, "--labels", "label", "-o", "out")
+    again = child(*asked, "--labels", "label", "-o", "out")
     assert again.code == 2
     assert "error: out holds" in again.err
     assert ray.is_initialized()
@@ -84,8 +104,6 @@ def test_a_file_becomes_a_folder(command: Callable[..., SimpleNamespace], items:
 def test_what_does_not_go_with_ray(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embgrad.cli import main
-
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("embgrad.cli.raying._cluster", None)  # nothing is started
     assert main(["gradients", "--ray", "-m", "tests.ray.models:reference", *arguments]) == 2
@@ -125,8 +143,6 @@ def test_columns_that_are_taken_and_texts_that_are_cut(
 def test_texts_need_a_tokenizer_that_the_actors_can_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embgrad.cli import main
-
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "texts.jsonl").write_text('{"text": "w1 w2", "label": 0}\n')
     asked = ("gradients", "--ray", "-m", "tests.ray.models:reference", "--labels", "label")
@@ -137,9 +153,9 @@ def test_texts_need_a_tokenizer_that_the_actors_can_load(
     assert "embgrad explain" not in told  # the message says it in full
 
 
-def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace]) -> None:
+def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace], child: Callable[..., SimpleNamespace]) -> None:
     asked = ("gradients", "-m", "tests.ray.models:reference", "-f", "a.jsonl", "-o", "out", "--labels", "label")
-    done = command(*asked, "--ray", code="sys.modules['ray'] = None")
+    done = child(*asked, "--ray", code="sys.modules['ray'] = None")
     assert done.code == 2
     assert done.err.startswith("error: embgrad.ray needs Ray Data")
     assert "pip install 'embgrad[ray]'" in done.err
