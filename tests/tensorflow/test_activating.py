@@ -16,6 +16,7 @@ from embgrad_tensorflow import activating
 from tensorflow.python.eager import record
 
 import embgrad
+from tests.sampling import slow
 from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_of_sum, own_table_gradient, recorded_halved
 from tests.tensorflow.programs import Language, Step, Steps, expected_of
 
@@ -498,18 +499,24 @@ def activated(program: Steps) -> Activated:
     return Activated(read)
 
 
-@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
-@hypothesis.given(program=LANGUAGE.changed(ACTIVATIONS))
-def test_a_changed_activation_is_tensorflows(program: Steps) -> None:
-    model = activated(program)
-    expected = expected_of(model, IDS)
-    if expected is None:
-        with pytest.raises(embgrad.NoGradientError):
-            embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
-        return
-    found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
-    assert found.provenance["compiled"]
-    np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-12 + 1e-9 * np.abs(expected).max())
+@pytest.mark.parametrize("examples", [10, slow(80)])
+def test_a_changed_activation_is_tensorflows(examples: int) -> None:
+    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True)
+    @hypothesis.given(program=LANGUAGE.changed(ACTIVATIONS))
+    def check(program: Steps) -> None:
+        model = activated(program)
+        expected = expected_of(model, IDS)
+        if expected is None:
+            with pytest.raises(embgrad.NoGradientError):
+                embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
+            return
+        found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
+        assert found.provenance["compiled"]
+        np.testing.assert_allclose(
+            found.table().to_dense(), expected, rtol=0, atol=1e-12 + 1e-9 * np.abs(expected).max()
+        )
+
+    check()
 
 
 def test_each_activation_as_it_is_has_its_gradient_from_here(activations: Callable[[], int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import embgrad
+from tests.sampling import slow
 from tests.tensorflow.helpers import halved, own_table_gradient
 from tests.tensorflow.programs import Language, Step, Steps
 
@@ -103,23 +104,31 @@ def expected_of(model: Attending) -> np.ndarray:
     return expected
 
 
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
-@hypothesis.given(program=LANGUAGE.changed(ATTENTIONS))
-def test_a_changed_attention_is_tensorflows(program: Steps) -> None:
-    model = Attending(program)
-    expected = expected_of(model)
-    found = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+@pytest.mark.parametrize("examples", [30, slow(300)])
+def test_a_changed_attention_is_tensorflows(examples: int) -> None:
+    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True)
+    @hypothesis.given(program=LANGUAGE.changed(ATTENTIONS))
+    def check(program: Steps) -> None:
+        model = Attending(program)
+        expected = expected_of(model)
+        found = embgrad.gradients(model, IDS, embgrad.Sum())
+        np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+    check()
 
 
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
-@hypothesis.given(program=LANGUAGE.changed(ATTENTIONS))
-def test_a_changed_attention_in_a_trace_is_tensorflows(program: Steps) -> None:
-    model = Attending(program)
-    expected = expected_of(model)
-    found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
-    assert found.provenance["compiled"]
-    np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+@pytest.mark.parametrize("examples", [5, slow(40)])
+def test_a_changed_attention_in_a_trace_is_tensorflows(examples: int) -> None:
+    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True)
+    @hypothesis.given(program=LANGUAGE.changed(ATTENTIONS))
+    def check(program: Steps) -> None:
+        model = Attending(program)
+        expected = expected_of(model)
+        found = embgrad.gradients(model, IDS, embgrad.Sum(), compile=True)
+        assert found.provenance["compiled"]
+        np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+    check()
 
 
 @pytest.mark.parametrize(("steps", "times"), [*zip(ATTENTIONS, (1, 2, 1), strict=True)])

@@ -11,6 +11,7 @@ import tensorflow as tf
 from embgrad_tensorflow import normalising
 
 import embgrad
+from tests.sampling import slow
 from tests.tensorflow.helpers import halved
 from tests.tensorflow.programs import Language, Step, Steps, expected_of
 from tests.tensorflow.test_normalising import IDS, Normed
@@ -98,17 +99,21 @@ def normed(program: Steps) -> Normed:
     return Normed(read)
 
 
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
-@hypothesis.given(program=LANGUAGE.changed(NORMS))
-def test_a_changed_norm_is_tensorflows(program: Steps) -> None:
-    model = normed(program)
-    expected = expected_of(model, IDS)
-    if expected is None:
-        with pytest.raises(embgrad.NoGradientError):
-            embgrad.gradients(model, IDS, embgrad.Sum())
-        return
-    found = embgrad.gradients(model, IDS, embgrad.Sum())
-    np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+@pytest.mark.parametrize("examples", [30, slow(300)])
+def test_a_changed_norm_is_tensorflows(examples: int) -> None:
+    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True)
+    @hypothesis.given(program=LANGUAGE.changed(NORMS))
+    def check(program: Steps) -> None:
+        model = normed(program)
+        expected = expected_of(model, IDS)
+        if expected is None:
+            with pytest.raises(embgrad.NoGradientError):
+                embgrad.gradients(model, IDS, embgrad.Sum())
+            return
+        found = embgrad.gradients(model, IDS, embgrad.Sum())
+        np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+    check()
 
 
 def test_each_norm_as_it_is_has_its_gradient_from_here(monkeypatch: Any) -> None:
