@@ -49,13 +49,13 @@ lint: $(TOX) ## Style and types
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c $(CONSTRAINTS) "setuptools<81" wheel
-	PIP_CONSTRAINT=$(CONSTRAINTS) $(VENV)/bin/python -m pip install --quiet -e ".[all,demo]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) "setuptools<81" wheel
+	PIP_CONSTRAINT=$(CONSTRAINTS) $(VENV)/bin/python -m pip install --quiet --no-compile -e ".[all,demo]"
 	@touch $@
 
 $(TOX):
 	$(PYTHON) -m venv .tox/runner
-	.tox/runner/bin/python -m pip install --quiet "tox>=4"
+	.tox/runner/bin/python -m pip install --quiet --no-compile "tox>=4"
 
 clean: ## Remove the environments
 	rm -rf $(VENV) .tox build

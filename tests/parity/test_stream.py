@@ -105,6 +105,7 @@ embgrad.stream(model, texts(60), OBJECTIVE, tokenizer=tokenizer, batch_size=2, t
 """
 
 
+@pytest.mark.slow  # tests/core/test_stream_folder.py kills a run of the reference
 @pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_killed_run_ends_in_the_same_bytes(framework: str, tmp_path: Path) -> None:
