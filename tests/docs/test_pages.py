@@ -121,3 +121,14 @@ def test_the_page_on_installation_lists_every_extra() -> None:
     declared = set(re.findall(r"^(\w+) = \[", part, flags=re.MULTILINE))
     text = (DOCS / "installation.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == declared - {"test", "docs", "dev"}
+
+
+def test_the_readmes_links_lead_to_files_and_headings_that_exist() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", (DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    assert links
+    for file, heading in links:
+        page = DOCS.parent / file
+        assert page.is_file(), file
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert heading in {title.lower().replace(" ", "-") for title in titles}, f"{file}#{heading}"
