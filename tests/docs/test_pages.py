@@ -9,6 +9,7 @@ import pytest
 
 import embgrad
 from embgrad import errors
+from embgrad.cli import main
 from tests.docs.pages import DOCS
 
 #: Every class of `embgrad.errors`, by its page.
@@ -77,3 +78,57 @@ def test_pictures_are_as_drawn_and_need_nobody_else() -> None:
         text = (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
         assert text == draw(), f"{name}.svg is not as it is drawn: run python docs/pictures/draw.py"
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\((?!#)|@import|<script", text)
+
+
+def test_the_readmes_figures_are_those_of_the_page_on_performance() -> None:
+    measured = (DOCS / "performance.md").read_text(encoding="utf-8")
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    times = cells(measured, "## Other tools", "captum", "LayerGradientXActivation")
+    ours, captum, our_peak, captum_peak = times[4:8]
+    by_hand_peak = cells(measured, "## At 16 × 128", "PyTorch")[9]
+    assert f"| time, code by hand = 1 | {ours} | {captum} | – | 1 |" in readme
+    assert f"| peak memory | {our_peak} MiB | {captum_peak} MiB | – | {by_hand_peak} MiB |" in readme
+    small = cells(measured, "## Our own overhead", "PyTorch")[2].lstrip("+")
+    captum_small = cells(measured, "## Other tools' overhead", "captum")[4].lstrip("+")
+    assert f"{small} ms more than code by hand, captum {captum_small} ms" in readme
+    inseq = cells(measured, "## Other tools", "inseq")
+    longer = re.search(r"^\| inseq saliency.*? \| ≥ 1\.0 \| (\S+) \|", measured, flags=re.MULTILINE)
+    assert longer is not None
+    assert (
+        f"{float(longer[1]):.2f} times as long as embgrad there, and {inseq[7]} MiB where embgrad takes {inseq[6]}"
+        in readme
+    )
+
+
+def cells(text: str, heading: str, *beginning: str) -> list[str]:
+    """Return the cells of the first row below a heading whose first cells begin in this way."""
+    part = text.split(f"{heading}\n", 1)[1].split("\n## ")[0]
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|"))
+    return next(row for row in rows if all(cell.startswith(start) for cell, start in zip(row, beginning, strict=False)))
+
+
+def test_the_page_on_the_command_line_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    offered = re.findall(r"^  (\w+)  ", capsys.readouterr().out.split("Commands:\n")[1], flags=re.MULTILINE)
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `embgrad (\w+)` \|", text, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(offered)
+
+
+def test_the_page_on_installation_lists_every_extra() -> None:
+    project = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    part = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    declared = set(re.findall(r"^(\w+) = \[", part, flags=re.MULTILINE))
+    text = (DOCS / "installation.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == declared - {"test", "docs", "dev"}
+
+
+def test_the_readmes_links_lead_to_files_and_headings_that_exist() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)#?([^)]*)\)", (DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    assert links
+    for file, heading in links:
+        page = DOCS.parent / file
+        assert page.is_file(), file
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert heading in {title.lower().replace(" ", "-") for title in titles}, f"{file}#{heading}"

@@ -1,37 +1,101 @@
-"""The README's snippets run as they stand."""
+"""Every Python block of the README runs as a reader would paste it, in order, and prints what the README shows."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import embgrad
-from embgrad.demo import minilm_folder
+from tests.docs.pages import ROOT, Snippet, difference, snippets
 
-README = Path(__file__).parents[2] / "README.md"
-
-
-def snippets() -> list[str]:
-    section = README.read_text(encoding="utf-8").split("## The same call")[1].split("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+README, INDEX = "../README.md", "index.md"  # below docs
+#: A line between the output of two blocks.
+BOUNDARY = "-" * 30
 
 
-def test_there_is_one_for_each_framework_and_one_for_bert() -> None:
-    for snippet, text in zip(snippets(), ("torch.nn", "keras.layers", "mx.gluon", "load_bert"), strict=True):
-        assert text in snippet
+def test_every_block_runs_in_order_in_a_fresh_process(tmp_path: Path) -> None:
+    """The blocks become one script, without anything before them; no warning of embgrad's is printed."""
+    blocks = snippets(README)
+    script = tmp_path / "pasted.py"
+    script.write_text(f"\nprint('{BOUNDARY}')\n".join(block.code for block in blocks), encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=as_of_a_reader(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "EmbgradWarning" not in ended.stderr
+    printed = ended.stdout.split(f"{BOUNDARY}\n")
+    assert len(printed) == len(blocks)
+    for block, text in zip(blocks, printed, strict=True):
+        assert (wrong := difference(block.printed or "", text)) is None, f"README.md, line {block.line + 1}: {wrong}"
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_snippet_runs(number: int) -> None:
-    names: dict[str, Any] = {"folder": minilm_folder()}
-    exec(compile(snippets()[number], str(README), "exec"), names)
-    if number < 3:
-        result = names["g"]
-        assert isinstance(result, embgrad.EmbeddingGradients)
-        assert result.shape == (2, 3, 16)
-        assert result.values.any()
-    else:
-        assert embgrad.compare(names["a"], names["b"]).figures.relative_l2 < 5e-6
+def as_of_a_reader() -> dict[str, str]:
+    """Return the environment without the variables that the tests set for TensorFlow and Keras."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "KERAS_", "EMBGRAD_"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture(scope="module")
+def quick_start() -> dict[str, Any]:
+    """The names that the quick start leaves."""
+    names: dict[str, Any] = {}
+    execute(snippets(README)[0], names)
+    return names
+
+
+@pytest.mark.parametrize("block", snippets(README)[1:], ids=lambda block: f"line {block.line + 1}")
+def test_each_block_needs_the_quick_start_alone(block: Snippet, quick_start: dict[str, Any]) -> None:
+    execute(block, quick_start.copy())
+
+
+def execute(block: Snippet, names: dict[str, Any]) -> None:
+    exec(compile(block.code, "README.md", "exec", dont_inherit=True), names)
+
+
+def test_the_call_in_each_framework_gives_a_gradient(quick_start: dict[str, Any]) -> None:
+    backends = []
+    for block in (block for block in snippets(README) if "classifier" in block.code):
+        names = quick_start.copy()
+        execute(block, names)
+        assert names["h"].shape == (2, 3, 16)
+        assert names["h"].values.any()
+        backends.append(names["h"].provenance["backend"])
+    assert backends == ["torch", "tensorflow", "gluon"]
+
+
+@pytest.mark.parametrize("page", [README, INDEX])
+def test_no_block_is_skipped_and_nothing_runs_that_is_not_shown(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert "<!--" not in text
+    opened = list(fences(text))
+    assert {*opened} <= {"python", "text", "console", "{toctree}"}
+    assert opened.count("python") == len(snippets(page)) > 0
+    assert opened.count("text") == sum(snippet.printed is not None for snippet in snippets(page))
+
+
+def fences(text: str) -> Iterator[str]:
+    """Yield the language of each fence, whatever its indentation."""
+    inside = False
+    for language in re.findall(r"^\s*(?:```|~~~)(.*)$", text, flags=re.MULTILINE):
+        if not inside:
+            yield language.strip()
+        inside = not inside
+
+
+def test_the_documentation_begins_with_the_same_quick_start() -> None:
+    """So that its front page runs where the README does."""
+    (own,) = snippets(INDEX)
+    first = snippets(README)[0]
+    assert (own.code, own.printed) == (first.code, first.printed)

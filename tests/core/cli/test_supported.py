@@ -1,4 +1,4 @@
-"""The versions that embgrad is tested with: one table, and whoever says more or less than it does."""
+"""The versions that embgrad is tested with: the documentation, pyproject.toml and tox.ini agree with one table."""
 
 from __future__ import annotations
 
@@ -93,10 +93,14 @@ def test_versions_are_compared_as_numbers() -> None:
     assert numbers("2.9") < numbers("2.13")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/installation.md"])
-def test_pages_have_the_table(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert table() in text, f"{page} has another table than python -m embgrad.cli.supported prints"
+def test_the_page_on_installation_has_the_table() -> None:
+    text = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    assert table() in text, "docs/installation.md has another table than python -m embgrad.cli.supported prints"
+
+
+def test_the_readme_names_the_same_pythons() -> None:
+    python = SUPPORTED["core"]["python"]
+    assert f"Python {python.oldest} to {python.newest}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def project() -> dict[str, Any]:
