@@ -23,6 +23,7 @@ from tests.benchmarks.cases import drawn_bert
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     model = drawn_bert(tmp_path / "model", layers=1, dim=8, vocab=3000)
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"

@@ -22,25 +22,26 @@ from tests.fuzz.registry import drawn_case, framework_of
 from tests.fuzz.running import numbers, run
 from tests.fuzz.telling import told
 from tests.fuzz.verdicts import Verdict, verdict_of
+from tests.sampling import slow
 
 #: Of the fuzzer itself, which needs one backend to be shown.
 of_the_fuzzer = pytest.mark.framework(REFERENCE)
 
 SEED = 20
-CALLS = 60
 
 
+@pytest.mark.parametrize("calls", [60, slow(1000)])
 @pytest.mark.parametrize("framework", backends_under_test())
-def test_a_short_run(framework: str) -> None:
+def test_a_short_run(framework: str, calls: int) -> None:
     said: list[str] = []
-    tally = run(SEED, numbers(SEED, CALLS, [framework]), said.append)
-    assert tally.calls == CALLS
+    tally = run(SEED, numbers(SEED, calls, [framework]), said.append)
+    assert tally.calls == calls
     assert not tally.failed, "\n".join(said)
     right = sum(count for key, count in tally.verdicts.items() if key[2] == "right")
     refused = sum(count for key, count in tally.verdicts.items() if key[2] == "refused")
-    assert right > 0.3 * CALLS
-    assert refused > 0.1 * CALLS
-    assert f"{CALLS} calls, 0 failed" in told(tally)
+    assert right > 0.3 * calls
+    assert refused > 0.1 * calls
+    assert f"{calls} calls, 0 failed" in told(tally)
 
 
 @of_the_fuzzer

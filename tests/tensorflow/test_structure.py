@@ -146,6 +146,7 @@ def test_what_is_changed_is_seen(change: Callable[[Model], None], walks: list[in
     assert described([model]) == walked([model]) != before
 
 
+@pytest.mark.slow
 def test_an_object_that_takes_the_place_of_one_that_died_is_another() -> None:
     """In the memory of the one before it lies the next, so that it has the same identity."""
     model = Model()
