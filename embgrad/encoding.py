@@ -70,6 +70,7 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
     """
     if batch.tokens is not None:
         return batch
+    _expect_instance(tokenizer)
     if hasattr(tokenizer, "convert_ids_to_tokens"):
         token_of = tokenizer.convert_ids_to_tokens
     elif hasattr(tokenizer, "id_to_token"):
@@ -175,8 +176,7 @@ Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"
 
 def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
     """Which way the tokenizer is used, told by its type's names and its methods, without importing its library."""
-    if isinstance(tokenizer, type):
-        raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
+    _expect_instance(tokenizer)
     ancestors = {base.__name__ for base in type(tokenizer).__mro__}
     if "PreTrainedTokenizerBase" in ancestors:
         return with_huggingface, padding_of_huggingface(tokenizer)
@@ -191,6 +191,11 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
         "object with tokenize and convert_tokens_to_ids, or a callable that returns ids"
     )
+
+
+def _expect_instance(tokenizer: Any) -> None:
+    if isinstance(tokenizer, type):
+        raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
