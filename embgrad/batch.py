@@ -243,13 +243,17 @@ class TokenBatch:
         )
 
     def inputs(self) -> Any:
-        """The batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids."""
+        """Return the batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids.
+
+        What was not given is not there: a dict lacks the key, and gluonnlp's triple has None in the place of the types.
+        """
         if self.convention == "ids":
             return self.ids
         if self.convention == "gluonnlp":
-            return self.to_gluonnlp()
-        named = {"huggingface": self.to_huggingface, "tfhub": self.to_tfhub, "keras_hub": self.to_keras_hub}
-        inputs = named[self.convention]()
+            ids, types, lengths = self.to_gluonnlp()
+            return ids, None if self.types is None else types, lengths
+        dtype = np.int64 if self.convention == "huggingface" else np.int32
+        inputs: dict[str, Any] = self._named(self.convention, dtype, complete=False)
         if self.mask_is_bool:
             inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
         return {**inputs, **self.extras}
@@ -258,7 +262,7 @@ class TokenBatch:
         """Refuse extras that would take the place of what the batch itself gives in its convention."""
         names = CONVENTIONS.get(self.convention, ())
         for name, own, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
-            given = value is not None or self.convention != "huggingface"  # the other formats demand all three
+            given = value is not None or self.convention != "huggingface"  # the other formats may demand all three
             if given and name in self.extras:
                 raise BatchError(
                     f"extras holds {name!r}, under which the batch gives its {own} in the convention {self.convention!r}: "

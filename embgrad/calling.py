@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+import re
+import typing
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -13,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.batch import TokenBatch
+from embgrad.batch import CONVENTIONS, TokenBatch
 from embgrad.errors import BatchError, brief, listed
 
 __all__ = ["CallPlan", "as_parts", "expect_callable", "parameters_of", "plan_call", "plan_mapping"]
@@ -26,6 +28,13 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "types": ("token_type_ids", "input_type_ids", "segment_ids", "token_types", "type_ids", "types"),
     "valid_length": ("valid_length", "valid_lengths", "lengths"),
 }
+
+
+#: Names of an only required parameter that takes a dict of all inputs, in a model that does not say so by an annotation.
+DICT_NAMES: Final = ("features", "batch", "encoding", "encodings", "encoded_input", "encoded_inputs", "input_dict")
+
+#: An annotation, as text, of a parameter that takes a dict.
+DICT_ANNOTATION: Final = re.compile(r"(\w+\.)*(Optional\[)?(\w+\.)*(dict|Dict|Mapping|MutableMapping)\b")
 
 
 #: How many functions that wrap one another are looked through for a signature that is kept.
@@ -130,7 +139,8 @@ def _signature(function: Any) -> Signature:
 def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks: Sequence[str] = ()) -> CallPlan:
     """Which argument gets which part of the batch.
 
-    Ids go to the parameter with a known name, or else to the first one. The mask, the types and the valid
+    A model whose only required parameter takes a dict gets all of the batch in that, see `_takes_all`. Otherwise the
+    ids go to the parameter with a known name, or else to the first one. The mask, the types and the valid
     lengths go only where a parameter has their name, and only where the user gave them; those that have no
     default are filled in (ones, zeros, and every position). Extras go under their own names.
 
@@ -161,6 +171,9 @@ def _distributed(
     masks: Sequence[str],
 ) -> CallPlan:
     """The plan with the names of the batch's parts in place of these, see `_part`."""
+    whole = _takes_all(by_name, batch)
+    if whole is not None:
+        return _bind(parameters, {whole: ("inputs", True)}, ())
     known_names = {**NAMES, "mask": (*NAMES["mask"], *masks)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     ids = next((name for name in NAMES["ids"] if name in by_name), next(iter(by_name)))
@@ -177,6 +190,29 @@ def _distributed(
     _expect_complete(by_name, values)
     lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []  # the user's own, too
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
+
+
+def _takes_all(by_name: Mapping[str, inspect.Parameter], batch: TokenBatch) -> str | None:
+    """Return the name of the parameter that takes the whole batch in one dict, as a sentence encoder's does; else None.
+
+    It is the only one without a default. Its annotation says that it takes a dict; without an annotation its name does, where
+    the batch was given as a dict.
+    """
+    required = [p for p in by_name.values() if p.default is p.empty]
+    if len(required) != 1:
+        return None
+    only = required[0]
+    if only.annotation is only.empty:
+        return only.name if batch.convention in CONVENTIONS and only.name in DICT_NAMES else None
+    return only.name if _is_dict(only.annotation) else None
+
+
+def _is_dict(annotation: Any) -> bool:
+    """Return whether an annotation, which may be text, means a dict."""
+    if isinstance(annotation, str):
+        return DICT_ANNOTATION.match(annotation.strip("'\" ")) is not None
+    kind = typing.get_origin(annotation) or annotation
+    return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
 class _Default(NamedTuple):
@@ -235,7 +271,9 @@ def _left_out(batch: TokenBatch, told: Collection[str], given: Collection[str]) 
     return (*fields, *(name for name in batch.extras if name not in given))
 
 
-def _field(field: str, batch: TokenBatch) -> np.ndarray:
+def _field(field: str, batch: TokenBatch) -> Any:
+    if field == "inputs":
+        return (batch if batch.convention in CONVENTIONS else batch.replace(convention="huggingface")).inputs()
     if field == "valid_length":
         return batch.lengths()
     if field == "mask":

@@ -30,7 +30,7 @@ from embgrad.errors import (
 from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import LAYER_ROLE, point_of
 from embgrad.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
-from embgrad.registry import backend_for
+from embgrad.registry import backend_for, model_in
 from embgrad.result import EmbeddingGradients
 from embgrad.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.rowsparse import RowSparse, added
@@ -277,6 +277,7 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     expect_one_name(at, "open one capture for each point")
     if not isinstance(keep, str) or keep not in KEEP:
         raise EmbgradError(f"keep is {keep!r}: expected 'all' or 'mean'.{did_you_mean(str(keep), KEEP)}")
+    model = model_in(model)
     backend = backend_for(model)
     expect_ability(backend, "capture")
     _expect_known(at, backend.paths(model))

@@ -15,7 +15,7 @@ from embgrad.fast_tokenizers import padding_of_huggingface, padding_of_tokenizer
 from embgrad.preprocessing import is_preprocessor, preprocessed
 from embgrad.validation import count_or_none
 
-__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of"]
+__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of", "with_tokens"]
 
 #: BERT's special tokens, for tokenizers that only split text and number the pieces.
 BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
@@ -60,6 +60,42 @@ def encode(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
     return padded(found, padding)
+
+
+def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
+    """Return a batch of ids with the tokens that the tokenizer has for them; a batch that has tokens stays as it is.
+
+    Raises:
+        BatchError: the tokenizer has no way to name an id, or no token for an id of the batch.
+    """
+    if batch.tokens is not None:
+        return batch
+    _expect_instance(tokenizer)
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        token_of = tokenizer.convert_ids_to_tokens
+    elif hasattr(tokenizer, "id_to_token"):
+        token_of = tokenizer.id_to_token
+    else:
+        raise BatchError(
+            f"the batch holds ids, and the tokenizer, a {type(tokenizer).__name__}, cannot name them: expected an object with "
+            "convert_ids_to_tokens or id_to_token, or texts as the batch. Leave the tokenizer out for ids without tokens"
+        )
+    tokens = {number: _token(token_of, number, tokenizer) for number in np.unique(batch.ids).tolist()}
+    return batch.replace(tokens=[[tokens[number] for number in row] for row in batch.ids.tolist()])
+
+
+def _token(token_of: Callable[[int], Any], number: int, tokenizer: Any) -> str:
+    """Return the token of an id: libraries answer None, or raise, where there is none."""
+    try:
+        token = token_of(number)
+    except (IndexError, KeyError, OverflowError):
+        token = None
+    if token is None:
+        raise BatchError(
+            f"the tokenizer, a {type(tokenizer).__name__}, has no token for the id {number}: expected the tokenizer that made "
+            "the ids. Leave the tokenizer out for ids without tokens"
+        )
+    return str(token)
 
 
 def expect_id(pad_id: Any) -> None:
@@ -140,8 +176,7 @@ Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"
 
 def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
     """Which way the tokenizer is used, told by its type's names and its methods, without importing its library."""
-    if isinstance(tokenizer, type):
-        raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
+    _expect_instance(tokenizer)
     ancestors = {base.__name__ for base in type(tokenizer).__mro__}
     if "PreTrainedTokenizerBase" in ancestors:
         return with_huggingface, padding_of_huggingface(tokenizer)
@@ -156,6 +191,11 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
         "object with tokenize and convert_tokens_to_ids, or a callable that returns ids"
     )
+
+
+def _expect_instance(tokenizer: Any) -> None:
+    if isinstance(tokenizer, type):
+        raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:

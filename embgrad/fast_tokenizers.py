@@ -18,6 +18,7 @@ __all__ = [
     "padding_of_tokenizers",
     "with_huggingface",
     "with_tokenizers",
+    "words_of",
 ]
 
 #: The tokens that pad where a tokenizer does not say.
@@ -134,7 +135,7 @@ def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: 
     types = cut.get("token_type_ids")
     words = None
     if getattr(tokenizer, "is_fast", False):
-        words = _words(cut.word_ids(0), cut.sequence_ids(0))
+        words = words_of(cut.word_ids(0), cut.sequence_ids(0))
     tokens = tokenizer.convert_ids_to_tokens(ids)
     return Encoded(ids, types, [str(token) for token in tokens], words, len(whole["input_ids"]) - len(ids))
 
@@ -157,7 +158,7 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
             ]
     return [
         Encoded(
-            one.ids, types, one.tokens, _words(one.word_ids, one.sequence_ids), max(0, len(full.ids) - len(one.ids))
+            one.ids, types, one.tokens, words_of(one.word_ids, one.sequence_ids), max(0, len(full.ids) - len(one.ids))
         )
         for one, full, types in zip(found, whole, _types_that_tell(found), strict=True)
     ]
@@ -183,7 +184,7 @@ def _types_that_tell(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
     return [one.type_ids if tell else None for one in encoded]
 
 
-def _words(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
+def words_of(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
     """Word numbers that go on from the first text of a pair to the second; -1 for special tokens."""
     first = max(
         (word for word, text in zip(words, sequences, strict=True) if text == 0 and word is not None), default=-1

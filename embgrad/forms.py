@@ -9,23 +9,29 @@ import numpy as np
 
 from embgrad.arrays import whole_numbers
 from embgrad.batch import CONVENTIONS, TokenBatch
-from embgrad.encoding import encode
+from embgrad.encoding import encode, with_tokens
 from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.fast_tokenizers import words_of
+from embgrad.holders import own_length, own_tokenizer
 from embgrad.validation import as_array, checked_ids, is_text
 
 __all__ = ["as_batch", "batch_of"]
 
 
-def batch_of(given: Any, tokenizer: Any) -> TokenBatch:
-    """The batch in any form in which it may be given, texts with a tokenizer."""
-    if tokenizer is None:
-        return as_batch(given)
+def batch_of(given: Any, tokenizer: Any, model: Any = None) -> TokenBatch:
+    """Return the batch from any form in which it may be given.
+
+    Args:
+        given: the batch, see `as_batch`; or texts.
+        tokenizer: makes ids of texts, and names the tokens of ids; None for the model's own, which texts alone need.
+        model: what may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
+    """
     if not is_text(given):
-        raise BatchError(
-            f"tokenizer is given and the batch is {type(given).__name__}, not text: expected a text or a list of texts; leave "
-            "the tokenizer out for ids"
-        )
-    return encode(given, tokenizer)
+        return as_batch(given) if tokenizer is None else with_tokens(as_batch(given), tokenizer)
+    if tokenizer is not None:
+        return encode(given, tokenizer)
+    own = own_tokenizer(model)
+    return as_batch(given) if own is None else encode(given, own, max_length=own_length(model))
 
 
 def as_batch(given: Any) -> TokenBatch:
@@ -77,8 +83,22 @@ def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
             f"goes with {CONVENTIONS[other][0]!r}; rename it"
         )
     as_bool = given.get(mask) is not None and as_array(given[mask], "mask").dtype == bool
-    return TokenBatch(
+    batch = TokenBatch(
         given[ids], given.get(mask), given.get(types), extras=extras, convention=convention, mask_is_bool=as_bool
+    )
+    return _with_encodings(batch, getattr(given, "encodings", None))
+
+
+def _with_encodings(batch: TokenBatch, encodings: Any) -> TokenBatch:
+    """Return the batch with the tokens and words of a fast tokenizer's encodings, which a `BatchEncoding` keeps beside the ids.
+
+    They count while they are those of the ids: the user may have changed the ids since.
+    """
+    if not isinstance(encodings, list) or [list(getattr(one, "ids", ())) for one in encodings] != batch.ids.tolist():
+        return batch
+    return batch.replace(
+        tokens=[one.tokens for one in encodings],
+        words=[words_of(one.word_ids, one.sequence_ids) for one in encodings],
     )
 
 

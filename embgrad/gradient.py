@@ -15,6 +15,7 @@ from embgrad.backend import Call
 from embgrad.calling import expect_callable
 from embgrad.certifying import certified
 from embgrad.changes import checked_changes
+from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import expecting_parts, with_shared
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
@@ -22,7 +23,7 @@ from embgrad.native import as_objective, described
 from embgrad.objective import Scalar
 from embgrad.points import WORD, Point
 from embgrad.progress import Progress, reporter
-from embgrad.registry import backend_for
+from embgrad.registry import backend_for, model_in
 from embgrad.result import EmbeddingGradients
 from embgrad.task import Task, level_of_user
 from embgrad.validation import count_or_none, expect_flag
@@ -139,12 +140,13 @@ def gradients(
     """
     names = _names(at)
     expect_flag(check, "check")
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, model)
     batch_size = count_or_none(batch_size, "batch_size")
     given = {"override": override, "add": add, "edit": edit}
     task = asked(
         model, objective, names, call=call, training=training, pads=pads, split=split, changes=given, compile=compile
     )
+    model = task.model  # which a pipeline, say, holds
     is_square = names != (WORD,) and tokens.shape[0] == tokens.shape[1]  # of which a part shows which axis is which
     if tokens.extras and (batch_size is not None or split or check or is_square):
         tokens = with_shared(task.backend, model, tokens, call)
@@ -200,6 +202,7 @@ def asked(
     names = _names(at)
     _check_options(pads, call)
     checked = {option: checked_changes(change, option) for option, change in changes.items()}
+    model = model_in(model)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), names, call, training, pads, split, checked, compiled=compile)
     task.check()
@@ -219,7 +222,12 @@ def points(model: Any, batch: Any, *, tokenizer: Any = None, call: Call | None =
         BatchError: the batch is malformed, or an id lies outside the table.
     """
     expect_callable(call)
-    return [point for point in backend_for(model).points(model, batch_of(batch, tokenizer), call) if point.listed]
+    tokens = batch_of(batch, tokenizer, model)
+    model = model_in(model)
+    backend = backend_for(model)
+    with expecting_decoder(model, tokens, call):
+        found = backend.points(model, tokens, call)
+    return [point for point in found if point.listed]
 
 
 def _warn_of_uncompiled(done: Sequence[Mapping[str, EmbeddingGradients]]) -> None:

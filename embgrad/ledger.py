@@ -12,6 +12,7 @@ import numpy as np
 from embgrad.backend import Call, ParameterValues, Point, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.calling import expect_callable
+from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import told_apart
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.figures import length
@@ -21,9 +22,8 @@ from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import point_of
 from embgrad.native import as_objective
 from embgrad.points import WORD
-from embgrad.registry import backend_for
+from embgrad.registry import backend_for, model_in
 from embgrad.replaying import agreeing
-from embgrad.responding import respond_with
 from embgrad.rowsparse import scatter
 from embgrad.task import Task, level_of_user, warn_of_unused
 
@@ -124,13 +124,16 @@ def table_gradients(
     """
     expect_one_name(at, "make one call for each table")
     expect_callable(call)
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, model)
+    model = model_in(model)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (at,), call, training)
     task.check()
     for ability in ("tables", "parameters"):
         expect_ability(backend, ability)
-    seen = told_apart(backend, model, tokens, call, backend.points(model, tokens, call))
+    with expecting_decoder(model, tokens, call):
+        reached = backend.points(model, tokens, call)
+    seen = told_apart(backend, model, tokens, call, reached)
     words = [point for point in seen if WORD in point.roles]
     point = _a_lookup(at, seen, words, tokens)
     found = ledger(task, tokens, point.path, seen)
@@ -184,7 +187,7 @@ def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> T
         seen: what a forward pass reaches.
     """
     keys = [point.key for point in seen if point.lookup is not None and point.path == path]
-    respond = respond_with(task.objective, batch)
+    respond = task.respond(batch)
     request = task.request(respond)
     run = task.backend.run(task.model, batch, replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
@@ -230,7 +233,7 @@ def why_no_sum(
     assert found.own is not None
     keys = [point.key for point in seen if point.lookup is not None and point.path == found.path]
     own = (found.own - found.head).astype(np.float64)
-    request = replace(task.request(respond_with(task.objective, batch)), points=tuple(keys))
+    request = replace(task.request(task.respond(batch)), points=tuple(keys))
     run = run_finite(task.backend, task.model, batch, request)
     plain, divided = [], []
     for values in (run.points[key] for key in keys):

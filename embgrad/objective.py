@@ -12,6 +12,7 @@ import numpy as np
 
 from embgrad.arrays import to_numpy
 from embgrad.batch import TokenBatch
+from embgrad.decoding import positions_of
 from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.probabilities import are_probabilities, refuse_probabilities
 from embgrad.rows import (
@@ -66,7 +67,8 @@ class Objective(ABC):
         Raises:
             ObjectiveError: the arguments and the batch do not go together.
         """
-        return self._places(shape, batch) if len(shape) == 3 and tuple(shape[:2]) == batch.shape else None
+        positions = positions_of(shape, batch, self.output)
+        return self._places(shape, positions) if len(shape) == 3 and tuple(shape[:2]) == positions.shape else None
 
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         """The objective and its cotangent.
@@ -167,6 +169,7 @@ class Objective(ABC):
         places = self.places(output.shape, batch)
         if places is not None:
             return Rows(output[places].astype(np.float64), *places, len(batch))
+        batch = positions_of(output.shape, batch, self.output)
         if self.position is not None:
             raise ObjectiveError(
                 f"position={brief(self.position)} asks for one position, and the output has shape {output.shape}: "

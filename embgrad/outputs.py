@@ -9,11 +9,11 @@ from embgrad.errors import OutputError, did_you_mean, listed
 
 __all__ = ["ROLES", "choose_output", "name_outputs"]
 
-#: The native names that have each role, over the conventions of all frameworks.
+#: The native names that have each role, over the conventions of all frameworks; the last of them that there is counts.
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
-    "logits": ("logits",),
-    "pooled": ("pooler_output", "pooled_output"),
-    "sequence": ("last_hidden_state", "sequence_output"),
+    "logits": ("scores", "logits"),
+    "pooled": ("sentence_embedding", "pooler_output", "pooled_output"),
+    "sequence": ("token_embeddings", "last_hidden_state", "sequence_output"),
 }
 
 #: The name of the output of a model that returns one array.

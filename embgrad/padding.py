@@ -114,7 +114,7 @@ def padding_report(
         EmbgradError: as `gradients` raises.
     """
     expect_one_name(at, "make one call for each lookup")
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, model)
     pad_id = _pad_id(tokens)
     result = gradients(model, tokens, objective, at=at, call=call, training=training)
     of_ids = result.vocab is not None and result.ids is not None and np.array_equal(result.ids, tokens.ids)

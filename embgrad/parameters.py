@@ -11,12 +11,13 @@ import numpy as np
 from embgrad.backend import Call
 from embgrad.calling import as_parts, expect_callable
 from embgrad.checkpoint import WeightTarget, canonical_names
+from embgrad.decoding import expecting_decoder
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
-from embgrad.registry import backend_for
-from embgrad.responding import objective_values, respond_with
+from embgrad.registry import backend_for, model_in
+from embgrad.responding import objective_values
 from embgrad.task import Task, warn_of_unused
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
@@ -91,14 +92,16 @@ def parameter_gradients(
             f"names is {names!r}: expected 'native' or 'canonical'.{did_you_mean(str(names), ('native', 'canonical'))}"
         )
     expect_callable(call)
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, model)
+    model = model_in(model)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (), call, training)
     task.check()
     expect_ability(backend, "parameters")
     spelled = canonical_names(backend, model) if names == "canonical" else None
-    respond = respond_with(task.objective, tokens)
-    run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
+    respond = task.respond(tokens)
+    with expecting_decoder(model, tokens, call):
+        run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
     found = run.parameters or {}
     unreached = [name for name, one in found.items() if one.gradient is None]
     if len(unreached) == len(found):

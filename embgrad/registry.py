@@ -16,7 +16,7 @@ from embgrad.errors import BackendError, brief, did_you_mean, listed
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["backend_for", "backend_named", "broken_backends", "list_backends", "refresh_backends"]
+__all__ = ["backend_for", "backend_named", "broken_backends", "list_backends", "model_in", "refresh_backends"]
 
 GROUP: Final = "embgrad.backends"
 
@@ -119,6 +119,16 @@ def backend_for(model: Any) -> Backend:
             "uninstall the other"
         )
     raise BackendError(_no_owner(parts, asked))
+
+
+def model_in(given: Any) -> Any:
+    """Return the model that a pipeline, say, holds in its attribute `model`; the object itself where it is a model."""
+    held = None if isinstance(given, (type, list, tuple)) else getattr(given, "model", None)
+    if held is None:
+        return given
+    backends = _discovered().backends.values()
+    is_model = any(_owns(backend, given) for backend in backends)
+    return held if not is_model and any(_owns(backend, held) for backend in backends) else given
 
 
 def _owns(backend: Backend, part: Any) -> bool:

@@ -20,6 +20,7 @@ from embgrad.backend import Backend, Call, Change, NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.changes import prepared
+from embgrad.decoding import expecting_decoder, with_decoder
 from embgrad.disambiguation import could_be_made
 from embgrad.errors import (
     AmbiguousPointError,
@@ -98,9 +99,14 @@ class Task:
             objective = objective.take(examples, count)
         return replace(self, objective=objective, examples=examples, count=count)
 
+    def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
+        """Return the objective as a request has it, see `Respond`: in an encoder-decoder it knows the decoder's positions."""
+        return respond_with(self.objective, with_decoder(self.model, batch), sets, sized=sized)
+
     def run(self, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
         """The results for one batch, by the names as given."""
-        run, respond, located = self._run(batch)
+        with expecting_decoder(self.model, batch, self.call):
+            run, respond, located = self._run(batch)
         objective = objective_values(respond, run)
         warn_of_unused(run.unused, batch, run.masked_id)
         common = self.provenance(batch, run, respond)
@@ -195,7 +201,7 @@ class Task:
             The values, and by how much their sum changes at most when every number that it is made of does by its own size:
             times the rounding of the model's dtype, how far off it may be.
         """
-        respond = respond_with(self.objective, batch, 0)
+        respond = self.respond(batch, 0)
         request = replace(self.request(respond, (), located), compiled=False)  # a check goes another way
         before = request.add.get(key)
         made = change if before is None else lambda value: before(value) + change(value)
@@ -251,7 +257,7 @@ class Task:
                 f"all examples share one tensor at {self.names}, and its gradient for each of them takes a pullback for each: "
                 "a Scalar objective has one for the whole batch; give a function of shape (example,)"
             )
-        respond = respond_with(self.objective, batch, sets)
+        respond = self.respond(batch, sets)
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
         request = self.request(respond, points, located, several=sets > 1 or self.split, times=times, gave=gave)
         try:

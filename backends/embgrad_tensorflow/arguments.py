@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from embgrad.keras_inputs import MODES, is_keras
 from embgrad.structures import first
-from embgrad_tensorflow.inputs import MODES
-from embgrad_tensorflow.walk import is_keras
 
 __all__ = ["integers", "is_symbolic", "like_evaluation"]
 

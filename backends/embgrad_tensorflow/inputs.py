@@ -5,31 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 
-from embgrad.arrays import owned, whole_numbers
+from embgrad.arrays import owned
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.calling import as_parts, parameters_of, plan_call
 from embgrad.errors import BatchError, UnsupportedError
+from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
 from embgrad.structures import copied
-from embgrad_tensorflow.walk import is_keras, kind_of
+from embgrad_tensorflow.walk import kind_of
 
-__all__ = ["MODES", "Plan", "TensorFlowTensors", "as_dtype", "plan"]
-
-#: Parameters that say in which mode to run.
-MODES: Final = ("training", "is_training")
-
-#: A first parameter of one of these names takes ids; one of any other name may take a dict of inputs.
-IDS_ALONE: Final = ("input_ids", "input_word_ids", "token_ids", "ids", "tokens")
-
-
-#: What Keras calls a mask beside the names of all frameworks; elsewhere it may be 1 at padding.
-KERAS_MASKS: Final = ("padding_mask",)
+__all__ = ["Plan", "TensorFlowTensors", "as_dtype", "plan"]
 
 
 @dataclass(frozen=True)
@@ -77,9 +68,9 @@ def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Pl
         inputs = tf.nest.map_structure(_native, batch.inputs())
         return Plan(lambda inputs: call(model, inputs), inputs)
     part = _only_part(model)
-    declared = _declared(part)
-    if declared is not None:
-        return _plan_declared(part, declared, batch, training)
+    inputs = declared(part)
+    if inputs is not None:
+        return _plan_declared(part, inputs, batch, training)
     target = getattr(part, "call", None) if is_keras(part) else None
     if not callable(part):
         raise UnsupportedError(
@@ -100,40 +91,9 @@ def _only_part(model: Any) -> Any:
     return parts[0]
 
 
-def _declared(part: Any) -> Any:
-    """The inputs that a model declares: a symbolic tensor, or a list or dict of them or of shapes; None for no model such."""
-    if not is_keras(part):
-        return None
-    if _is_called_by_keras(part):
-        if any(base.__qualname__ == "Sequential" for base in type(part).__mro__):
-            return part.inputs[0] if part.built and part.inputs else None
-        return part.input
-    first = next(iter(parameters_of(part.call, skip=MODES)), None)
-    if first is None or first.name in IDS_ALONE:
-        return None
-    spec = _called_with(part)
-    return spec if isinstance(spec, Mapping) else None
-
-
-def _is_called_by_keras(part: Any) -> bool:
-    """Whether the model is a graph of layers whose class does not bring a `call` of its own."""
-    classes = type(part).__mro__
-    graph = any(base.__qualname__ in ("Functional", "Sequential") for base in classes)
-    definer = next(base for base in classes if "call" in vars(base))
-    return graph and definer.__module__.partition(".")[0] in ("keras", "tf_keras")
-
-
-def _called_with(part: Any) -> Any:
-    """What the model was first called with, or built for: Keras 2 keeps specs, Keras 3 shapes."""
-    if hasattr(part, "save_spec"):
-        spec = part.save_spec()
-        return spec[0][0] if spec and spec[0] else None
-    return (part.get_build_config() or {}).get("input_shape") if hasattr(part, "get_build_config") else None
-
-
 def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -> Plan:
-    declared = {parameter.name for parameter in parameters_of(target)}
-    mode: dict[str, bool] = {name: training for name in MODES if name in declared}
+    names = {parameter.name for parameter in parameters_of(target)}
+    mode: dict[str, bool] = {name: training for name in MODES if name in names}
     if is_keras(part):  # takes it in any case, and hands it down
         mode.setdefault("training", training)
     parameters = parameters_of(target, skip=MODES)
@@ -142,7 +102,7 @@ def _plan_signature(part: Any, target: Any, batch: TokenBatch, training: bool) -
         inspect.Parameter.VAR_KEYWORD,
     ]:
         return _plan_first(part, batch, mode)
-    planned = plan_call(parameters, batch, masks=KERAS_MASKS if is_keras(part) else ())
+    planned = plan_call(parameters, batch, masks=MASKS if is_keras(part) else ())
     dtypes = _dtypes(part, target)
     args = [_argument(p.name, value, dtypes) for p, value in zip(parameters, planned.args, strict=False)]
     kwargs = {name: _argument(name, value, dtypes) for name, value in planned.kwargs.items()}
@@ -156,45 +116,10 @@ def _plan_first(part: Any, batch: TokenBatch, mode: Mapping[str, bool]) -> Plan:
     return Plan(lambda inputs: part(inputs, **mode), inputs, tuple(left))
 
 
-def _plan_declared(part: Any, declared: Any, batch: TokenBatch, training: bool) -> Plan:
-    leaves = _leaves(declared)
-    filled, unused = plan_mapping(list(leaves), batch)
-    tensors = {name: as_dtype(name, filled[name], dtype) for name, dtype in leaves.items()}
-    inputs = _like(declared, tensors)
-    names = _told_apart(getattr(part, "output_names", None) or ())
+def _plan_declared(part: Any, structure: Any, batch: TokenBatch, training: bool) -> Plan:
+    inputs, unused = filled(structure, batch, as_dtype)
+    names = told_apart(getattr(part, "output_names", None) or ())
     return Plan(lambda inputs: part(inputs, training=training), inputs, unused, names)
-
-
-def _told_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """In Keras 3 all outputs of one layer have its name, such as an LSTM's states: the second one goes by `name#1`."""
-    before = [list(names[:number]).count(name) for number, name in enumerate(names)]
-    return tuple(f"{name}#{count}" if count else name for name, count in zip(names, before, strict=True))
-
-
-def _leaves(declared: Any, key: str | None = None) -> dict[str, Any]:
-    """The declared inputs' dtypes by name: a dict's keys, else the tensors' own names."""
-    if isinstance(declared, Mapping):
-        return {name: dtype for inner, leaf in declared.items() for name, dtype in _leaves(leaf, str(inner)).items()}
-    if _is_list(declared):
-        return {name: dtype for leaf in declared for name, dtype in _leaves(leaf).items()}
-    return {key or declared.name: getattr(declared, "dtype", None)}
-
-
-def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> Any:
-    if isinstance(declared, Mapping):
-        return {inner: _like(leaf, tensors, str(inner)) for inner, leaf in declared.items()}
-    if _is_list(declared):
-        return [_like(leaf, tensors) for leaf in declared]
-    return tensors[key or declared.name]
-
-
-def _is_list(declared: Any) -> bool:
-    """Whether it is several inputs, and not the shape of one."""
-    return isinstance(declared, (list, tuple)) and all(hasattr(one, "dtype") or _is_nest(one) for one in declared)
-
-
-def _is_nest(value: Any) -> bool:
-    return isinstance(value, (Mapping, list, tuple))
 
 
 def _dtypes(part: Any, target: Any) -> dict[str, Any]:
@@ -210,6 +135,8 @@ def _dtypes(part: Any, target: Any) -> dict[str, Any]:
 
 
 def _argument(name: str, value: Any, dtypes: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):  # all of the batch
+        return tf.nest.map_structure(_native, value)
     return as_dtype(name, value, dtypes[name]) if dtypes.get(name) is not None else _native(value)
 
 
@@ -227,20 +154,13 @@ def as_dtype(name: str, value: Any, dtype: Any) -> Any:
     """The value in a declared dtype, if that holds it exactly."""
     if dtype is None or not isinstance(value, np.ndarray):
         return _native(value)
-    declared = tf.as_dtype(dtype)
-    if declared == tf.string:
+    kind = tf.as_dtype(dtype)
+    if kind == tf.string:
         raise BatchError(
             f"the model declares its input {name!r} as text, and the batch is token ids: expected an input of an integer dtype; "
             "pass the part behind the tokenizer, or call=lambda model, inputs: ..."
         )
-    cast = value.astype(declared.as_numpy_dtype)
-    whole = whole_numbers(value)
-    if whole is not None and not np.array_equal(np.asarray(cast, np.float64), whole):
-        raise BatchError(
-            f"the model declares its input {name!r} as {declared.name}, which does not hold numbers up to {whole.max()} "
-            "exactly: expected an integer dtype; declare the input with dtype='int32'"
-        )
-    return tf.constant(cast)
+    return tf.constant(cast_exactly(name, value, kind.as_numpy_dtype, kind.name))
 
 
 class TensorFlowTensors:

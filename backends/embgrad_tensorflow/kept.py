@@ -15,6 +15,7 @@ from embgrad.batch import TokenBatch
 from embgrad.bounded import Bounded
 from embgrad.calling import as_parts
 from embgrad.identity import CHANGING, UntoldError, asked_of, code_of
+from embgrad.keras_inputs import is_keras
 from embgrad.points import WORD
 from embgrad.refusals import OBJECTIVES, Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
@@ -31,7 +32,7 @@ from embgrad_tensorflow.structure import structure
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.trace import Trace, is_placeholder, traced
 from embgrad_tensorflow.tracing import UnfitError
-from embgrad_tensorflow.walk import handle_of, is_keras, walk
+from embgrad_tensorflow.walk import handle_of, walk
 
 __all__ = ["run_kept"]
 

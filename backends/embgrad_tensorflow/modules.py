@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from embgrad.interception import Interception
+from embgrad.keras_inputs import is_keras
 from embgrad.locks import process_lock
 from embgrad.structures import first, with_first
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.structure import structure
-from embgrad_tensorflow.walk import Node, is_keras
+from embgrad_tensorflow.walk import Node
 
 __all__ = ["Calls", "Modules", "Watch", "calls_go_to", "is_floating"]
 

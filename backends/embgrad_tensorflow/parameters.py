@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from embgrad_tensorflow.walk import Node, handle_of, is_keras, is_saved, walk
+from embgrad.keras_inputs import is_keras
+from embgrad_tensorflow.walk import Node, handle_of, is_saved, walk
 
 __all__ = ["Parameters", "native_variable"]
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 from embgrad.batch import TokenBatch
 from embgrad.calling import plan_mapping
 from embgrad.errors import BatchError, UnsupportedError, listed
-from embgrad_tensorflow.inputs import MODES, Plan, as_dtype
+from embgrad.keras_inputs import MODES
+from embgrad_tensorflow.inputs import Plan, as_dtype
 from embgrad_tensorflow.walk import is_saved
 
 __all__ = ["plan_restored"]

@@ -16,11 +16,12 @@ from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
 
 from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
+from embgrad.keras_inputs import is_keras
 from embgrad.locks import process_lock
 from embgrad.nested import held_in, holds_any
 from embgrad_tensorflow.containers import Undo, held_by, opened, putting_back, refilling
 from embgrad_tensorflow.structure import structure
-from embgrad_tensorflow.walk import Node, handle_of, is_keras, kind_of, on_devices
+from embgrad_tensorflow.walk import Node, handle_of, kind_of, on_devices
 
 __all__ = [
     "Snapshot",

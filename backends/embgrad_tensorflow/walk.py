@@ -12,11 +12,11 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from embgrad.errors import UnsupportedError
+from embgrad.keras_inputs import is_keras, keras_bases
 from embgrad.nested import slots_of
 from embgrad.points import UNNAMED_TABLE
 
@@ -28,7 +28,6 @@ __all__ = [
     "children",
     "handle_of",
     "is_graph_of_layers",
-    "is_keras",
     "is_saved",
     "is_the_users",
     "kind_of",
@@ -185,22 +184,6 @@ def is_the_users(function: Any) -> bool:
     return root not in LIBRARIES and root not in sys.stdlib_module_names - {"__main__"}
 
 
-def is_keras(part: Any) -> bool:
-    """Whether it is a layer or model of Keras 2 or 3."""
-    return "Layer" in _keras_bases(type(part))
-
-
-_known_bases: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
-
-
-def _keras_bases(cls: type) -> frozenset[str]:
-    """The names of Keras's own classes among the bases of a class, found out once."""
-    if cls not in _known_bases:
-        roots = ((base.__module__.partition(".")[0], base.__qualname__) for base in cls.__mro__)
-        _known_bases[cls] = frozenset(name for root, name in roots if root in ("keras", "tf_keras"))
-    return _known_bases[cls]
-
-
 def is_saved(part: Any) -> bool:
     """Whether it was restored from a SavedModel without its Python; one of TensorFlow 1 shows it by its signatures alone."""
     classes = (*type(part).__mro__, *type(getattr(part, "signatures", None)).__mro__)
@@ -283,7 +266,7 @@ def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 def is_graph_of_layers(module: Any) -> bool:
     """Whether it is a functional or sequential model, whose layers go by their names."""
-    return not {"Functional", "Sequential"}.isdisjoint(_keras_bases(type(module)))
+    return not {"Functional", "Sequential"}.isdisjoint(keras_bases(type(module)))
 
 
 class Tables:

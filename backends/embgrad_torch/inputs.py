@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 from embgrad import structures
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
-from embgrad.calling import parameters_of, plan_call
+from embgrad.calling import CallPlan, parameters_of, plan_call
 from embgrad.errors import OutputError, UnsupportedError
+from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras
 
 __all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
 
@@ -80,11 +81,45 @@ def planned(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> Pl
             f"the model is a sequence of {len(model)} parts, and only you know how they go together: pass call=lambda parts, "
             "inputs: outputs"
         )
+    if is_keras(model):
+        return _plan_keras(model, batch, device)
     found = plan_call(parameters(model), batch)
     args = [to_tensors(argument, device, len(batch)) for argument in found.args]
     kwargs = to_tensors(dict(found.kwargs), device, len(batch))
     runner = _unparallel(model)
     return Plan(lambda arguments: runner(*arguments[0], **arguments[1]), (args, kwargs), found.unused)
+
+
+def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> Plan:
+    """For a Keras model on PyTorch: Keras's `forward` passes everything on, and knows of no mode but the argument `training`."""
+
+    def native(name: str, value: Any, dtype: Any) -> Any:
+        if isinstance(value, np.ndarray) and dtype is not None:
+            value = cast_exactly(name, value, dtype, str(dtype))
+        return to_tensors(value, device, len(batch))
+
+    structure = declared(model)
+    if structure is not None:
+        inputs, unused = filled(structure, batch, native)
+        args, kwargs = [inputs], {}
+    else:
+        found = _plan_keras_call(parameters_of(model.call, skip=MODES), batch)
+        names = [p.name for p in parameters_of(model.call, skip=MODES)]
+        dtypes = {"mask": np.bool_}  # as Keras's own masks are
+        args = [native(name, value, dtypes.get(name)) for name, value in zip(names, found.args, strict=False)]
+        kwargs = {name: native(name, value, dtypes.get(name)) for name, value in found.kwargs.items()}
+        unused = found.unused
+    training = model.training
+    return Plan(lambda given: model(*given[0], **given[1], training=training), (args, kwargs), unused)
+
+
+def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
+    """The arguments of a Keras model's `call`; of one that passes everything on, the batch as it was given."""
+    if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return plan_call(parameters, batch, masks=MASKS)
+    inputs = batch.inputs()
+    left = [name for name in ("mask", "types") if getattr(batch, name) is not None and not isinstance(inputs, dict)]
+    return CallPlan((inputs,), {}, tuple(left))
 
 
 def _unparallel(model: Any) -> Any:

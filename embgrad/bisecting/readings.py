@@ -12,14 +12,15 @@ import numpy as np
 from embgrad.arrangement import Arrangement, of_lookup, of_module
 from embgrad.backend import Backend, Call, PointValues, Request, Weight
 from embgrad.batch import TokenBatch
+from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.finite import run_finite
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.points import WORD, Point
-from embgrad.registry import backend_for
-from embgrad.responding import Respond, objective_values, respond_with
+from embgrad.registry import backend_for, model_in
+from embgrad.responding import Respond, objective_values
 from embgrad.task import Task, warn_of_unused
 from embgrad.weights import weights_of
 
@@ -68,14 +69,15 @@ class Reader:
     """
 
     def __init__(self, model: Any, batch: TokenBatch, objective: Any, call: Call | None = None) -> None:
-        self.model = model
+        self.model = model = model_in(model)
         self.batch = batch
         self.given = objective
         self.call = call
         self.backend: Backend = backend_for(model)
         self._task = Task(self.backend, model, as_objective(objective), (), call)
         self._task.check()
-        self.points = {point.key: point for point in self._seen()}
+        with expecting_decoder(model, batch, call):
+            self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._places: dict[str, Arrangement] = {}
         self.roles: dict[str, str] = {}
@@ -114,7 +116,7 @@ class Reader:
 
         Where the objective cannot be pulled back, or is not finite, `failure` says so, and there are values alone.
         """
-        respond = respond_with(self._task.objective, self.batch, sized=True)
+        respond = self._task.respond(self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
         try:
             run = run_finite(self.backend, self.model, self.batch, request)
