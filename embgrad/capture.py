@@ -27,6 +27,7 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
+from embgrad.keywords import explained
 from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import LAYER_ROLE, point_of
 from embgrad.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
@@ -298,6 +299,7 @@ class Tap:
             self._unequal = (np.shape(self._total), new.shape)
 
 
+@explained
 def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContextManager[Tap]:
     """Captures the gradient at a point while the user's own loop runs, as a context manager that gives a `Tap`.
 

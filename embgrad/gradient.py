@@ -18,6 +18,8 @@ from embgrad.changes import checked_changes
 from embgrad.disambiguation import expecting_parts, with_shared
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
+from embgrad.keywords import explained
+from embgrad.lengths import expecting_length
 from embgrad.native import as_objective, described
 from embgrad.objective import Scalar
 from embgrad.points import WORD, Point
@@ -38,6 +40,7 @@ def gradients(
     *,
     at: str = ...,
     tokenizer: Any = ...,
+    max_length: int | None = ...,
     call: Call | None = ...,
     training: bool = ...,
     pads: str = ...,
@@ -60,6 +63,7 @@ def gradients(
     *,
     at: Sequence[str],
     tokenizer: Any = ...,
+    max_length: int | None = ...,
     call: Call | None = ...,
     training: bool = ...,
     pads: str = ...,
@@ -74,6 +78,7 @@ def gradients(
 ) -> dict[str, EmbeddingGradients]: ...
 
 
+@explained
 def gradients(
     model: Any,
     batch: Any,
@@ -81,6 +86,7 @@ def gradients(
     *,
     at: str | Sequence[str] = WORD,
     tokenizer: Any = None,
+    max_length: int | None = None,
     call: Call | None = None,
     training: bool = False,
     pads: str = "keep",
@@ -108,6 +114,8 @@ def gradients(
             path, of a table or a module (`path:input` for what a module is given); with `#occurrence` where it is reached
             several times. See `points`. A sequence of names gives a dict, by the names as given.
         tokenizer: makes ids of texts, see `embgrad.encode`.
+        max_length: the most tokens of a text, special tokens included; how many were cut off is in the provenance, under
+            `truncated`. None cuts off nothing.
         call: calls the model, `call(model, inputs) -> outputs`; `inputs` are native tensors in the batch's convention.
         training: run the model in training mode (dropout drops, batch norm takes the batch's averages).
         pads: "keep" what the model computes at masked positions, or set it to "zero"; `pad_leak` tells in both cases.
@@ -129,7 +137,7 @@ def gradients(
 
     Raises:
         BackendError: no backend takes the model.
-        BatchError: the batch is malformed, or an id lies outside the table.
+        BatchError: the batch is malformed, an id lies outside the table, or an example is longer than the model takes.
         PointError: there is no such point, the name fits several, or a change does not fit the point.
         OutputError: the objective names an output that the model does not have.
         ObjectiveError: the objective does not go with the output, or is not finite.
@@ -139,7 +147,7 @@ def gradients(
     """
     names = _names(at)
     expect_flag(check, "check")
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, max_length)
     batch_size = count_or_none(batch_size, "batch_size")
     given = {"override": override, "add": add, "edit": edit}
     task = asked(
@@ -156,10 +164,11 @@ def gradients(
         )
     parts = partial(expecting_parts, task.backend, model, tokens, call, batch_size)
     if len(tokens) > 1 and (split or len(pieces) > 1):
-        with parts():
+        with expecting_length(task.backend, model, tokens, call), parts():
             task.expect_examples_first(pieces[0], tokens)
     done, seen = [], 0
-    with reporter(progress) as report, parts() if len(pieces) > 1 else nullcontext():
+    length = expecting_length(task.backend, model, tokens, call)
+    with length, reporter(progress) as report, parts() if len(pieces) > 1 else nullcontext():
         report(seen, len(tokens))
         for piece in pieces:
             one = task if len(pieces) == 1 else task.cut(slice(seen, seen + len(piece)), len(tokens))
@@ -206,20 +215,25 @@ def asked(
     return task
 
 
-def points(model: Any, batch: Any, *, tokenizer: Any = None, call: Call | None = None) -> list[Point]:
+@explained
+def points(
+    model: Any, batch: Any, *, tokenizer: Any = None, max_length: int | None = None, call: Call | None = None
+) -> list[Point]:
     """What a forward pass on the batch reaches and `at` can name: its lookups in order, then its modules, with their roles.
 
     Inputs of modules (`path:input`) can be named too, and are told where they have a role.
 
     Args:
-        model: as in `gradients`; so are `batch`, `tokenizer` and `call`.
+        model: as in `gradients`; so are `batch`, `tokenizer`, `max_length` and `call`.
 
     Raises:
         BackendError: no backend takes the model.
         BatchError: the batch is malformed, or an id lies outside the table.
     """
     expect_callable(call)
-    return [point for point in backend_for(model).points(model, batch_of(batch, tokenizer), call) if point.listed]
+    backend, tokens = backend_for(model), batch_of(batch, tokenizer, max_length)
+    with expecting_length(backend, model, tokens, call):
+        return [point for point in backend.points(model, tokens, call) if point.listed]
 
 
 def _warn_of_uncompiled(done: Sequence[Mapping[str, EmbeddingGradients]]) -> None:

@@ -13,11 +13,13 @@ from embgrad.calling import as_parts, expect_callable
 from embgrad.checkpoint import WeightTarget, canonical_names
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
+from embgrad.keywords import explained
+from embgrad.lengths import expecting_length
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.registry import backend_for
 from embgrad.responding import objective_values, respond_with
-from embgrad.task import Task, warn_of_unused
+from embgrad.task import Task
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
 
@@ -63,6 +65,7 @@ class ParameterGradients(Mapping[str, np.ndarray]):
         )
 
 
+@explained
 def parameter_gradients(
     model: Any,
     batch: Any,
@@ -70,13 +73,15 @@ def parameter_gradients(
     *,
     names: str = "native",
     tokenizer: Any = None,
+    max_length: int | None = None,
     call: Call | None = None,
     training: bool = False,
 ) -> ParameterGradients:
     """The gradient of ΣL with respect to every trainable parameter. The model stays as it was, gradient buffers included.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `call` and `training`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and
+            `training`.
         names: "native" for the framework's spelling: attribute paths in PyTorch and Gluon, `name` in Keras 2, `path` in Keras
             3, repeats with `#1`; "canonical" for one spelling, and one orientation of matrices, over the frameworks, for a
             BERT as `load_bert` makes it: those of Hugging Face's checkpoints.
@@ -91,14 +96,15 @@ def parameter_gradients(
             f"names is {names!r}: expected 'native' or 'canonical'.{did_you_mean(str(names), ('native', 'canonical'))}"
         )
     expect_callable(call)
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, max_length)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (), call, training)
     task.check()
     expect_ability(backend, "parameters")
     spelled = canonical_names(backend, model) if names == "canonical" else None
     respond = respond_with(task.objective, tokens)
-    run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
+    with expecting_length(backend, model, tokens, call):
+        run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
     found = run.parameters or {}
     unreached = [name for name, one in found.items() if one.gradient is None]
     if len(unreached) == len(found):
@@ -111,7 +117,7 @@ def parameter_gradients(
     if spelled is not None:
         gradients = _renamed(gradients, spelled)
         unreached = [spelled[name].source for name in unreached]
-    warn_of_unused(run.unused, tokens, run.masked_id)
+    task.warn(tokens, run.unused, run.masked_id)
     return ParameterGradients(
         gradients,
         tuple(unreached),

@@ -15,12 +15,13 @@ from embgrad.batch import TokenBatch
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.finite import run_finite
+from embgrad.lengths import expecting_length
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.points import WORD, Point
 from embgrad.registry import backend_for
 from embgrad.responding import Respond, objective_values, respond_with
-from embgrad.task import Task, warn_of_unused
+from embgrad.task import Task
 from embgrad.weights import weights_of
 
 __all__ = ["Reader", "Reading"]
@@ -75,7 +76,8 @@ class Reader:
         self.backend: Backend = backend_for(model)
         self._task = Task(self.backend, model, as_objective(objective), (), call)
         self._task.check()
-        self.points = {point.key: point for point in self._seen()}
+        with expecting_length(self.backend, model, batch, call):
+            self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._places: dict[str, Arrangement] = {}
         self.roles: dict[str, str] = {}
@@ -123,7 +125,7 @@ class Reader:
         except (NoGradientError, ObjectiveError) as failure:
             self.failure = failure
             return self.values(keys)
-        warn_of_unused(run.unused, self.batch, run.masked_id)
+        self._task.warn(self.batch, run.unused, run.masked_id)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 
