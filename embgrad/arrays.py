@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-__all__ = ["exact_below", "is_tensor", "owned", "taken", "to_numpy", "whole_numbers", "widened"]
+__all__ = ["as_asked", "exact_below", "is_tensor", "owned", "taken", "to_numpy", "whole_numbers", "widened"]
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -35,6 +35,17 @@ def _converted(value: Any) -> np.ndarray:
     if isinstance(value, (list, tuple)) and any(is_tensor(one) for one in value):
         return np.asarray([_converted(one) for one in value])
     return np.asarray(value)
+
+
+def as_asked(array: np.ndarray, dtype: Any, copy: bool | None) -> np.ndarray:
+    """Return an array as `__array__` is asked for it, by NumPy 1, which names no `copy`, and by NumPy 2.
+
+    Raises:
+        ValueError: `copy` is False, and the dtype is another than the array's.
+    """
+    if copy is False and dtype is not None and np.dtype(dtype) != array.dtype:
+        raise ValueError(f"the values are {array.dtype}: expected that dtype with copy=False, not {np.dtype(dtype)}")
+    return array.astype(array.dtype if dtype is None else dtype, copy=bool(copy))
 
 
 def is_tensor(value: Any) -> bool:

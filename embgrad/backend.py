@@ -289,6 +289,10 @@ class Listener(Protocol):
         """A backward pass ended that reached points: what stands for the forward pass, the key, the gradient of each."""
         ...
 
+    def outside(self, path: str) -> None:
+        """A module of the model is called outside of any call of the model, with gradients: a wrapper's `forward` is not used."""
+        ...
+
 
 @runtime_checkable
 class Backend(Protocol):

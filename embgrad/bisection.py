@@ -10,6 +10,7 @@ from embgrad.backend import Call
 from embgrad.calling import as_parts, expect_callable
 from embgrad.errors import ObjectiveError
 from embgrad.forms import batch_of
+from embgrad.keywords import explained
 from embgrad.progress import reporter
 from embgrad.tolerance import checked_tolerance
 
@@ -87,6 +88,7 @@ class Bisection:
         return "\n".join([*lines, self.text])
 
 
+@explained
 def bisect(
     model_a: Any,
     model_b: Any,
@@ -94,6 +96,7 @@ def bisect(
     objective: Any,
     *,
     tokenizer: Any = None,
+    max_length: int | None = None,
     call_a: Call | None = None,
     call_b: Call | None = None,
     tolerance: float | None = None,
@@ -108,7 +111,7 @@ def bisect(
     Args:
         model_a: a model as in `gradients`, what the other is measured against.
         model_b: the other.
-        batch: as in `gradients`; so are `objective` and `tokenizer`.
+        batch: as in `gradients`; so are `tokenizer` and `max_length`.
         objective: as in `gradients`; a pair of functions where those on native outputs differ from framework to framework.
         call_a: calls the one model in another way, as `call` in `gradients`.
         call_b: likewise the other.
@@ -131,7 +134,7 @@ def bisect(
     tolerance = checked_tolerance(tolerance)
     expect_callable(call_a, "call_a")
     expect_callable(call_b, "call_b")
-    tokens = batch_of(batch, tokenizer)
+    tokens = batch_of(batch, tokenizer, max_length, model_a)
     first, second = _pair(objective)
     with reporter(progress) as report:
         a, b = (

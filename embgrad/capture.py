@@ -27,6 +27,7 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
+from embgrad.keywords import explained
 from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import LAYER_ROLE, point_of
 from embgrad.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
@@ -70,16 +71,18 @@ class Tap:
 
     Attributes:
         at: the point's name, as given.
-        steps: with `keep="all"` one result a step: `values` is the gradient of the user's own loss, a mean included, a copy;
-            `objective` is None. Several forward passes behind one loss are one step, their examples one after the other.
         count: the number of steps.
+        passes: the number of forward passes.
     """
 
     def __init__(self, backend: Backend, model: Any, at: str, keep: str) -> None:
         self.at = at
-        self.steps: list[EmbeddingGradients] = []
         self.count = 0
         self.passes = 0
+        self._model = type(model).__name__
+        self._steps: list[EmbeddingGradients] = []
+        self._outside: dict[str, None] = {}
+        self._ended = False
         self._keep = keep
         self._key: str | None = None
         self._by_role = False
@@ -95,6 +98,18 @@ class Tap:
             "captured": True,
         }
 
+    @property
+    def steps(self) -> list[EmbeddingGradients]:
+        """With `keep="all"` one result a step: `values` is the gradient of the user's own loss, a mean included, a copy;
+        `objective` is None. Several forward passes behind one loss are one step, their examples one after the other.
+
+        Raises:
+            NoGradientError: the capture has ended without a step.
+        """
+        if self._ended and not self.count:
+            raise NoGradientError(self._why_nothing())
+        return self._steps
+
     def sum(self) -> RowSparse | np.ndarray:
         """The sum over the steps of the table gradient, (vocab, dim); at a point that is no lookup of the gradient itself.
 
@@ -108,9 +123,7 @@ class Tap:
                 "expected one shape in all at a point that is no lookup; take the steps one by one"
             )
         if self._total is None:
-            raise NoGradientError(
-                f"nothing was captured at {self.at!r}: expected a backward pass while the capture is open that reaches the point"
-            )
+            raise NoGradientError(self._why_nothing())
         return self._total
 
     def mean(self) -> RowSparse | np.ndarray:
@@ -121,7 +134,45 @@ class Tap:
         return np.asarray((total / self.count).astype(total.dtype))
 
     def __repr__(self) -> str:
-        return f"Tap(at={self.at!r}, {self.count} steps, {self.passes} forward passes)"
+        why = f": {self._why_nothing()}" if self._ended and not self.count else ""
+        return f"Tap(at={self.at!r}, {self.count} steps, {self.passes} forward passes{why})"
+
+    def end_of_capture(self, *, raised: bool) -> None:
+        """Note that no more comes.
+
+        Args:
+            raised: whether the loop ended by an exception, which is then what the user hears of.
+
+        Raises:
+            NoGradientError: the model was called, or a part of it in its place, and no gradient came.
+        """
+        self._ended = True
+        if not raised and not self.count and (self.passes or self._outside):
+            raise NoGradientError(self._why_nothing())
+
+    def _why_nothing(self) -> str:
+        """Why there is no step."""
+        if self.passes:
+            return (
+                f"the model was called {self.passes} time(s), and no gradient reached {self.at!r}: expected a backward pass "
+                "while the capture is open that goes by the point; was it a forward pass without gradients, or is the table not "
+                "among what is differentiated?"
+            )
+        children = _outermost(self._outside)
+        if len(children) == 1:
+            return (
+                f"the forward of {self._model} was never called while the capture was open, and that of its child "
+                f"{children[0]!r} was: capture that child, as in embgrad.capture(model.{children[0]})"
+            )
+        if children:
+            return (
+                f"the forward of {self._model} was never called while the capture was open, and those of its children "
+                f"{listed(children)} were: capture the child that takes the ids, as in embgrad.capture(model.{children[0]})"
+            )
+        return (
+            f"nothing was captured at {self.at!r}, as {self._model} was not called while the capture was open: expected forward "
+            "and backward passes of this very model in this thread, inside of the `with` block"
+        )
 
     # What a backend calls
 
@@ -165,7 +216,11 @@ class Tap:
         self._add(step)
         self.count += 1
         if self._keep == "all":
-            self.steps.append(step)
+            self._steps.append(step)
+
+    def outside(self, path: str) -> None:
+        """See `embgrad.Listener`."""
+        self._outside[path] = None
 
     def _resolved(self, watch: PointWatch) -> str:
         try:
@@ -244,6 +299,7 @@ class Tap:
             self._unequal = (np.shape(self._total), new.shape)
 
 
+@explained
 def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContextManager[Tap]:
     """Captures the gradient at a point while the user's own loop runs, as a context manager that gives a `Tap`.
 
@@ -266,7 +322,8 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     Raises:
         BackendError: no backend takes the model.
         PointError: there is no such point.
-        NoGradientError: on leaving, where there were forward passes and no gradient reached the point.
+        NoGradientError: on leaving, where there were forward passes and no gradient reached the point; or none of the model,
+            but of a child of its, which is then named.
         UnsupportedError: the backend cannot do this for this model, or a pass is compiled.
     """
     if isinstance(model, (list, tuple)):
@@ -305,13 +362,7 @@ class _Capture(AbstractContextManager[Tap]):
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self._state = "closed"
         self._listening.__exit__(kind, error, traceback)
-        tap = self._tap
-        if kind is None and tap.passes and not tap.count:
-            raise NoGradientError(
-                f"the model was called {tap.passes} time(s), and no gradient reached {tap.at!r}: expected a backward pass while "
-                "the capture is open that goes by the point; was it a forward pass without gradients, or is the table not among "
-                "what is differentiated?"
-            )
+        self._tap.end_of_capture(raised=kind is not None)
 
     def __del__(self) -> None:
         if self._state == "open":
@@ -323,6 +374,11 @@ class _Capture(AbstractContextManager[Tap]):
                 EmbgradWarning,
                 stacklevel=2,
             )
+
+
+def _outermost(paths: Collection[str]) -> list[str]:
+    """Those paths that lead to no part of another."""
+    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
 def _expect_known(at: str, paths: Collection[str]) -> None:

@@ -187,9 +187,12 @@ def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
         return _with_pieces, Padding(id=pad)
     if callable(tokenizer):
         return _with_callable, Padding()
+    instead = (
+        "; in place of a name, what AutoTokenizer.from_pretrained(...) gives" if isinstance(tokenizer, str) else ""
+    )
     raise BatchError(
         f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
-        "object with tokenize and convert_tokens_to_ids, or a callable that returns ids"
+        f"object with tokenize and convert_tokens_to_ids, or a callable that returns ids{instead}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ __all__ = [
     "UnsupportedError",
     "brief",
     "did_you_mean",
+    "level_of_user",
     "listed",
 ]
 
@@ -166,3 +168,11 @@ def listed(names: Iterable[object], most: int = 8) -> str:
         return "none"
     tail = f" and {len(quoted) - most} more" if len(quoted) > most else ""
     return ", ".join(quoted[:most]) + tail
+
+
+def level_of_user() -> int:
+    """Return how many calls up from the caller the user's own code is, for a warning's `stacklevel`."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("embgrad."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -13,25 +13,39 @@ from embgrad.encoding import encode, with_tokens
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.fast_tokenizers import words_of
 from embgrad.holders import own_length, own_tokenizer
+from embgrad.objective import Objective, Scalar
+from embgrad.registry import is_model
 from embgrad.validation import as_array, checked_ids, is_text
 
 __all__ = ["as_batch", "batch_of"]
 
 
-def batch_of(given: Any, tokenizer: Any, model: Any = None) -> TokenBatch:
+def batch_of(given: Any, tokenizer: Any, max_length: int | None = None, model: Any = None) -> TokenBatch:
     """Return the batch from any form in which it may be given.
 
     Args:
         given: the batch, see `as_batch`; or texts.
         tokenizer: makes ids of texts, and names the tokens of ids; None for the model's own, which texts alone need.
+        max_length: cuts texts to so many tokens; None for the model's own limit with its own tokenizer, and else for none.
         model: what may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
+
+    Raises:
+        BatchError: the batch is in none of these forms, or `max_length` is given for ids.
     """
-    if not is_text(given):
-        return as_batch(given) if tokenizer is None else with_tokens(as_batch(given), tokenizer)
-    if tokenizer is not None:
-        return encode(given, tokenizer)
-    own = own_tokenizer(model)
-    return as_batch(given) if own is None else encode(given, own, max_length=own_length(model))
+    if is_text(given):
+        own = own_tokenizer(model) if tokenizer is None else None
+        if own is not None:
+            return encode(given, own, max_length=own_length(model) if max_length is None else max_length)
+        return as_batch(given) if tokenizer is None else encode(given, tokenizer, max_length=max_length)
+    if isinstance(given, (list, tuple)) and not given:
+        raise BatchError("the batch is an empty list: expected at least one text or pair of texts, or ids")
+    batch = as_batch(given)
+    if max_length is not None:
+        raise BatchError(
+            f"max_length={brief(max_length)} cuts texts, and the batch holds ids: expected ids of that length, ids[:, "
+            f":{brief(max_length)}], with mask and types alike; leave max_length out"
+        )
+    return batch if tokenizer is None else with_tokens(batch, tokenizer)
 
 
 def as_batch(given: Any) -> TokenBatch:
@@ -49,9 +63,50 @@ def as_batch(given: Any) -> TokenBatch:
         )
     if isinstance(given, Mapping):
         return _from_mapping(given)
+    _expect_no_model(given)
+    _expect_one_batch(given)
     if isinstance(given, tuple) and len(given) == 3 and _is_triple(*given):
         return _from_triple(*given)
     return TokenBatch(given, convention="ids")
+
+
+def _expect_no_model(given: Any) -> None:
+    """Refuse what is a model or an objective, which stand before and after the batch."""
+    swapped = isinstance(given, (Objective, Scalar)) or (
+        callable(given) and not hasattr(given, "shape") and is_model(given)
+    )
+    if swapped:
+        raise BatchError(
+            f"the batch is a {type(given).__name__}: expected token ids there, the model first and the objective last, as in "
+            "embgrad.gradients(model, batch, objective)"
+        )
+
+
+def _expect_one_batch(given: Any) -> None:
+    """Refuse examples that are not collated, and what gives batches, or labels beside the ids.
+
+    Raises:
+        BatchError: it is such.
+    """
+    if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
+        raise BatchError(
+            f"the batch is a {type(given).__name__} of {len(given)} dicts: expected one dict of arrays, (example, position), as "
+            "tokenizer.pad or a collate function makes it; embgrad.stream takes many batches"
+        )
+    if isinstance(given, (list, tuple)) and len(given) == 2 and [_axes(one) for one in given] == [2, 1]:
+        raise BatchError(
+            "the batch is a pair of an array of two axes and one of one axis: expected the ids alone, or a dict of inputs; "
+            "labels go into the objective, embgrad.CrossEntropy(labels)"
+        )
+    is_array = hasattr(given, "shape") or hasattr(given, "__array__")
+    if hasattr(given, "__iter__") and not is_array and not isinstance(given, (list, tuple)):
+        raise BatchError(
+            f"the batch is a {type(given).__name__}: expected one batch, as next(iter(...)) gives it, or embgrad.stream for all"
+        )
+
+
+def _axes(given: Any) -> int | None:
+    return len(given.shape) if hasattr(given, "shape") else None
 
 
 def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
@@ -60,6 +115,11 @@ def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
 
 
 def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
+    if given.get("inputs_embeds") is not None:
+        raise BatchError(
+            "the batch holds 'inputs_embeds', and the gradient is taken where the model looks up ids: expected the ids in its "
+            "place, and the embeddings as override={'word': array}"
+        )
     known = {keys[0]: name for name, keys in CONVENTIONS.items()}
     found = [key for key in known if key in given]
     if not found:

@@ -19,6 +19,8 @@ from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import expecting_parts, with_shared
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
+from embgrad.keywords import explained
+from embgrad.lengths import expecting_length
 from embgrad.native import as_objective, described
 from embgrad.objective import Scalar
 from embgrad.points import WORD, Point
@@ -39,6 +41,7 @@ def gradients(
     *,
     at: str = ...,
     tokenizer: Any = ...,
+    max_length: int | None = ...,
     call: Call | None = ...,
     training: bool = ...,
     pads: str = ...,
@@ -61,6 +64,7 @@ def gradients(
     *,
     at: Sequence[str],
     tokenizer: Any = ...,
+    max_length: int | None = ...,
     call: Call | None = ...,
     training: bool = ...,
     pads: str = ...,
@@ -75,6 +79,7 @@ def gradients(
 ) -> dict[str, EmbeddingGradients]: ...
 
 
+@explained
 def gradients(
     model: Any,
     batch: Any,
@@ -82,6 +87,7 @@ def gradients(
     *,
     at: str | Sequence[str] = WORD,
     tokenizer: Any = None,
+    max_length: int | None = None,
     call: Call | None = None,
     training: bool = False,
     pads: str = "keep",
@@ -109,6 +115,8 @@ def gradients(
             path, of a table or a module (`path:input` for what a module is given); with `#occurrence` where it is reached
             several times. See `points`. A sequence of names gives a dict, by the names as given.
         tokenizer: makes ids of texts, see `embgrad.encode`.
+        max_length: the most tokens of a text, special tokens included; how many were cut off is in the provenance, under
+            `truncated`. None cuts off nothing.
         call: calls the model, `call(model, inputs) -> outputs`; `inputs` are native tensors in the batch's convention.
         training: run the model in training mode (dropout drops, batch norm takes the batch's averages).
         pads: "keep" what the model computes at masked positions, or set it to "zero"; `pad_leak` tells in both cases.
@@ -130,7 +138,7 @@ def gradients(
 
     Raises:
         BackendError: no backend takes the model.
-        BatchError: the batch is malformed, or an id lies outside the table.
+        BatchError: the batch is malformed, an id lies outside the table, or an example is longer than the model takes.
         PointError: there is no such point, the name fits several, or a change does not fit the point.
         OutputError: the objective names an output that the model does not have.
         ObjectiveError: the objective does not go with the output, or is not finite.
@@ -140,7 +148,7 @@ def gradients(
     """
     names = _names(at)
     expect_flag(check, "check")
-    tokens = batch_of(batch, tokenizer, model)
+    tokens = batch_of(batch, tokenizer, max_length, model)
     batch_size = count_or_none(batch_size, "batch_size")
     given = {"override": override, "add": add, "edit": edit}
     task = asked(
@@ -158,10 +166,11 @@ def gradients(
         )
     parts = partial(expecting_parts, task.backend, model, tokens, call, batch_size)
     if len(tokens) > 1 and (split or len(pieces) > 1):
-        with parts():
+        with expecting_length(task.backend, model, tokens, call), parts():
             task.expect_examples_first(pieces[0], tokens)
     done, seen = [], 0
-    with reporter(progress) as report, parts() if len(pieces) > 1 else nullcontext():
+    length = expecting_length(task.backend, model, tokens, call)
+    with length, reporter(progress) as report, parts() if len(pieces) > 1 else nullcontext():
         report(seen, len(tokens))
         for piece in pieces:
             one = task if len(pieces) == 1 else task.cut(slice(seen, seen + len(piece)), len(tokens))
@@ -209,23 +218,26 @@ def asked(
     return task
 
 
-def points(model: Any, batch: Any, *, tokenizer: Any = None, call: Call | None = None) -> list[Point]:
+@explained
+def points(
+    model: Any, batch: Any, *, tokenizer: Any = None, max_length: int | None = None, call: Call | None = None
+) -> list[Point]:
     """What a forward pass on the batch reaches and `at` can name: its lookups in order, then its modules, with their roles.
 
     Inputs of modules (`path:input`) can be named too, and are told where they have a role.
 
     Args:
-        model: as in `gradients`; so are `batch`, `tokenizer` and `call`.
+        model: as in `gradients`; so are `batch`, `tokenizer`, `max_length` and `call`.
 
     Raises:
         BackendError: no backend takes the model.
         BatchError: the batch is malformed, or an id lies outside the table.
     """
     expect_callable(call)
-    tokens = batch_of(batch, tokenizer, model)
+    tokens = batch_of(batch, tokenizer, max_length, model)
     model = model_in(model)
     backend = backend_for(model)
-    with expecting_decoder(model, tokens, call):
+    with expecting_length(backend, model, tokens, call), expecting_decoder(model, tokens, call):
         found = backend.points(model, tokens, call)
     return [point for point in found if point.listed]
 

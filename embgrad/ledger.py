@@ -18,6 +18,8 @@ from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.figures import length
 from embgrad.finite import run_finite
 from embgrad.forms import batch_of
+from embgrad.keywords import explained
+from embgrad.lengths import expecting_length
 from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import point_of
 from embgrad.native import as_objective
@@ -25,7 +27,7 @@ from embgrad.points import WORD
 from embgrad.registry import backend_for, model_in
 from embgrad.replaying import agreeing
 from embgrad.rowsparse import scatter
-from embgrad.task import Task, level_of_user, warn_of_unused
+from embgrad.task import Task, level_of_user
 
 __all__ = ["TableGradients", "ledger", "sum_tolerance", "table_gradients", "why_no_sum"]
 
@@ -98,6 +100,7 @@ class TableGradients:
         )
 
 
+@explained
 def table_gradients(
     model: Any,
     batch: Any,
@@ -105,6 +108,7 @@ def table_gradients(
     *,
     at: str = WORD,
     tokenizer: Any = None,
+    max_length: int | None = None,
     call: Call | None = None,
     training: bool = False,
 ) -> TableGradients:
@@ -114,7 +118,8 @@ def table_gradients(
     of the lookups plus that of the head, which reaches every row.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `call` and `training`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and
+            `training`.
         at: a lookup in the table; all lookups in the same table are counted.
 
     Raises:
@@ -124,14 +129,14 @@ def table_gradients(
     """
     expect_one_name(at, "make one call for each table")
     expect_callable(call)
-    tokens = batch_of(batch, tokenizer, model)
+    tokens = batch_of(batch, tokenizer, max_length, model)
     model = model_in(model)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (at,), call, training)
     task.check()
     for ability in ("tables", "parameters"):
         expect_ability(backend, ability)
-    with expecting_decoder(model, tokens, call):
+    with expecting_length(backend, model, tokens, call), expecting_decoder(model, tokens, call):
         reached = backend.points(model, tokens, call)
     seen = told_apart(backend, model, tokens, call, reached)
     words = [point for point in seen if WORD in point.roles]
@@ -142,7 +147,7 @@ def table_gradients(
             f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
             "what it is computed from has a gradient; see embgrad.parameter_gradients"
         )
-    warn_of_unused(found.provenance["unused"], tokens, found.provenance.get("masked_id"))
+    task.warn(tokens, found.provenance["unused"], found.provenance.get("masked_id"))
     tolerance = sum_tolerance(found.provenance["compute_dtype"])
     is_apart = found.apart is not None and found.apart > tolerance
     if is_apart and why_no_sum(task, tokens, found, seen, tolerance) in (None, BY_THE_TABLE):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.backend import NativeObjective
-from embgrad.errors import ObjectiveError
+from embgrad.errors import ObjectiveError, listed
 from embgrad.objective import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 
 __all__ = ["as_objective", "described", "native_values", "rebuilt"]
 
+
+#: The modules of the frameworks' own losses, as functions and as classes.
+LOSSES: Final = re.compile(r"(torch|tf_keras|keras|tensorflow|mxnet)\.(.*\.)?(loss|losses)(\..*)?")
+
+#: The module of PyTorch's functions, of which some are losses.
+FUNCTIONAL: Final = "torch.nn.functional"
 
 #: The objectives that a result remembers whole.
 CLASSES: Final = {one.__name__: one for one in (CrossEntropy, Logit, Margin, Projection, Sum)}
@@ -27,17 +36,55 @@ def as_objective(given: Any) -> Objective | NativeObjective:
     if isinstance(given, Objective):
         return given
     if isinstance(given, Scalar):
+        _expect_of_outputs(given.function)
         return NativeObjective(given.function, scalar=True)
     if isinstance(given, type) and issubclass(given, (Objective, Scalar)):
         raise ObjectiveError(
             f"the objective is the class {given.__name__}: expected an instance; write {given.__name__}(...)"
         )
     if callable(given):
+        _expect_of_outputs(given)
         return NativeObjective(given, scalar=False)
     raise ObjectiveError(
         f"the objective is {given!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
         "model's output that gives one number an example"
     )
+
+
+def _expect_of_outputs(function: Any) -> None:
+    """Refuse a function that takes more than the model's output, as the frameworks' losses do.
+
+    Raises:
+        ObjectiveError: it does.
+    """
+    kind = function if isinstance(function, (type, FunctionType)) else type(function)
+    name = getattr(kind, "__qualname__", str(kind))
+    needed = _needed(function)
+    if LOSSES.fullmatch(str(kind.__module__)) or (kind.__module__ == FUNCTIONAL and len(needed) > 1):
+        raise ObjectiveError(
+            f"the objective is {name}, a loss of the framework's own, which needs a target beside the output: expected "
+            "embgrad.CrossEntropy(labels) for a cross-entropy, or a function of the model's output alone that gives one number "
+            "an example, lambda output: loss(output, target) with reduction='none'"
+        )
+    if isinstance(function, type):
+        raise ObjectiveError(f"the objective is the class {name}: expected an instance, or a function")
+    if len(needed) > 1:
+        raise ObjectiveError(
+            f"the objective {name} takes {len(needed)} arguments, {listed(needed)}: expected a function of what the model "
+            f"returned alone, as lambda output: {name}(output, ...)"
+        )
+
+
+def _needed(function: Any) -> list[str]:
+    """The parameters of a function without defaults, as far as it says."""
+    try:
+        parameters = inspect.signature(
+            getattr(function, "forward", function)
+        ).parameters  # PyTorch's modules take anything
+    except (TypeError, ValueError):  # one written in C does not say
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, one in parameters.items() if one.default is one.empty and one.kind in positional]
 
 
 def native_values(values: np.ndarray | None) -> np.ndarray:

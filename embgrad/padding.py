@@ -13,6 +13,7 @@ from embgrad.errors import BatchError, PointError
 from embgrad.figures import length
 from embgrad.forms import batch_of
 from embgrad.gradient import gradients
+from embgrad.keywords import explained
 from embgrad.ledger import TableGradients, table_gradients
 from embgrad.locating import expect_one_name
 from embgrad.points import WORD
@@ -92,6 +93,7 @@ class PaddingReport:
         return "\n".join(lines)
 
 
+@explained
 def padding_report(
     model: Any,
     batch: Any,
@@ -99,13 +101,15 @@ def padding_report(
     *,
     at: str = WORD,
     tokenizer: Any = None,
+    max_length: int | None = None,
     call: Call | None = None,
     training: bool = False,
 ) -> PaddingReport:
     """Whether the pad row is zero, what reaches it and by which door, and how far a plain average is off.
 
     Args:
-        model: as in `gradients`; so are `batch`, which must hold padding, `objective`, `tokenizer`, `call`, `training`.
+        model: as in `gradients`; so are `batch`, which must hold padding, `objective`, `tokenizer`, `max_length`,
+            `call`, `training`.
         at: the lookup.
 
     Raises:
@@ -114,7 +118,7 @@ def padding_report(
         EmbgradError: as `gradients` raises.
     """
     expect_one_name(at, "make one call for each lookup")
-    tokens = batch_of(batch, tokenizer, model)
+    tokens = batch_of(batch, tokenizer, max_length, model)
     pad_id = _pad_id(tokens)
     result = gradients(model, tokens, objective, at=at, call=call, training=training)
     of_ids = result.vocab is not None and result.ids is not None and np.array_equal(result.ids, tokens.ids)

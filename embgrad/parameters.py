@@ -14,11 +14,13 @@ from embgrad.checkpoint import WeightTarget, canonical_names
 from embgrad.decoding import expecting_decoder
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
+from embgrad.keywords import explained
+from embgrad.lengths import expecting_length
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.registry import backend_for, model_in
 from embgrad.responding import objective_values
-from embgrad.task import Task, warn_of_unused
+from embgrad.task import Task
 
 __all__ = ["ParameterGradients", "parameter_gradients"]
 
@@ -64,6 +66,7 @@ class ParameterGradients(Mapping[str, np.ndarray]):
         )
 
 
+@explained
 def parameter_gradients(
     model: Any,
     batch: Any,
@@ -71,13 +74,15 @@ def parameter_gradients(
     *,
     names: str = "native",
     tokenizer: Any = None,
+    max_length: int | None = None,
     call: Call | None = None,
     training: bool = False,
 ) -> ParameterGradients:
     """The gradient of ΣL with respect to every trainable parameter. The model stays as it was, gradient buffers included.
 
     Args:
-        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `call` and `training`.
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and
+            `training`.
         names: "native" for the framework's spelling: attribute paths in PyTorch and Gluon, `name` in Keras 2, `path` in Keras
             3, repeats with `#1`; "canonical" for one spelling, and one orientation of matrices, over the frameworks, for a
             BERT as `load_bert` makes it: those of Hugging Face's checkpoints.
@@ -92,7 +97,7 @@ def parameter_gradients(
             f"names is {names!r}: expected 'native' or 'canonical'.{did_you_mean(str(names), ('native', 'canonical'))}"
         )
     expect_callable(call)
-    tokens = batch_of(batch, tokenizer, model)
+    tokens = batch_of(batch, tokenizer, max_length, model)
     model = model_in(model)
     backend = backend_for(model)
     task = Task(backend, model, as_objective(objective), (), call, training)
@@ -100,7 +105,7 @@ def parameter_gradients(
     expect_ability(backend, "parameters")
     spelled = canonical_names(backend, model) if names == "canonical" else None
     respond = task.respond(tokens)
-    with expecting_decoder(model, tokens, call):
+    with expecting_length(backend, model, tokens, call), expecting_decoder(model, tokens, call):
         run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
     found = run.parameters or {}
     unreached = [name for name, one in found.items() if one.gradient is None]
@@ -114,7 +119,7 @@ def parameter_gradients(
     if spelled is not None:
         gradients = _renamed(gradients, spelled)
         unreached = [spelled[name].source for name in unreached]
-    warn_of_unused(run.unused, tokens, run.masked_id)
+    task.warn(tokens, run.unused, run.masked_id)
     return ParameterGradients(
         gradients,
         tuple(unreached),

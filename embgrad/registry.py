@@ -16,7 +16,15 @@ from embgrad.errors import BackendError, brief, did_you_mean, listed
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["backend_for", "backend_named", "broken_backends", "list_backends", "model_in", "refresh_backends"]
+__all__ = [
+    "backend_for",
+    "backend_named",
+    "broken_backends",
+    "is_model",
+    "list_backends",
+    "model_in",
+    "refresh_backends",
+]
 
 GROUP: Final = "embgrad.backends"
 
@@ -90,6 +98,11 @@ def backend_named(name: str) -> Backend:
             f"the backend {name!r} needs the package {backend.package!r}, which is not installed: pip install {wanted}"
         )
     return backend
+
+
+def is_model(given: Any) -> bool:
+    """Return whether a backend owns it. Imports no framework."""
+    return any(_owns(backend, given) for backend in _discovered().backends.values())
 
 
 def backend_for(model: Any) -> Backend:
@@ -242,7 +255,7 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
     else:
         message += (
             ": expected a model of one of the frameworks, a torch.nn.Module, a TensorFlow or Keras model or a Gluon block, "
-            "or, with call=..., a sequence of such parts"
+            f"or, with call=..., a sequence of such parts{_instead(parts[0])}"
         )
     failures = "; ".join(f"{name}: {why}" for name, why in found.failures.items())
     return (
@@ -251,6 +264,15 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
         + (f"; broken: {failures}" if failures else "")
         + _nothing(found)
     )
+
+
+def _instead(given: Any) -> str:
+    """What to give in place of what only stands for a model."""
+    if isinstance(given, str):
+        return "; in place of a name, what from_pretrained(...) or embgrad.load_bert(folder) gives"
+    if isinstance(given, Mapping):
+        return "; in place of a dict of weights, the model that holds them, and a dict of inputs is the batch, which comes second"
+    return ""
 
 
 def _extras(looks: Mapping[str, tuple[str, str | None]]) -> set[str | None]:

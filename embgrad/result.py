@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from embgrad.arrays import as_asked
 from embgrad.certificate import Certificate
 from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.figures import length, lengths
@@ -96,6 +97,10 @@ class EmbeddingGradients:
             f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective}, "
             f"norm {length(self.values):.4g}, {padding})"
         )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the values, for `np.asarray` and every function of NumPy's: the array itself, unless a copy is asked for."""
+        return as_asked(self.values, dtype, copy)
 
     def _repr_html_(self) -> str | None:
         """What notebooks show; None, and so the text, without the extra `report`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from embgrad.arrays import as_asked
 from embgrad.errors import EmbgradError
 
 __all__ = ["RowSparse", "added", "common_rows", "scatter", "scatter_each"]
@@ -58,6 +59,17 @@ class RowSparse:
         dense = np.zeros(self.shape, self.values.dtype)
         dense[self.rows] = self.values
         return dense
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the whole matrix, as `to_dense` with its limit, for `np.asarray` and every function of NumPy's.
+
+        Raises:
+            MemoryError: the matrix would be larger than the limit.
+            ValueError: `copy` is False, and the matrix is not there without being made.
+        """
+        if copy is False:
+            raise ValueError("a RowSparse becomes an array by filling in its zeros: expected copy=None or copy=True")
+        return as_asked(self.to_dense(), dtype, None)
 
     @property
     def nbytes(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from embgrad.assembly import assembled
 from embgrad.backend import Backend, Call, Change, NativeObjective, Request, Run, reads_the_whole
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
+from embgrad.cautions import warn_of_empty_mask, warn_of_labels, warn_of_left_padding
 from embgrad.changes import prepared
 from embgrad.decoding import expecting_decoder, with_decoder
 from embgrad.disambiguation import could_be_made
@@ -28,6 +28,7 @@ from embgrad.errors import (
     PointError,
     PointNotReachedError,
     UnsupportedError,
+    level_of_user,
 )
 from embgrad.finite import run_finite
 from embgrad.locating import FewDoNotTellError, Located, Search, expect_ability, expect_each_once
@@ -108,7 +109,7 @@ class Task:
         with expecting_decoder(self.model, batch, self.call):
             run, respond, located = self._run(batch)
         objective = objective_values(respond, run)
-        warn_of_unused(run.unused, batch, run.masked_id)
+        self.warn(batch, run.unused, run.masked_id)
         common = self.provenance(batch, run, respond)
         results: dict[str, EmbeddingGradients] = {}
         names_of = Counter([located[name].key for name in self.names])
@@ -132,6 +133,18 @@ class Task:
                 of_table=not own,
             )
         return results
+
+    def warn(self, batch: TokenBatch, unused: Sequence[str], masked_id: int | None = None) -> None:
+        """Warn, where the user's own code called, of what makes the numbers others than they may be taken for.
+
+        Args:
+            batch: what the model was run on.
+            unused: as `Run.unused`; so is `masked_id`.
+        """
+        warn_of_unused(unused, batch, masked_id)
+        warn_of_empty_mask(batch)
+        warn_of_labels(self.objective, self.model, batch)
+        warn_of_left_padding(self.backend, self.model, batch, self.call)
 
     def _run(self, batch: TokenBatch) -> tuple[Run, Respond | NativeObjective, Mapping[str, Located]]:
         """The run, what it answered, and where the points are."""
@@ -394,11 +407,3 @@ def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | No
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
-
-
-def level_of_user() -> int:
-    """How many calls up from the caller the user's own code is."""
-    level, frame = 0, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("embgrad."):
-        level, frame = level + 1, frame.f_back
-    return level

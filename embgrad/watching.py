@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.batch import TokenBatch
-from embgrad.errors import AmbiguousPointError, BatchError, PointNotReachedError
+from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
 from embgrad.points import INPUT, OUTPUT, WORD, Lookup, ModuleCall, Point, layout_of, split_name
 from embgrad.roles import points_of
 
@@ -171,6 +171,25 @@ class PointWatch:
         """
         self._expect_times()
         return {name: self._word(hint) if name == WORD else self._expect_reached(name, hint) for name in self._names}
+
+    def expect_some(self, kinds: Iterable[str], failure: Exception) -> None:
+        """Say of a pass that broke off before any lookup that the model has none, where none of its modules is an embedding.
+
+        Args:
+            kinds: the names of its modules' classes.
+            failure: what was raised.
+
+        Raises:
+            PointNotReachedError: so it is.
+        """
+        if self.lookups or isinstance(failure, EmbgradError):
+            return
+        named = list(dict.fromkeys(kinds))
+        if not any("embed" in kind.lower() for kind in named):
+            raise PointNotReachedError(
+                f"the model raised {type(failure).__name__} before it looked anything up, and none of its modules, "
+                f"{listed(named)}, is an embedding: expected a model of texts, which looks up the ids that it is given"
+            ) from failure
 
     @property
     def times(self) -> dict[str, int]:

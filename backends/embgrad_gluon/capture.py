@@ -103,6 +103,12 @@ class _Capture:
         self.marks: list[Marks] = []
         self._listener = listener
         self._tables = Tables([model])
+        self._children = {id(block): path for path, block in reversed([*named_blocks([model])]) if block is not model}
+
+    def beside(self, block: Any) -> None:
+        """A block is called under `autograd.record`; where it is one of the model's, and that is not called, this is told."""
+        if self.current is None and id(block) in self._children:
+            self._listener.outside(self._children[id(block)])
 
     def begin(self, args: tuple[Any, ...], proceed: Callable[..., Any]) -> None:
         """A pass begins."""
@@ -184,6 +190,10 @@ def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> 
         for one in starting:
             one.unrecorded += 1
         starting = []
+    elif not _state.resting and import_mxnet().autograd.is_recording():
+        for one in _state.captures:
+            if one.model is not block:
+                one.beside(block)
     if not starting and not _state.active():
         return proceed(*args)
     try:

@@ -140,7 +140,10 @@ class _Ear:
         """In place of a module's `__call__`."""
         if self._calls is not None:
             return self._calls.around(function, module, *args, **kwargs)
-        if module is not self._model or is_symbolic(args, kwargs):
+        if is_symbolic(args, kwargs):
+            return function(module, *args, **kwargs)
+        if module is not self._model:
+            self._beside(module)
             return function(module, *args, **kwargs)
         if not tf.executing_eagerly():
             self._trace()
@@ -191,6 +194,12 @@ class _Ear:
                 f"the model runs inside the compiled function {function.name!r} (tf.function, Model.fit, Model.predict), where "
                 f"embgrad.capture sees no values: {RUN_EAGERLY}"
             )
+
+    def _beside(self, module: Any) -> None:
+        """A module is called outside of any call of the model."""
+        name = self.modules.name(module) if any(tape._recording for tape in self._tapes) else None
+        if name is not None:
+            self._listener.outside(name[0])
 
     def _trace(self) -> None:
         graph: Any = tf.compat.v1.get_default_graph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import threading
@@ -43,9 +44,10 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         one = _Capture(model, listener, stack)
         stack.callback(one.close)
         stack.enter_context(hooked(model, one.begin, one.end))
+        stack.enter_context(one.beside)
         compiled = stack.enter_context(compiled_calls())
         yield
-        if compiled.ran and not one.heard:
+        if compiled.ran and not one.heard and not one.called_beside:
             raise UnsupportedError(
                 f"{type(model).__name__} was not called while the capture was open, but what torch.compile has made was: code "
                 "that was compiled before runs nothing of a capture. Expected the model to be called by the plain function while "
@@ -94,10 +96,14 @@ class _Capture:
 
     Attributes:
         heard: how often the model has been called.
+        beside: hears of the model's modules until the model itself is called.
+        called_beside: whether one of them was called.
     """
 
     def __init__(self, model: Any, listener: Listener, stack: contextlib.ExitStack) -> None:
         self.heard = 0
+        self.beside = contextlib.ExitStack()
+        self.called_beside = False
         self._model = model
         self._listener = listener
         self._stack = stack
@@ -109,6 +115,17 @@ class _Capture:
         self._alive: weakref.WeakSet[_Passing] = weakref.WeakSet()
         self._task: int | None = None
         self._gradients: list[tuple[Any, str, np.ndarray]] = []
+        for path, module in walk([model]):
+            if module is not model:
+                self.beside.enter_context(
+                    hooked(module, functools.partial(self._called_beside, spelled(path)), _nothing)
+                )
+
+    def _called_beside(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
+        """A module of the model is called, and the model was not."""
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._is_heard():
+            self.called_beside = True
+            self._listener.outside(path)
 
     # The model's own calls
 
@@ -117,6 +134,7 @@ class _Capture:
         if model is not self._model or not self._is_heard():
             return
         self.heard += 1
+        self.beside.close()
         expect_uncompiled()
         expect_untransformed()
         frame = sys._getframe(3)  # below the two functions of the hook: the call of the model
@@ -245,6 +263,10 @@ class _Capture:
         """Nothing is heard any more; graphs that are left may have our hooks, which then do nothing."""
         self._closed = True
         self._abandon()
+
+
+def _nothing(module: Any, returned: Any) -> None:
+    """Leave what a module returned as it is."""
 
 
 def _is_on_stack(frame: Any) -> bool:

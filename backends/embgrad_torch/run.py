@@ -215,9 +215,10 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tu
         try:
             with segments_ended():
                 returned = make()
-        except Exception:
+        except Exception as failure:
             if one.mode.differentiated:  # and the model has caught what told of it
                 raise Differentiated from None
+            one.mode.watch.expect_some((type(module).__name__ for _, module in one.modules), failure)
             raise
     if one.mode.differentiated:
         raise Differentiated

@@ -292,7 +292,7 @@ def _parameters(model: Structure, plain: Sequence[Any], training: bool) -> Calla
 
 def _contents(found: _Found, buffers: Sequence[Any], training: bool) -> Callable[[], None]:
     """What makes buffers, and tensors in plain attributes, that were written to or hung on a graph what they were."""
-    small = [one for one in buffers if training or one.numel() <= LARGEST_COPIED]
+    small = [one for one in buffers if not one.is_meta and (training or one.numel() <= LARGEST_COPIED)]
     copied = found.contents(small)
     large = [(b, b._version) for b in buffers if b.numel() > LARGEST_COPIED] if len(small) < len(buffers) else []
     attached = [one for one, _ in [*copied, *large] if one.dtype not in WHOLE and one.grad_fn is None]

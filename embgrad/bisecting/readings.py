@@ -16,12 +16,13 @@ from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.finite import run_finite
+from embgrad.lengths import expecting_length
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.points import WORD, Point
 from embgrad.registry import backend_for, model_in
 from embgrad.responding import Respond, objective_values
-from embgrad.task import Task, warn_of_unused
+from embgrad.task import Task
 from embgrad.weights import weights_of
 
 __all__ = ["Reader", "Reading"]
@@ -76,7 +77,7 @@ class Reader:
         self.backend: Backend = backend_for(model)
         self._task = Task(self.backend, model, as_objective(objective), (), call)
         self._task.check()
-        with expecting_decoder(model, batch, call):
+        with expecting_length(self.backend, model, batch, call), expecting_decoder(model, batch, call):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._places: dict[str, Arrangement] = {}
@@ -125,7 +126,7 @@ class Reader:
         except (NoGradientError, ObjectiveError) as failure:
             self.failure = failure
             return self.values(keys)
-        warn_of_unused(run.unused, self.batch, run.masked_id)
+        self._task.warn(self.batch, run.unused, run.masked_id)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 

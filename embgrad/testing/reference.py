@@ -233,12 +233,13 @@ class ReferenceBackend:
             return returned
 
         before, model.around = model.around, around
+        outside, model.outside = model.outside, listener.outside
         token = hearing.set((*hearing.get(), hear))
         try:
             yield
         finally:
             hearing.reset(token)
-            model.around = before
+            model.around, model.outside = before, outside
 
 
 def _numbered(parts: Sequence[ReferenceModel]) -> list[tuple[str, ReferenceModel]]:

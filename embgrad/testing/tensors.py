@@ -184,6 +184,7 @@ class ReferenceModel:
         training: whether dropout drops.
         random: where dropout draws from.
         around: stands in for a forward pass while somebody listens; takes the model, the arguments and those by name.
+        outside: meanwhile takes the path of a part that is called outside of a forward pass.
     """
 
     def __init__(
@@ -195,6 +196,7 @@ class ReferenceModel:
         self.training = False
         self.random = np.random.default_rng(0)
         self.around: Callable[..., Any] | None = None
+        self.outside: Callable[[str], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A forward pass."""
@@ -204,7 +206,11 @@ class ReferenceModel:
     def module(self, path: str, function: Callable[..., Any], *given: Any) -> Any:
         """A call of a part of the model, which can be named: `path`, of the kind of its function."""
         observer = observing.get()
-        return function(*given) if observer is None else observer.at_module(self, path, function, given)
+        if observer is not None:
+            return observer.at_module(self, path, function, given)
+        if self.outside is not None:
+            self.outside(path)
+        return function(*given)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]

@@ -576,3 +576,65 @@ def test_a_capture_is_opened_once() -> None:
         capturing.__enter__()
     with pytest.raises(embgrad.EmbgradError, match="is closed already"):
         capturing.__enter__()
+
+
+def embed_and_pool(built: ReferenceModel) -> None:
+    """A step by parts of the model, whose own `forward` is not called."""
+    rows = built.module("embed", lambda ids: lookup(built["E"], ids), IDS)
+    logits = built.module("pool", lambda x: x.sum(1).tanh(), rows) @ built["H"]
+    pull_back([(logits, slope(logits))], [built["E"]])
+
+
+def test_a_model_in_whose_place_its_parts_are_called_is_named_with_these() -> None:
+    built = model()
+    message = "forward of ReferenceModel was never called while the capture was open, and those of its children 'embed', 'pool' "
+    with pytest.raises(embgrad.NoGradientError, match=message) as caught, embgrad.capture(built) as tap:
+        embed_and_pool(built)
+    assert caught.value.message.endswith("capture the child that takes the ids, as in embgrad.capture(model.embed)")
+    assert built.outside is None
+    with pytest.raises(embgrad.NoGradientError, match=message):
+        tap.mean()
+    with embgrad.capture(built) as tap:
+        embed_and_pool(built)
+        step(built, IDS)
+    assert tap.count == 1
+
+
+def test_a_part_of_a_part_that_was_called_is_not_named() -> None:
+    built = model()
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(built):
+        built.module("layers", lambda: built.module("layers.0", lambda: None))
+    assert caught.value.message == (
+        "the forward of ReferenceModel was never called while the capture was open, and that of its child 'layers' was: capture "
+        "that child, as in embgrad.capture(model.layers)"
+    )
+
+
+def test_an_empty_capture_says_why_when_it_is_read() -> None:
+    with embgrad.capture(model()) as tap:
+        assert tap.steps == []
+        assert repr(tap) == "Tap(at='word', 0 steps, 0 forward passes)"
+    message = "nothing was captured at 'word', as ReferenceModel was not called while the capture was open: expected forward and"
+    for ask in (tap.sum, tap.mean, lambda: tap.steps):
+        with pytest.raises(embgrad.NoGradientError, match=message):
+            ask()
+    assert message in repr(tap)
+
+
+def test_a_capture_without_a_gradient_says_why_when_it_is_read() -> None:
+    built = model()
+    with pytest.raises(embgrad.NoGradientError, match="no gradient reached 'word'"), embgrad.capture(built) as tap:
+        built(IDS)
+    with pytest.raises(embgrad.NoGradientError, match="no gradient reached 'word'"):
+        tap.mean()
+    assert "no gradient reached 'word'" in repr(tap)
+
+
+def test_what_the_loop_raises_is_not_hidden_by_a_part_that_was_called() -> None:
+    def loop() -> None:
+        embed_and_pool(built)
+        raise ZeroDivisionError
+
+    built = model()
+    with pytest.raises(ZeroDivisionError), embgrad.capture(built):
+        loop()

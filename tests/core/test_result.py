@@ -169,3 +169,23 @@ def test_repr_says_what_it_is() -> None:
     assert "Sum = 0.5" in repr(result(objective=np.array(0.5)))
     assert "1, 1, 1, …" in repr(result(objective=np.ones(9)))
     assert "None" in repr(result(provenance={}))
+
+
+# As an array
+
+
+def test_a_result_is_its_values_to_numpy() -> None:
+    one = result()
+    assert np.asarray(one) is one.values
+    assert one.__array__() is one.values  # as NumPy 1 asks
+    assert np.asarray(one, np.float64).dtype == np.float64
+    np.testing.assert_array_equal(np.abs(one), np.abs(one.values))
+    np.testing.assert_array_equal(np.array([one, one])[1], one.values)
+    copied = np.array(one)
+    np.testing.assert_array_equal(copied, one.values)
+    for copy in (copied, one.__array__(copy=True), one.__array__(np.float32, copy=True)):
+        assert not np.shares_memory(copy, one.values)
+    assert one.__array__(copy=False) is one.values
+    assert one.__array__("float32", copy=False) is one.values
+    with pytest.raises(ValueError, match="the values are float32: expected that dtype with copy=False, not float64"):
+        one.__array__(np.float64, copy=False)

@@ -61,3 +61,17 @@ def test_memory_is_only_taken_on_purpose() -> None:
 def test_repr() -> None:
     sparse = embgrad.RowSparse(np.array([1]), np.ones((1, 4), np.float32), (30522, 4))
     assert repr(sparse) == "RowSparse(1 of 30522 rows × 4, float32)"
+
+
+def test_it_is_the_whole_matrix_to_numpy() -> None:
+    one = scatter(np.array([[1, 3]]), np.ones((1, 2, 2), np.float32), 4)
+    dense = np.array([[0, 0], [1, 1], [0, 0], [1, 1]], np.float32)
+    for array in (np.asarray(one), np.array(one), one.__array__(), one.__array__(np.float32, copy=True)):
+        np.testing.assert_array_equal(array, dense)
+        assert array.dtype == np.float32
+    assert np.asarray(one, np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="becomes an array by filling in its zeros: expected copy=None or copy=True"):
+        one.__array__(copy=False)
+    large = scatter(np.array([[1]]), np.ones((1, 1, 2**10), np.float32), 2**21)
+    with pytest.raises(MemoryError, match=r"use \.rows and \.values, or pass limit=None"):
+        np.asarray(large)

@@ -664,3 +664,34 @@ def test_a_graph_optimised_for_a_backend_is_refused() -> None:
     with pytest.raises(embgrad.UnsupportedError, match=message), embgrad.capture(net), autograd.record():
         net(ids)
     np.testing.assert_allclose(net(ids).asnumpy(), plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was(hybrid: bool) -> None:
+    class Wrapper(gluon.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make(0.0, hybrid={} if hybrid else None)
+
+        def forward(self, ids: Any) -> Any:
+            return self.net(ids)
+
+    wrapper, ids = Wrapper(), nd.array(LOOP[0][0])
+
+    def step(called: Any) -> None:
+        with autograd.record():
+            loss = called(ids).square().sum()
+        loss.backward()
+
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+        step(wrapper.net)
+    assert caught.value.message == (
+        "the forward of Wrapper was never called while the capture was open, and that of its child 'net' was: capture that "
+        "child, as in embgrad.capture(model.net)"
+    )
+    with embgrad.capture(wrapper) as tap:
+        step(wrapper)
+    assert tap.count == 1
+    with embgrad.capture(wrapper) as tap:  # no gradient is computed
+        wrapper.net(ids)
+    assert tap.count == 0

@@ -401,3 +401,37 @@ def test_errors_leave_no_trace(keras: Any, error: BaseException) -> None:
     assert (tf.GradientTape.gradient, tf.GradientTape._push_tape) == tape_methods
     with pytest.raises(embgrad.UnknownPointError, match="Did you mean"):
         embgrad.capture(model, at="blocks.0.bent")
+
+
+@pytest.mark.parametrize("keras", [keras2, keras3], ids=["keras2", "keras3"])
+def test_a_wrapper_whose_call_is_not_called_is_named_with_the_child_that_was(keras: Any) -> None:
+    class Wrapper(keras.Model):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            layers = keras.layers
+            self.net = keras.Sequential([layers.Embedding(12, 4), layers.GlobalAveragePooling1D(), layers.Dense(2)])
+
+        def call(self, ids: Any) -> Any:
+            return self.net(ids)
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(self.net(data[0]) ** 2)
+            tape.gradient(loss, self.net.trainable_variables)
+            return {"loss": loss}
+
+    model = Wrapper()
+    model(IDS)
+    model.compile(optimizer="sgd", run_eagerly=True)
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(model):
+        model.fit(IDS, np.zeros(len(IDS)), verbose=0)
+    assert caught.value.message == (
+        "the forward of Wrapper was never called while the capture was open, and that of its child 'net' was: capture that "
+        "child, as in embgrad.capture(model.net)"
+    )
+    with embgrad.capture(model.net) as tap:
+        model.fit(IDS, np.zeros(len(IDS)), verbose=0)
+    assert tap.count == 1
+    with embgrad.capture(model) as tap:  # no gradient is computed
+        model.net(IDS)
+    assert tap.count == 0

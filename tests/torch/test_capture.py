@@ -635,3 +635,55 @@ def test_wrong_names_are_told_on_entry() -> None:
     with pytest.raises(embgrad.UnknownPointError, match="has 3 layers"), embgrad.capture(model, at="layer.7"):
         model(BATCHES[0])
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Wrapper(nn.Module):
+    """As a LightningModule: `training_step` calls a child, and `forward` is for who predicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = net()
+
+    def forward(self, input_ids: Any) -> Any:
+        return self.model(input_ids)
+
+    def training_step(self, input_ids: Any) -> Any:
+        return self.model(input_ids).square().sum()
+
+
+WRAPPED = (
+    "the forward of Wrapper was never called while the capture was open, and that of its child 'model' was: capture that child, "
+    "as in embgrad.capture(model.model)"
+)
+
+
+def test_a_wrapper_whose_forward_is_not_called_is_named_with_the_child_that_was() -> None:
+    wrapper = Wrapper()
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+        wrapper.training_step(BATCHES[0]).backward()
+    assert caught.value.message == WRAPPED
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in wrapper.modules())
+    with embgrad.capture(wrapper.model) as tap:
+        wrapper.training_step(BATCHES[0]).backward()
+    assert tap.count == 1
+    with embgrad.capture(wrapper) as tap, torch.no_grad():  # no gradient was computed
+        wrapper.training_step(BATCHES[0])
+    assert tap.count == 0
+
+
+@pytest.mark.skipif(IS_OLD, reason="this version of PyTorch does not tell of compiled calls")
+def test_a_wrappers_child_is_named_where_something_else_is_compiled() -> None:
+    wrapper = Wrapper()
+    doubled = torch.compile(lambda x: x * 2, backend="eager")
+    doubled(torch.ones(2))
+    with pytest.raises(embgrad.NoGradientError) as caught, embgrad.capture(wrapper):
+        doubled(wrapper.training_step(BATCHES[0])).backward()
+    assert caught.value.message == WRAPPED
+
+
+def test_a_wrapper_that_is_called_is_captured() -> None:
+    wrapper = Wrapper()
+    with embgrad.capture(wrapper) as tap:
+        wrapper.training_step(BATCHES[0]).backward()
+        wrapper(BATCHES[0]).sum().backward()
+    assert tap.count == 1

@@ -1,0 +1,73 @@
+"""Says of arguments that a function does not have, or lacks, what to do in their place."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from embgrad.errors import EmbgradError, did_you_mean, listed
+
+__all__ = ["ArgumentError", "explained"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_GRAPH: Final = (
+    "the gradients are NumPy arrays, from which no graph leads on, and the model stays as it was; leave it out, and "
+    "differentiate your own forward pass for a gradient of a gradient"
+)
+_LABELS: Final = "labels go into the objective, embgrad.CrossEntropy(labels)"
+_INPUTS: Final = "what the model is given goes into the batch, {'input_ids': ids, 'attention_mask': mask}"
+
+#: What is done in place of arguments that other libraries' functions have.
+INSTEAD: Final = {
+    **dict.fromkeys(("create_graph", "retain_graph", "persistent"), _GRAPH),
+    **dict.fromkeys(("labels", "label", "target", "targets", "y"), _LABELS),
+    **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", "mask", "ids"), _INPUTS),
+    "inputs_embeds": "embeddings take the place of the looked-up ones by override={'word': array}, beside the ids",
+    "device": "the inputs go to the model's own device; move the model",
+}
+
+
+class ArgumentError(EmbgradError, TypeError):
+    """A function was called with an argument that it does not have, or without one that it needs."""
+
+
+def explained(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the function, which says of arguments that it does not have, or lacks, what to do.
+
+    Raises:
+        ArgumentError: when it is called with or without such.
+    """
+    known = inspect.signature(function).parameters
+    needed = [
+        name
+        for name, one in known.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in known:
+                raise ArgumentError(_unknown(function.__name__, name, list(known)))
+        for name in needed[len(args) :]:
+            if name not in kwargs:
+                raise ArgumentError(_missing(function.__name__, name, needed))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _unknown(function: str, name: str, known: list[str]) -> str:
+    instead = INSTEAD.get(name)
+    if instead is not None:
+        return f"{function} takes no {name!r}: {instead}"
+    return f"{function} takes no {name!r}: expected one of {listed(known, 20)}.{did_you_mean(name, known)}"
+
+
+def _missing(function: str, name: str, needed: list[str]) -> str:
+    such = ", such as embgrad.Sum() or embgrad.CrossEntropy(labels)" if name == "objective" else ""
+    return f"{function} was called without its {name!r}: expected {function}({', '.join(needed)}){such}"
