@@ -642,6 +642,53 @@ def test_call_is_given_the_batch_in_its_own_convention() -> None:
     np.testing.assert_array_equal(seen[2], IDS)
 
 
+def premise_and_hypothesis(
+    model: Any, input_ids: np.ndarray, hypothesis_ids: np.ndarray, hypothesis_mask: Any
+) -> Tensor:
+    premise = lookup(model["E"], input_ids).mean(1)
+    hypothesis = lookup(model["E"], hypothesis_ids) * Tensor(hypothesis_mask[..., None].astype(float))
+    return (premise * hypothesis.sum(1)) @ model["W"]
+
+
+@pytest.mark.parametrize(
+    ("ids_name", "mask_name"),
+    [
+        ("hypothesis_ids", "hypothesis_mask"),
+        ("hypothesis_ids", "hypothesis_attention_mask"),
+        ("decoder_input_ids", "decoder_attention_mask"),
+        ("input_ids_b", "attention_mask_b"),
+    ],
+)
+def test_a_further_lookup_has_the_mask_of_its_ids(ids_name: str, mask_name: str) -> None:
+    def forward(model: Any, input_ids: np.ndarray, **further: np.ndarray) -> Tensor:
+        return premise_and_hypothesis(model, input_ids, further[ids_name], further[mask_name])
+
+    more, mask = np.array([[4, 0], [8, 6]]), np.array([[1, 0], [1, 1]])
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, ids_name: more, mask_name: mask}
+    results = gradients(forward, batch, at=["E#0", "E#1"])
+    assert results["E#1"].ids.tolist() == more.tolist()
+    assert results["E#1"].mask.tolist() == mask.tolist()
+    assert results["E#0"].mask.tolist() == RIGHT.tolist()
+    assert gradients(forward, batch, at="E#1", batch_size=1).mask.tolist() == mask.tolist()
+
+
+def test_what_of_a_further_lookup_is_at_padding() -> None:
+    """The model counts it; `pad_leak` says so, and `pads="zero"` takes it out."""
+    more, mask = np.array([[4, 0], [8, 6]]), np.array([[1, 0], [1, 1]])
+
+    def forward(model: Any, input_ids: np.ndarray, hypothesis_ids: np.ndarray, hypothesis_mask: Any) -> Tensor:
+        return premise_and_hypothesis(model, input_ids, hypothesis_ids, np.ones_like(hypothesis_mask))
+
+    batch = {"input_ids": IDS, "hypothesis_ids": more, "hypothesis_mask": mask}
+    kept = gradients(forward, batch, at="E#1")
+    assert kept.pad_leak == np.abs(kept.values[0, 1]).max() > 0
+    zeroed = gradients(forward, batch, at="E#1", pads="zero")
+    assert not zeroed.values[0, 1].any()
+    np.testing.assert_array_equal(zeroed.values[mask == 1], kept.values[mask == 1])
+    for other in ({"hypothesis_mask": mask * -1e4}, {"hypothesis_mask": mask[:, :1]}):  # which is no mask of these ids
+        assert gradients(forward, {**batch, **other}, at="E#1").mask is None
+
+
 class Holder:
     """A pipeline, say: no model, and holds one, with a tokenizer."""
 

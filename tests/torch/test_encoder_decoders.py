@@ -168,6 +168,8 @@ def test_the_lookups_of_a_table_that_both_halves_share() -> None:
     assert both["word"].ids.tolist() == IDS.tolist()
     assert both["word"].provenance["path"] == "shared#0"
     assert both["shared#1"].values.shape == (*DECODER.shape, 16)
+    assert both["shared#1"].ids.tolist() == DECODER.tolist()
+    assert both["shared#1"].mask.tolist() == DECODER_MASK.tolist()
     pieces = embgrad.gradients(model, BATCH, objective, batch_size=1)
     np.testing.assert_allclose(pieces.values, both["word"].values, rtol=1e-9, atol=1e-14)
     each = embgrad.gradients(model, BATCH, objective, split=True)
