@@ -14,6 +14,7 @@ from embgrad.backend import PointValues
 from embgrad.batch import TokenBatch
 from embgrad.certificate import worst
 from embgrad.errors import NoGradientError, UnsupportedError, listed
+from embgrad.further import mask_of_further
 from embgrad.result import EmbeddingGradients
 from embgrad.rowsparse import RowSparse, scatter
 
@@ -56,7 +57,7 @@ def assembled(
     """
     gone_on = _pullbacks(name, values, values.gradients, place, split, overridden)
     came = _pullbacks(name, values, values.before, place, split, overridden) if values.before else None
-    mask = batch.mask if place.is_batch else None
+    mask = batch.mask if place.is_batch else _mask_beside(values, place, batch)
     leak = max(_leak(pullback, mask) for pullback in gone_on)
     for pullback in (*gone_on, *(came or ())):
         _expect_finite(name, values, pullback)
@@ -74,7 +75,7 @@ def assembled(
         activations=taken(place.seen(values.activation)),
         objective=np.array(objective, np.float64),
         ids=np.array(place.ids),
-        mask=_copied(batch.mask if same else None),
+        mask=_copied(batch.mask if same else mask),
         types=_copied(batch.types if same else None),
         tokens=batch.tokens if same else None,
         words_of=_copied(batch.words if same else None),
@@ -84,6 +85,13 @@ def assembled(
         tables=tuple(scatter(place.ids, one, rows) for one in gone_on) if split and rows is not None else None,
         before=None if came is None else _by_example(came, split),
     )
+
+
+def _mask_beside(values: PointValues, place: Arrangement, batch: TokenBatch) -> np.ndarray | None:
+    """Return the mask of a further lookup, whose indices are one of the batch's further inputs; None where it has none."""
+    if values.lookup is None or tuple(place.shape[:2]) != place.ids.shape:
+        return None
+    return mask_of_further(batch.extras, place.ids)
 
 
 def _pullbacks(

@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
+from embgrad.arrays import to_numpy, whole_numbers
 from embgrad.errors import BatchError
 from embgrad.structures import entries, every, with_entry
 
-__all__ = ["cut", "is_of_each", "of_examples"]
+__all__ = ["cut", "is_of_each", "mask_of_further", "of_examples"]
+
+#: How the name of a mask follows from that of the ids that it belongs to: `decoder_input_ids`, `decoder_attention_mask`.
+MASKS: Final = (
+    ("input_ids", "attention_mask"),
+    ("input_ids", "mask"),
+    ("token_ids", "padding_mask"),
+    ("ids", "attention_mask"),
+    ("ids", "mask"),
+)
+
+
+def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | None:
+    """Return the mask of those further inputs that are these ids, told by its name; None where there is none.
+
+    Args:
+        extras: the further inputs.
+        ids: the indices of a lookup, (example, position).
+    """
+    names = [name for name, value in extras.items() if "ids" in name and _equals(value, ids)]
+    for name in names:
+        for of_ids, of_mask in MASKS:
+            other = name.replace(of_ids, of_mask)
+            mask = _whole(extras[other]) if other != name and other in extras else None
+            if mask is not None and mask.shape == ids.shape and np.isin(mask, (0, 1)).all():
+                return mask
+    return None
+
+
+def _equals(value: Any, ids: np.ndarray) -> bool:
+    found = _whole(value)
+    return found is not None and np.array_equal(found, ids)
+
+
+def _whole(value: Any) -> np.ndarray | None:
+    """The whole numbers in an input; None where it holds something else."""
+    try:
+        return whole_numbers(to_numpy(value))
+    except (TypeError, ValueError):
+        return None
 
 
 def is_of_each(value: Any, examples: int) -> bool:

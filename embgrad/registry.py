@@ -41,6 +41,9 @@ KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
     "paddle": ("a Paddle layer", None),
 }
 
+#: Keras's own backends that are no framework of embgrad's.
+KERAS_BACKENDS: Final = ("jax", "numpy", "openvino")
+
 #: What a backend must have, see `embgrad.backend.Backend`.
 MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run", "paths")
 
@@ -230,6 +233,12 @@ def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]
 
 def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
     message = f"no installed backend takes {_described(parts)}"
+    keras = next((name for part in parts if (name := _keras_backend(part)) in KERAS_BACKENDS), None)
+    if keras is not None:
+        return (
+            f"{message}: it is a Keras model on Keras's own backend {keras!r}, which embgrad does not read. Set KERAS_BACKEND to "
+            "'tensorflow' or 'torch' before keras is imported, and load the model there"
+        )
     looks = {
         package: KNOWN_PACKAGES[package] for part in parts for package in _packages(part) if package in KNOWN_PACKAGES
     }
@@ -273,6 +282,12 @@ def _instead(given: Any) -> str:
     if isinstance(given, Mapping):
         return "; in place of a dict of weights, the model that holds them, and a dict of inputs is the batch, which comes second"
     return ""
+
+
+def _keras_backend(part: Any) -> str | None:
+    """Return the name of Keras's own backend on which a model of Keras 3 runs; None for what is no such model."""
+    modules = (base.__module__.split(".") for base in type(part).__mro__)
+    return next((names[3] for names in modules if names[:3] == ["keras", "src", "backend"] and len(names) > 3), None)
 
 
 def _extras(looks: Mapping[str, tuple[str, str | None]]) -> set[str | None]:

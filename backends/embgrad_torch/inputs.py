@@ -26,6 +26,9 @@ __all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "p
 
 CPU: Final = torch.device("cpu")
 
+#: The kinds of parameters that can be passed by their places.
+PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 #: The dtypes that NumPy has, too, in which tensors cross over as they are.
 PLAIN: Final = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -131,17 +134,19 @@ def _unparallel(model: Any) -> Any:
 def parameters(module: Any) -> Sequence[inspect.Parameter]:
     """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it.
 
-    Through a wrapper that takes names alone they can be passed by name alone, and through one that takes none by their places.
+    A `torch.nn.Sequential` passes on one argument, to its first module. Through a wrapper that takes names alone they can be passed by name alone, and through one that takes none by their places.
     """
     own = _own_parameters(module)
     inside = list(module.children())
+    if type(module).forward is torch.nn.Sequential.forward and inside:
+        named = [p for p in parameters(inside[0]) if p.kind in PLACED][:1]
+        return [p.replace(kind=p.POSITIONAL_ONLY, default=p.empty) for p in named] or own
     if len(inside) != 1 or any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
         return own
     further = parameters(inside[0])
     kinds = {p.kind for p in own}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return [p.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for p in further if p.kind in placed]
+        return [p.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for p in further if p.kind in PLACED]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return further
     return [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in further]

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from embgrad.errors import EmbgradWarning, UnsupportedError
+from embgrad.keras_inputs import is_keras
 from embgrad.locks import held
 from embgrad_torch.attributes import Attributes
 from embgrad_torch.operands import Accumulating
@@ -261,14 +262,20 @@ def _train(part: Any) -> None:
 def _parameters(model: Structure, plain: Sequence[Any], training: bool) -> Callable[[], None]:
     """What gives parameters that the model freezes, or gives other memory or another `grad`, their own again.
 
-    A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too.
+    A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too. So are those of
+    Keras's averages, which are parameters that are not trained; its seeds are left to move.
     """
     rewritten = training and any(
         "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in model.modules
     )
     contents = list(map(_data, plain))
     places, trainable, gradients = [list(map(get, plain)) for get in (_place, _trainable, _gradient)]
-    copied = [(one, one.clone()) for one in contents if rewritten and not one.is_inference()]
+    averages = training and any(map(is_keras, model.modules))
+    copied = [
+        (data, data.clone())
+        for data, trains in zip(contents, trainable, strict=True)
+        if (rewritten or (averages and not trains and data.is_floating_point())) and not data.is_inference()
+    ]
 
     def put_back() -> None:
         if list(map(_place, plain)) != places:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import embgrad
+from embgrad.batch import CONVENTIONS
 from embgrad.forms import as_batch
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
@@ -611,6 +612,48 @@ def test_every_convention_both_ways(ids: np.ndarray, lengths: list[int], types: 
     for convention in ("huggingface", "tfhub", "keras_hub", "gluonnlp"):
         batch = embgrad.TokenBatch(ids, mask, types, convention=convention)
         assert as_batch(batch.inputs()) == batch
+
+
+@pytest.mark.parametrize("convention", ["huggingface", "tfhub", "keras_hub"])
+def test_what_was_not_given_has_no_key(convention: str) -> None:
+    ids, mask, types = CONVENTIONS[convention]
+    for given_as in ({ids: IDS}, {ids: IDS, mask: RIGHT}, {ids: IDS, types: RIGHT}, {ids: IDS, mask: RIGHT, "more": 3}):
+        assert list(as_batch(given_as).inputs()) == list(given_as)
+
+
+def test_a_triple_without_types_gets_none() -> None:
+    ids, types, lengths = as_batch((IDS, None, [3, 2])).inputs()
+    np.testing.assert_array_equal(ids, IDS)
+    assert types is None
+    assert lengths.tolist() == [3, 2]
+
+
+class Encoding:
+    """As the library `tokenizers` gives them."""
+
+    def __init__(self, ids: list[int], words: list[int | None]) -> None:
+        self.ids, self.word_ids = ids, words
+        self.tokens = [f"token {number}" for number in ids]
+        self.sequence_ids = [None if word is None else 0 for word in words]
+
+
+class BatchEncoding(collections.UserDict):  # type: ignore[type-arg]
+    """As Hugging Face's: a mapping, with encodings beside it."""
+
+    encodings: Any = None
+
+
+def test_encodings_beside_the_ids_give_tokens_and_words() -> None:
+    given_as = BatchEncoding(input_ids=[[5, 6, 7], [8, 9, 7]])
+    given_as.encodings = [Encoding([5, 6, 7], [0, 0, None]), Encoding([8, 9, 7], [0, 1, None])]
+    batch = as_batch(given_as)
+    assert batch.tokens == (("token 5", "token 6", "token 7"), ("token 8", "token 9", "token 7"))
+    assert batch.words is not None
+    assert batch.words.tolist() == [[0, 0, -1], [0, 1, -1]]
+    given_as["input_ids"] = [[5, 6, 8], [8, 9, 7]]  # changed since: the names would be wrong
+    assert as_batch(given_as).tokens is None
+    given_as.encodings = None  # of a tokenizer that is written in Python
+    assert as_batch(given_as).tokens is None
 
 
 def test_bare_ids_stay_bare() -> None:

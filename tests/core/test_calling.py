@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -277,3 +277,53 @@ def test_mappings_that_cannot_be_filled(names: list[str], fragments: list[str]) 
         plan_mapping(names, BARE)
     for fragment in fragments:
         assert fragment in str(caught.value)
+
+
+# Models that take all inputs in one dict
+
+
+def takes_dict(features: dict[str, Any]) -> None: ...
+
+
+def takes_mapping(inputs: Mapping[str, Any], scale: float = 1.0, **kwargs: Any) -> None: ...
+
+
+def takes_real_dict(x): ...  # type: ignore[no-untyped-def]
+
+
+takes_real_dict.__annotations__ = {"x": dict[str, int]}
+
+
+def takes_named(batch): ...  # type: ignore[no-untyped-def]
+
+
+def takes_ids(input: np.ndarray) -> None: ...
+
+
+def takes_more(features: dict[str, Any], mask: Any) -> None: ...
+
+
+@pytest.mark.parametrize("function", [takes_dict, takes_mapping, takes_real_dict, takes_named])
+def test_a_model_that_takes_one_dict(function: Callable[..., Any]) -> None:
+    given = {"input_ids": IDS, "attention_mask": MASK, "position_ids": ZEROS}
+    plan = planned(function, as_batch(given))
+    assert len(plan.args) == 1
+    assert (plan.kwargs, plan.unused) == ({}, ())
+    assert list(plan.args[0]) == list(given)
+    for name, value in given.items():
+        np.testing.assert_array_equal(plan.args[0][name], value)
+    hub = planned(function, as_batch({"token_ids": IDS}))
+    assert list(hub.args[0]) == ["token_ids"]
+
+
+def test_ids_alone_go_in_a_dict_where_the_model_says_so() -> None:
+    assert list(planned(takes_dict, as_batch(IDS)).args[0]) == ["input_ids"]
+    triple = planned(takes_dict, as_batch((IDS, TYPES, LENGTHS)))
+    assert list(triple.args[0]) == ["input_ids", "attention_mask", "token_type_ids"]
+
+
+def test_ids_alone_go_to_a_parameter_that_does_not_say_so() -> None:
+    for function in (takes_named, takes_ids):
+        expect_plan(planned(function, as_batch(IDS)), [IDS], {})
+    expect_plan(planned(takes_ids, as_batch({"input_ids": IDS})), [IDS], {})
+    expect_plan(planned(takes_more, FULL), [IDS, MASK], {}, ("types",))

@@ -162,8 +162,13 @@ def test_texts_with_a_tokenizer() -> None:
     ("batch", "options", "message"),
     [
         (["a film"], {}, "raw text, and a model reads token ids: pass tokenizer="),
-        (IDS, {"tokenizer": list}, "tokenizer is given and the batch is ndarray, not text.*leave the tokenizer out"),
-        ({"input_ids": IDS}, {"tokenizer": list}, "the batch is dict, not text"),
+        (IDS, {"tokenizer": list}, "the tokenizer is the class list: expected an instance"),
+        (
+            {"input_ids": IDS},
+            {"tokenizer": len},
+            "the batch holds ids, and the tokenizer, a builtin_function_or_method, cannot name them: expected an object with "
+            "convert_ids_to_tokens or id_to_token, or texts as the batch. Leave the tokenizer out for ids without tokens",
+        ),
         ([[1, 2], [3]], {}, "cannot be read as a rectangular array"),
         ([], {}, "the batch is empty"),
         ([[1.5, 2.0]], {}, "holds 1.5 at example 0, position 0"),
@@ -632,9 +637,105 @@ def test_call_is_given_the_batch_in_its_own_convention() -> None:
     gradients(mean, embgrad.TokenBatch(IDS, RIGHT, convention="tfhub"), call=call)
     gradients(mean, {"input_ids": IDS, "anything": 3}, call=call)
     gradients(mean, IDS, call=call)
-    assert list(seen[0]) == ["input_word_ids", "input_mask", "input_type_ids"]
+    assert list(seen[0]) == ["input_word_ids", "input_mask"]
     assert list(seen[1]) == ["input_ids", "anything"]
     np.testing.assert_array_equal(seen[2], IDS)
+
+
+def premise_and_hypothesis(
+    model: Any, input_ids: np.ndarray, hypothesis_ids: np.ndarray, hypothesis_mask: Any
+) -> Tensor:
+    premise = lookup(model["E"], input_ids).mean(1)
+    hypothesis = lookup(model["E"], hypothesis_ids) * Tensor(hypothesis_mask[..., None].astype(float))
+    return (premise * hypothesis.sum(1)) @ model["W"]
+
+
+@pytest.mark.parametrize(
+    ("ids_name", "mask_name"),
+    [
+        ("hypothesis_ids", "hypothesis_mask"),
+        ("hypothesis_ids", "hypothesis_attention_mask"),
+        ("decoder_input_ids", "decoder_attention_mask"),
+        ("input_ids_b", "attention_mask_b"),
+    ],
+)
+def test_a_further_lookup_has_the_mask_of_its_ids(ids_name: str, mask_name: str) -> None:
+    def forward(model: Any, input_ids: np.ndarray, **further: np.ndarray) -> Tensor:
+        return premise_and_hypothesis(model, input_ids, further[ids_name], further[mask_name])
+
+    more, mask = np.array([[4, 0], [8, 6]]), np.array([[1, 0], [1, 1]])
+    batch = {"input_ids": IDS, "attention_mask": RIGHT, ids_name: more, mask_name: mask}
+    results = gradients(forward, batch, at=["E#0", "E#1"])
+    assert results["E#1"].ids.tolist() == more.tolist()
+    assert results["E#1"].mask.tolist() == mask.tolist()
+    assert results["E#0"].mask.tolist() == RIGHT.tolist()
+    assert gradients(forward, batch, at="E#1", batch_size=1).mask.tolist() == mask.tolist()
+
+
+def test_what_of_a_further_lookup_is_at_padding() -> None:
+    """The model counts it; `pad_leak` says so, and `pads="zero"` takes it out."""
+    more, mask = np.array([[4, 0], [8, 6]]), np.array([[1, 0], [1, 1]])
+
+    def forward(model: Any, input_ids: np.ndarray, hypothesis_ids: np.ndarray, hypothesis_mask: Any) -> Tensor:
+        return premise_and_hypothesis(model, input_ids, hypothesis_ids, np.ones_like(hypothesis_mask))
+
+    batch = {"input_ids": IDS, "hypothesis_ids": more, "hypothesis_mask": mask}
+    kept = gradients(forward, batch, at="E#1")
+    assert kept.pad_leak == np.abs(kept.values[0, 1]).max() > 0
+    zeroed = gradients(forward, batch, at="E#1", pads="zero")
+    assert not zeroed.values[0, 1].any()
+    np.testing.assert_array_equal(zeroed.values[mask == 1], kept.values[mask == 1])
+    for other in ({"hypothesis_mask": mask * -1e4}, {"hypothesis_mask": mask[:, :1]}):  # which is no mask of these ids
+        assert gradients(forward, {**batch, **other}, at="E#1").mask is None
+
+
+class Holder:
+    """A pipeline, say: no model, and holds one, with a tokenizer."""
+
+    def __init__(self, model: Any, **others: Any) -> None:
+        self.model = model
+        vars(self).update(others)
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) - 96 for letter in text]
+
+
+def test_an_object_that_holds_a_model_and_a_tokenizer() -> None:
+    held = model(masked)
+    holder = Holder(held, tokenizer=letters)
+    objective = embgrad.CrossEntropy(LABELS)
+    result = embgrad.gradients(holder, ["cab", "b"], objective)
+    plain = embgrad.gradients(held, ["cab", "b"], objective, tokenizer=letters)
+    np.testing.assert_array_equal(result.values, plain.values)
+    other = embgrad.gradients(holder, ["cab", "b"], objective, tokenizer=lambda text: letters(text)[::-1])
+    assert other.ids.tolist() == [[2, 1, 3], [2, 0, 0]]  # what is given goes first
+    np.testing.assert_array_equal(embgrad.gradients(holder, IDS, objective).ids, IDS)
+    with pytest.raises(embgrad.BatchError, match="raw text, and a model reads token ids: pass tokenizer="):
+        embgrad.gradients(held, ["cab"], objective)
+    with pytest.raises(embgrad.BackendError, match=r"takes a model of type .*Holder"):
+        embgrad.gradients(Holder(3), IDS, objective)
+
+
+class Vocabulary:
+    """As little of a tokenizer as names ids."""
+
+    def id_to_token(self, number: int) -> str | None:
+        return chr(96 + number) if 0 < number < 10 else None
+
+
+def test_a_tokenizer_beside_ids_names_the_tokens() -> None:
+    for batch in (IDS, {"input_ids": IDS}, embgrad.TokenBatch(IDS)):
+        result = gradients(mean, batch, tokenizer=Vocabulary())
+        assert result.tokens == (("c", "e", "g"), ("b", "i", "a"))
+        np.testing.assert_array_equal(result.values, gradients(mean, batch).values)
+    named = embgrad.TokenBatch(IDS, tokens=[["x", "y", "z"]] * 2)
+    assert gradients(mean, named, tokenizer=Vocabulary()).tokens == named.tokens
+    message = (
+        "the tokenizer, a Vocabulary, has no token for the id 11: expected the tokenizer that made the ids. Leave the"
+    )
+    with pytest.raises(embgrad.BatchError, match=message):
+        gradients(mean, [[3, 11]], embgrad.Sum(), tokenizer=Vocabulary())
 
 
 def test_a_call_that_is_refused() -> None:

@@ -277,6 +277,20 @@ def test_a_model_for_which_there_is_no_backend(installed: list[Any]) -> None:
         registry.backend_for(of_package("flax"))
 
 
+@pytest.mark.parametrize("name", ["jax", "numpy", "openvino"])
+def test_a_keras_model_on_a_backend_of_keras_that_embgrad_does_not_read(installed: list[Any], name: str) -> None:
+    """The bases are those of a model of Keras 3.15 there; that embgrad's TensorFlow backend is there is no cause."""
+    installed.append(FakeEntryPoint("tensorflow", backend("tensorflow")))
+    layer = type("Layer", (), {"__module__": f"keras.src.backend.{name}.layer"})
+    keras = type("Model", (layer,), {"__module__": "keras.src.models.model"})
+    message = (
+        rf"takes a model of type __main__.Mine: it is a Keras model on Keras's own backend '{name}', which embgrad does not "
+        r"read\. Set KERAS_BACKEND to 'tensorflow' or 'torch' before keras is imported, and load the model there"
+    )
+    with pytest.raises(embgrad.BackendError, match=message):
+        registry.backend_for(type("Mine", (keras,), {"__module__": "__main__"})())
+
+
 def test_what_is_of_a_framework_and_no_model(installed: list[Any]) -> None:
     """A tensor in the model's place: to install the framework would be no help."""
     installed.append(FakeEntryPoint("torch", backend("torch")))

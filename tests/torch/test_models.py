@@ -438,7 +438,7 @@ def test_a_model_that_the_user_calls(kind: str) -> None:
 
         result = embgrad.gradients(model, {"input_word_ids": IDS}, embgrad.Logit(1), call=call)
         assert seen["input_word_ids"].dtype == torch.int32
-        assert sorted(seen) == ["input_mask", "input_type_ids", "input_word_ids"]
+        assert list(seen) == ["input_word_ids"]
     expected = finite_differences(lambda: model(tensor())[:, 1].sum(), model.table.weight)
     np.testing.assert_allclose(result.values, expected, rtol=1e-6, atol=1e-8)
 

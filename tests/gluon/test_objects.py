@@ -1,0 +1,81 @@
+"""Objects that people have in Gluon: blocks that take one dict, and what `call=` is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from embgrad_gluon.importing import import_mxnet
+
+import embgrad
+
+mx = import_mxnet()
+
+IDS = np.array([[3, 1, 4, 10], [9, 2, 6, 5]])
+MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+
+
+class Net(mx.gluon.Block):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = mx.gluon.nn.Embedding(11, 6), mx.gluon.nn.Dense(3, in_units=6)
+        self.initialize(mx.init.Normal(0.5))
+
+    def read(self, ids: Any, mask: Any = None) -> Any:
+        hidden = self.words(ids).tanh()
+        return self.head((hidden if mask is None else hidden * mask.expand_dims(2)).sum(1))
+
+
+class OfOneDict(Net):
+    def forward(self, features: dict[str, Any]) -> Any:
+        return self.read(features["input_ids"], features["attention_mask"])
+
+
+def test_a_block_that_takes_one_dict() -> None:
+    net = OfOneDict()
+    result = embgrad.gradients(net, {"input_ids": IDS, "attention_mask": MASK}, embgrad.Logit(1), check=True)
+    with mx.autograd.record():
+        value = net({"input_ids": mx.nd.array(IDS), "attention_mask": mx.nd.array(MASK)})[:, 1].sum()
+    value.backward()
+    own = net.words.weight.grad().asnumpy()[IDS]
+    np.testing.assert_allclose(result.values, own, rtol=1e-5, atol=1e-7)
+    assert result.provenance["unused"] == []
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"input_ids": IDS},
+        {"input_word_ids": IDS, "input_mask": MASK},
+        {"token_ids": IDS},
+        {"token_ids": IDS, "padding_mask": MASK, "position_ids": IDS},
+    ],
+)
+def test_call_gets_the_keys_that_were_given(batch: dict[str, Any]) -> None:
+    net, seen = Net(), []
+
+    def call(model: Any, inputs: Any) -> Any:
+        seen.append(inputs)
+        return model.read(next(iter(inputs.values())))
+
+    embgrad.gradients(net, batch, embgrad.Logit(1), call=call)
+    for inputs in seen:
+        assert list(inputs) == list(batch)
+        assert all(np.array_equal(inputs[name].asnumpy(), value) for name, value in batch.items())
+
+
+def test_call_gets_no_types_that_were_not_given() -> None:
+    seen: list[Any] = []
+
+    def call(model: Any, inputs: Any) -> Any:
+        seen.append(inputs)
+        return model.read(inputs[0])
+
+    for types in (None, MASK):
+        embgrad.gradients(Net(), (IDS, types, np.array([4, 3])), embgrad.Logit(1), call=call)
+    ids, types, lengths = seen[0]
+    assert types is None
+    np.testing.assert_array_equal(ids.asnumpy(), IDS)
+    assert lengths.asnumpy().tolist() == [4, 3]
+    np.testing.assert_array_equal(seen[-1][1].asnumpy(), MASK)

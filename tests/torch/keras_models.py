@@ -1,0 +1,171 @@
+"""Keras 3 models on Keras's PyTorch backend. `test_keras.py` runs these in a process of their own, where KERAS_BACKEND is set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import torch
+from keras import layers
+
+import embgrad
+
+assert keras.backend.backend() == "torch"
+
+IDS = np.array([[3, 1, 4, 15], [9, 2, 6, 0]])
+MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
+BATCH = {"input_ids": IDS, "attention_mask": MASK}
+LABELS = [0, 2]
+
+
+def ends(hidden: Any, mask: Any) -> Any:
+    weights = keras.ops.cast(mask, "float32")[..., None]
+    return keras.ops.sum(keras.ops.tanh(hidden) * weights, 1) / keras.ops.sum(weights, 1)
+
+
+def functional(structure: Any, ids: str = "input_ids", mask: str = "attention_mask") -> Any:
+    """A model of declared inputs in a structure: a dict or a list."""
+    inputs = [keras.Input((None,), dtype="int32", name=name) for name in (ids, mask)]
+    hidden = layers.Embedding(20, 6, name="words")(inputs[0])
+    return keras.Model(structure(*inputs), layers.Dense(3, name="head")(ends(hidden, inputs[1])))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.drop, self.head = layers.Embedding(20, 6), layers.Dropout(rate), layers.Dense(3)
+
+    def call(self, input_ids: Any, attention_mask: Any = None, training: bool = False) -> Any:
+        return self.head(self.drop(ends(self.words(input_ids), attention_mask), training=training))
+
+
+class OfOneDict(Subclassed):
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return super().call(inputs["input_ids"], inputs["attention_mask"], training=training)
+
+
+class OfOneAnnotatedDict(OfOneDict):
+    def call(self, inputs: dict[str, Any], training: bool = False) -> Any:
+        return super().call(inputs, training=training)
+
+
+def sequential() -> Any:
+    return keras.Sequential([layers.Embedding(20, 6, mask_zero=True), layers.GlobalAveragePooling1D(), layers.Dense(3)])
+
+
+def native(batch: Any) -> Any:
+    return {name: torch.tensor(value) for name, value in batch.items()}
+
+
+def table_of(model: Any) -> Any:
+    return next(variable for variable in model.trainable_variables if variable.shape == (20, 6)).value
+
+
+def own(model: Any, call: Any) -> np.ndarray:
+    """PyTorch's own gradient of the table, at the rows of the ids, which all differ."""
+    logits = call(model)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(LABELS), reduction="sum")
+    return torch.autograd.grad(loss, table_of(model))[0].numpy()[IDS]
+
+
+def built(model: Any, call: Any) -> Any:
+    call(model)
+    return model
+
+
+OF_DICT = lambda model: model(native(BATCH))  # noqa: E731
+MODELS = {
+    "functional of a dict": (
+        lambda: functional(lambda ids, mask: {"input_ids": ids, "attention_mask": mask}),
+        BATCH,
+        OF_DICT,
+    ),
+    "functional of a list": (
+        lambda: functional(lambda ids, mask: [mask, ids]),
+        BATCH,
+        lambda model: model([*native(BATCH).values()][::-1]),
+    ),
+    "functional of keras-hub": (
+        lambda: functional(lambda ids, mask: {"token_ids": ids, "padding_mask": mask}, "token_ids", "padding_mask"),
+        {"token_ids": IDS, "padding_mask": MASK},
+        lambda model: model({"token_ids": torch.tensor(IDS), "padding_mask": torch.tensor(MASK)}),
+    ),
+    "sequential": (sequential, IDS, lambda model: model(torch.tensor(IDS))),
+    "subclassed": (Subclassed, BATCH, lambda model: model(**native(BATCH))),
+    "subclassed of one dict": (OfOneDict, BATCH, OF_DICT),
+    "subclassed of one annotated dict": (OfOneAnnotatedDict, BATCH, OF_DICT),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_word_lookup(kind: str) -> None:
+    build, batch, call = MODELS[kind]
+    model = built(build(), call)
+    expected = own(model, call)
+    result = embgrad.gradients(model, batch, embgrad.CrossEntropy(LABELS), check=True)
+    np.testing.assert_allclose(result.values, expected, rtol=1e-5, atol=1e-8)
+    assert result.provenance["backend"] == "torch"
+    assert result.provenance["unused"] == []
+    pieces = embgrad.gradients(model, batch, embgrad.CrossEntropy(LABELS), batch_size=1)
+    np.testing.assert_allclose(pieces.values, expected, rtol=1e-5, atol=1e-8)
+    kept = embgrad.gradients(model, batch, embgrad.CrossEntropy(LABELS), add={"word": np.zeros(6)})
+    np.testing.assert_array_equal(kept.values, result.values)
+
+
+def test_a_missing_input_is_named() -> None:
+    model = functional(lambda ids, mask: {"input_ids": ids, "wanted": mask}, mask="wanted")
+    with pytest.raises(embgrad.BatchError, match="the model needs 'wanted', and the batch has nothing of that name"):
+        embgrad.gradients(model, BATCH, embgrad.CrossEntropy(LABELS))
+
+
+def test_a_declared_dtype_that_does_not_hold_the_ids() -> None:
+    ids = keras.Input((None,), dtype="float16", name="input_ids")
+    model = keras.Model(ids, layers.Dense(3)(layers.GlobalAveragePooling1D()(layers.Embedding(5000, 4)(ids))))
+    with pytest.raises(
+        embgrad.BatchError, match="declares its input 'input_ids' as float16, which does not hold numbers up to"
+    ):
+        embgrad.gradients(model, np.array([[2049, 1]]), embgrad.Logit(0))
+
+
+def test_training_drops_and_evaluation_does_not() -> None:
+    model = built(Subclassed(rate=0.5), MODELS["subclassed"][2])
+    plain = [embgrad.gradients(model, BATCH, embgrad.Logit(1)).objective for _ in range(2)]
+    np.testing.assert_array_equal(*plain)
+    drawn = [embgrad.gradients(model, BATCH, embgrad.Logit(1), training=True).objective for _ in range(8)]
+    assert len({tuple(one) for one in drawn}) > 1
+    np.testing.assert_array_equal(embgrad.gradients(model, BATCH, embgrad.Logit(1)).objective, plain[0])
+
+
+def test_averages_of_batch_norm_are_left_as_they_were() -> None:
+    model = keras.Sequential(
+        [
+            layers.Embedding(20, 6),
+            layers.GlobalAveragePooling1D(),
+            layers.BatchNormalization(momentum=0.5),
+            layers.Dense(3),
+        ]
+    )
+    model(torch.tensor(IDS))
+    before = {weight.path: np.array(weight.value.detach()) for weight in model.weights}
+    trained = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS), training=True)
+    plain = embgrad.gradients(model, IDS, embgrad.CrossEntropy(LABELS))
+    assert not np.allclose(trained.objective, plain.objective)
+    for weight in model.weights:
+        np.testing.assert_array_equal(np.array(weight.value.detach()), before[weight.path])
+        assert weight.value.grad is None
+
+
+def test_parameters_and_the_table() -> None:
+    build, batch, call = MODELS["functional of a dict"]
+    model = build()
+    found = embgrad.parameter_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    loss = torch.nn.functional.cross_entropy(call(model), torch.tensor(LABELS), reduction="sum")
+    table, *_, bias = (variable.value for variable in model.trainable_variables)
+    expected = torch.autograd.grad(loss, [table, bias])
+    shapes = {one.shape: one for one in found.values()}
+    np.testing.assert_allclose(shapes[20, 6], expected[0].numpy(), rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(shapes[3,], expected[1].numpy(), rtol=1e-5, atol=1e-8)
+    ledger = embgrad.table_gradients(model, batch, embgrad.CrossEntropy(LABELS))
+    np.testing.assert_allclose(ledger.total, expected[0].numpy(), rtol=1e-5, atol=1e-8)

@@ -1,0 +1,199 @@
+"""sentence-transformers' models as they are: a forward that takes one dict, a tokenizer of their own, and outputs by role."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.models import Normalize, Pooling, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+
+import embgrad
+
+TEXTS = ["a gripping film", "the plot is thin but the film is gripping"]
+PAIRS = [("a film", "two hours"), ("the plot", "is")]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LONGEST = 9
+#: A sum would do for no model that ends in a layer norm: it is always 0.
+DIRECTION = np.random.default_rng(0).normal(size=16)
+POOLED = embgrad.Projection(DIRECTION, output="pooled")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
+    built.train_from_iterator([*TEXTS, "two hours"], trainer)
+    built.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=built, model_max_length=LONGEST, **names)
+
+
+def saved(model: Any, tokenizer: PreTrainedTokenizerFast) -> str:
+    folder = tempfile.mkdtemp()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def config(**options: Any) -> BertConfig:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return BertConfig(vocab_size=60, **sizes, **options)
+
+
+@pytest.fixture
+def sentences(tokenizer: PreTrainedTokenizerFast) -> SentenceTransformer:
+    """A BERT, the mean over real positions, and unit length, in float64."""
+    transformer = Transformer(saved(BertModel(config()), tokenizer))
+    modules = [transformer, Pooling(16), Normalize()]
+    return SentenceTransformer(modules=modules, device="cpu").double().eval()
+
+
+@pytest.fixture
+def scorer(tokenizer: PreTrainedTokenizerFast) -> CrossEncoder:
+    model = BertForSequenceClassification(config(num_labels=1))
+    return CrossEncoder(saved(model, tokenizer), device="cpu").double().eval()
+
+
+def inner(model: Any) -> Any:
+    """The transformers model, found by its class."""
+    return next(one for one in model.modules() if type(one).__name__.startswith("Bert"))
+
+
+def rows_of(bert: Any, encoded: Any) -> torch.Tensor:
+    return bert.get_input_embeddings().weight.detach()[encoded["input_ids"]].requires_grad_()
+
+
+def by_hand(bert: Any, encoded: Any, direction: np.ndarray) -> np.ndarray:
+    """The gradient of the unit mean's inner product with a direction, of the inner BERT called by hand."""
+    rows = rows_of(bert, encoded)
+    others = {name: value for name, value in encoded.items() if name != "input_ids"}
+    hidden = bert(inputs_embeds=rows, **others).last_hidden_state
+    mask = encoded["attention_mask"][..., None].to(hidden.dtype)
+    mean = (hidden * mask).sum(1) / mask.sum(1)
+    value = (torch.nn.functional.normalize(mean, dim=1) * torch.tensor(direction)).sum()
+    return torch.autograd.grad(value, rows)[0].numpy()
+
+
+def test_a_sentence_encoder_is_its_inner_transformer_by_hand(
+    sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    encoded = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    result = embgrad.gradients(sentences, encoded, POOLED)
+    np.testing.assert_allclose(result.values, by_hand(inner(sentences), encoded, DIRECTION), rtol=1e-10, atol=1e-15)
+    embedding = sentences.encode(TEXTS, convert_to_numpy=True)
+    np.testing.assert_allclose(result.objective, embedding @ DIRECTION, rtol=1e-6)
+    assert result.provenance["path"].endswith("embeddings.word_embeddings#0")
+    assert result.provenance["unused"] == []
+
+
+def test_exactly_what_its_own_backward_pass_gives(
+    sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    encoded = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    seen: list[torch.Tensor] = []
+    table = inner(sentences).get_input_embeddings()
+    hook = table.register_forward_hook(lambda module, args, out: seen.append(out))
+    value = (sentences(dict(encoded))["sentence_embedding"] * torch.tensor(DIRECTION)).sum()
+    hook.remove()
+    own = torch.autograd.grad(value, seen[0])[0].numpy()
+    result = embgrad.gradients(sentences, encoded, POOLED)
+    np.testing.assert_array_equal(result.values, own)
+
+
+def test_texts_go_through_its_own_tokenizer(sentences: SentenceTransformer, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Cut off where it cuts them off itself."""
+    sentences.max_seq_length = 6
+    encoded = tokenizer(TEXTS, padding=True, truncation=True, max_length=6, return_tensors="pt")
+    result = embgrad.gradients(sentences, TEXTS, POOLED)
+    assert result.ids.tolist() == encoded["input_ids"].tolist() == sentences.tokenize(TEXTS)["input_ids"].tolist()
+    assert result.tokens is not None
+    assert list(result.tokens[0]) == tokenizer.convert_ids_to_tokens(encoded["input_ids"][0].tolist())
+    own = embgrad.gradients(sentences, encoded, POOLED)
+    np.testing.assert_array_equal(result.values, own.values)
+    assert [word.text for word in result.words()[0]][1:3] == ["a", "gripping"]
+
+
+def test_what_it_makes_of_texts_itself_is_a_batch(sentences: SentenceTransformer) -> None:
+    features = sentences.tokenize(TEXTS)
+    result = embgrad.gradients(sentences, features, POOLED)
+    own = embgrad.gradients(sentences, TEXTS, POOLED)
+    np.testing.assert_array_equal(result.values, own.values)
+
+
+def test_outputs_by_their_roles(sentences: SentenceTransformer) -> None:
+    for role, name in (("pooled", "sentence_embedding"), ("sequence", "token_embeddings")):
+        by_role = embgrad.gradients(sentences, TEXTS, embgrad.Projection(DIRECTION, output=role))
+        by_name = embgrad.gradients(sentences, TEXTS, embgrad.Projection(DIRECTION, output=name))
+        np.testing.assert_array_equal(by_role.values, by_name.values)
+    with pytest.raises(embgrad.OutputError, match=r"'sentence_embedding' \(role 'pooled'\)"):
+        embgrad.gradients(sentences, TEXTS, embgrad.Sum())
+
+
+def test_layers_micro_batches_checks_and_tables(sentences: SentenceTransformer) -> None:
+    whole = embgrad.gradients(sentences, TEXTS, POOLED, at=["word", "layer.-1"], check=True)
+    pieces = embgrad.gradients(sentences, TEXTS, POOLED, batch_size=1)
+    np.testing.assert_allclose(pieces.values, whole["word"].values, rtol=1e-10, atol=1e-14)
+    assert whole["layer.-1"].values.shape == whole["word"].values.shape
+    ledger = embgrad.table_gradients(sentences, TEXTS, POOLED)
+    np.testing.assert_allclose(ledger.total, whole["word"].table().to_dense(), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_a_cross_encoder(scorer: CrossEncoder, tokenizer: PreTrainedTokenizerFast, texts: bool) -> None:
+    """Its scores are the logits of the model inside, and pairs go through its own tokenizer."""
+    encoded = tokenizer(
+        [a for a, _ in PAIRS], [b for _, b in PAIRS], padding=True, truncation=True, return_tensors="pt"
+    )
+    bert = inner(scorer)
+    rows = rows_of(bert, encoded)
+    others = {name: value for name, value in encoded.items() if name != "input_ids"}
+    logits = bert(inputs_embeds=rows, **others).logits
+    own = torch.autograd.grad(logits.sum(), rows)[0].numpy()
+    result = embgrad.gradients(scorer, PAIRS if texts else encoded, embgrad.Sum())
+    np.testing.assert_allclose(result.values, own, rtol=1e-10, atol=1e-15)
+    np.testing.assert_allclose(result.objective, logits.detach().numpy()[:, 0], rtol=1e-12)
+    assert (result.mask == 0).any()
+    by_role = embgrad.gradients(scorer, encoded, embgrad.Logit(0, output="logits"))
+    np.testing.assert_array_equal(by_role.values, result.values)
+
+
+class OlderCrossEncoder:
+    """As in sentence-transformers before 4: no module, which holds the model, its tokenizer and a length."""
+
+    def __init__(self, model: Any, tokenizer: Any, max_length: int | None) -> None:
+        self.model, self.tokenizer, self.max_length = model, tokenizer, max_length
+
+
+def test_a_cross_encoder_that_is_no_module(tokenizer: PreTrainedTokenizerFast) -> None:
+    model = BertForSequenceClassification(config(num_labels=1)).eval()
+    older = OlderCrossEncoder(model, tokenizer, 7)
+    result = embgrad.gradients(older, PAIRS, embgrad.Sum())
+    encoded = embgrad.encode(PAIRS, tokenizer, max_length=7)
+    np.testing.assert_array_equal(result.values, embgrad.gradients(model, encoded, embgrad.Sum()).values)
+    assert result.ids.shape == (2, 7)
+    assert {point.key for point in embgrad.points(older, encoded)} >= {"bert.embeddings.word_embeddings#0"}
+    parameters = embgrad.parameter_gradients(older, encoded, embgrad.Sum())
+    assert "bert.embeddings.word_embeddings.weight" in parameters
+    with embgrad.capture(older) as tap:
+        model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.sum().backward()
+    assert len(tap.steps) == 1
+
+
+def test_minilm_as_people_load_it() -> None:
+    from embgrad.demo import minilm_folder
+
+    model = SentenceTransformer(str(minilm_folder()), device="cpu")
+    direction = np.random.default_rng(0).normal(size=384)
+    result = embgrad.gradients(model, TEXTS, embgrad.Projection(direction, output="pooled"))
+    encoded = model.tokenizer(TEXTS, padding=True, return_tensors="pt")
+    own = by_hand(inner(model), encoded, direction.astype(np.float32))
+    np.testing.assert_allclose(result.values, own, rtol=1e-4, atol=1e-6)
