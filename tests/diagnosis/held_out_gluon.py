@@ -15,6 +15,14 @@ nn = mx.gluon.nn
 VOCAB: Final = 57
 
 
+def tanh(F: Any, x: Any) -> Any:
+    return F.tanh(x)
+
+
+def gelu(F: Any, x: Any) -> Any:
+    return F.LeakyReLU(x, act_type="gelu")
+
+
 class OwnNet(mx.gluon.Block):
     """A table, two dense layers with activations behind, and the mean over the positions."""
 
@@ -28,8 +36,7 @@ class OwnNet(mx.gluon.Block):
             if kind == "residual":
                 self.norm, self.norm2 = nn.LayerNorm(in_channels=wide), nn.LayerNorm(in_channels=wide)
             self.a, self.b = (nn.Dense(wide, flatten=False, in_units=wide, use_bias=one) for one in biased)
-            activation = (lambda: nn.Activation("tanh")) if kind == "plain" else nn.GELU
-            self.act1, self.act2 = activation(), activation()
+            self.act1, self.act2 = (nn.HybridLambda(tanh if kind == "plain" else gelu) for _ in range(2))
             self.head = nn.Dense(3, in_units=wide)
 
     def forward(self, ids: Any) -> Any:
@@ -126,7 +133,7 @@ def gain(model: Any, random: np.random.Generator) -> Broken | None:
 
 def _activation(name: str) -> Injection:
     def inject(model: Any, random: np.random.Generator) -> Broken | None:
-        model.act1 = nn.Activation(name)
+        model.act1 = nn.HybridLambda(name)
         return Broken(model, ("activation", "gelu"))
 
     return inject
