@@ -170,6 +170,6 @@ INJECTIONS: Final[Mapping[str, Injection]] = {
     "one residual missing": residual,
     "dropout in one layer": _behind(lambda x: mx.nd.Dropout(x, p=0.1, mode="always"), "dropout"),
     "one layer's output times 1.1": _behind(lambda x: 1.1 * x),
-    "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * x.detach()),
+    "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * x.detach(), "constant-factor"),
     "one layer's output clipped": _behind(lambda x: mx.nd.clip(x, -0.5, 0.5)),
 }

@@ -180,6 +180,6 @@ INJECTIONS: Final[Mapping[str, Injection]] = {
     "one residual missing": residual,
     "dropout in one layer": _behind(lambda x: tf.nn.dropout(x, 0.1), "dropout"),
     "one layer's output times 1.1": _behind(lambda x: 1.1 * x),
-    "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * tf.stop_gradient(x)),
+    "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * tf.stop_gradient(x), "constant-factor"),
     "one layer's output clipped": _behind(lambda x: tf.clip_by_value(x, -0.5, 0.5)),
 }

@@ -604,10 +604,12 @@ def places_zeroed(model: Any, random: np.random.Generator) -> Broken | None:
 
 def wrong_mask(model: Any, random: np.random.Generator) -> Broken | None:
     """The mask of the example before."""
-    model.register_forward_pre_hook(
-        lambda _m, given, named: (given, {**named, "attention_mask": named["attention_mask"].roll(1, 0)}),
-        with_kwargs=True,
-    )
+    inner = model.forward
+
+    def forward(input_ids: Any, attention_mask: Any, **options: Any) -> Any:
+        return inner(input_ids, attention_mask=attention_mask.roll(1, 0), **options)
+
+    model.forward = forward
     return Broken(model, ())
 
 
@@ -680,7 +682,7 @@ INJECTIONS: Final[Mapping[str, Injection]] = {
     "dropout in one layer": _behind(lambda x: nn.functional.dropout(x, 0.1, training=True), "dropout"),
     "one layer's output times 1.1": _behind(lambda x: x * 1.1),
     "one layer's output clipped": _behind(lambda x: x.clamp(-0.5, 0.5)),
-    "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * x.detach()),
+    "one layer's output half detached": _behind(lambda x: 0.5 * x + 0.5 * x.detach(), "constant-factor"),
     "one layer's output in bfloat16": _behind(lambda x: x.bfloat16().float(), "half-precision"),
     "one layer's output rolled": _behind(lambda x: x.roll(1, -1)),
     "a gradient clipped inside": clipped_backward,
