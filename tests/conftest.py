@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as in a shell's job in the background, and in all that it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.addinivalue_line("markers", "slow: takes minutes; left out unless EMBGRAD_TEST_SLOW=1 is set")
     config.addinivalue_line("markers", "framework(name): runs a model of this framework, beside what it is a test of")
 
 
@@ -133,9 +134,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests on models of a framework that is not under test."""
+    """Leave out the tests on models of a framework that is not under test, and the slow ones unless they are asked for."""
     under_test = backends_under_test()
     out = [item for item in items for mark in item.iter_markers("framework") if mark.args[0] not in under_test]
+    if os.environ.get("EMBGRAD_TEST_SLOW") != "1":
+        out += [item for item in items if item.get_closest_marker("slow") is not None]
     if out:
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=out)
