@@ -75,7 +75,7 @@ def compare(
             against.
         b: likewise.
         models: the models that a and b come from, either of them None where it is not at hand. They are run anew, in other
-            ways, to try causes inside them: other inputs, other objectives, another GELU, swapped weights. They stay as they
+            ways, to try causes inside them: other inputs, other objectives, another GELU, other weights. They stay as they
             were; while a weight is tried, theirs is another for that moment.
         tolerance: the relative L2 up to which they agree; by default what rounding explains, from the dtype and the depth of
             the models that the results remember.

@@ -13,7 +13,7 @@ from embgrad.bisecting.readings import Reader
 from embgrad.checkpoint import LAYER_MODULES
 from embgrad.points import OUTPUT, Point
 
-__all__ = ["Pair", "Side", "paired_by_order", "paired_points", "paired_weights", "uncounted"]
+__all__ = ["Pair", "Side", "leaf_of", "paired_by_order", "paired_points", "paired_weights", "uncounted"]
 
 #: In a layer of a BERT what holds query, key and value, in Hugging Face's names.
 ATTENTION: Final = "attention.self"
@@ -243,9 +243,12 @@ def paired_weights(
     """
     pairs: list[tuple[Weight, Weight]] = []
     left, others = list(a), list(b)
-    names = {one.name for one in a} == {one.name for one in b}
-    for label in (_by_checkpoint, *([_by_name if names else _by_uncounted_name] if same else [])):
-        left, others = _matched(left, others, label, pairs)
+    names = [{one.name for one in side} for side in (a, b)]
+    left, others = _matched(left, others, _by_checkpoint, pairs)
+    if same and (names[0] <= names[1] or names[1] <= names[0]):  # a side may lack some, such as a bias
+        left, others = _matched(left, others, _by_name, pairs)
+    elif same:
+        left, others = _matched(left, others, _by_uncounted_name(a, b), pairs)
     return pairs, left, others
 
 
@@ -295,14 +298,32 @@ def _by_name(weight: Weight) -> str | None:
     return weight.name
 
 
-def _by_uncounted_name(weight: Weight) -> str | None:
-    return uncounted(weight.name)
+def _by_uncounted_name(a: Sequence[Weight], b: Sequence[Weight]) -> Callable[[Weight], str | None]:
+    """Label each weight by its module's name without the count, by which of the modules of that name it is, and by its own name.
+
+    So a module that lacks a parameter, such as a bias, does not get the next module's.
+    """
+    labels: dict[int, str] = {}
+    for side in (a, b):
+        seen: dict[str, list[str]] = defaultdict(list)
+        for one in side:
+            module = re.split(r"[^./]*$", one.name)[0]
+            modules = seen[uncounted(module)]
+            if module not in modules:
+                modules.append(module)
+            labels[id(one)] = f"{uncounted(one.name)} of {modules.index(module)}"
+    return lambda weight: labels[id(weight)]
+
+
+def leaf_of(weight: Weight) -> str:
+    """Return what sort of parameter a weight is, as PyTorch calls it: "weight", "bias"."""
+    last = re.split(r"[./]", re.sub(r"(:\d+)?(#\d+)?$", "", weight.name))[-1]
+    return LEAVES.get(last, last)
 
 
 def _by_leaf(weight: Weight) -> str | None:
     """What sort of parameter it is; the order tells which of several in a stretch."""
-    last = re.split(r"[./]", re.sub(r"(:\d+)?(#\d+)?$", "", weight.name))[-1]
-    return LEAVES.get(last, last)
+    return leaf_of(weight)
 
 
 def _fits(one: Weight, other: Weight) -> bool:

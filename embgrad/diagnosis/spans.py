@@ -17,7 +17,18 @@ from embgrad.diagnosis.rerun import AS_IT_WAS, Source, Variant
 from embgrad.points import INPUT, OUTPUT
 from embgrad.registry import backend_for
 
-__all__ = ["ACTIVATIONS", "Norm", "Span", "activation_spans", "norm_spans", "recorded", "replaced"]
+__all__ = [
+    "REPLACEMENTS",
+    "Function",
+    "Norm",
+    "Span",
+    "activation_spans",
+    "function_between",
+    "norm_spans",
+    "recorded",
+    "replaced",
+    "same_values",
+]
 
 #: How far the values behind a stretch may be from the known function's, in relative L2.
 NEAR: Final = 1e-4
@@ -33,6 +44,10 @@ SMALLEST: Final = 1e-7
 
 #: How much less of the difference an epsilon must leave that is none of the usual ones.
 BETTER: Final = 0.5
+
+#: What leaves up to so many times as much, or no more than rounding in single precision, fits as well.
+FITS_AS_WELL: Final = 1.5
+ROUNDING: Final = 1e-6
 
 #: How often the stretch in which the epsilon lies is cut to two thirds.
 REFINEMENTS: Final = 40
@@ -63,6 +78,13 @@ class Span:
     before: str
     behind: str
     function: Function
+
+    @property
+    def place(self) -> str:
+        """Return where it is, for people: the path of the innermost module that computes it."""
+        keys = (self.behind, self.before)
+        own = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
+        return max(own or keys, key=lambda key: key.count(".")).partition(":")[0]
 
 
 @dataclass
@@ -157,16 +179,50 @@ def silu(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
     return x * gate, lambda gradient: gradient * (gate + x * gate * (1 - gate))
 
 
+def tanh(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """The hyperbolic tangent."""
+    value = np.tanh(x)
+    return value, lambda gradient: gradient * (1 - value**2)
+
+
+def logistic(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """1 over 1 + exp(-x)."""
+    value = 0.5 * (1 + np.tanh(0.5 * x))
+    return value, lambda gradient: gradient * value * (1 - value)
+
+
+def identity(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """x itself."""
+    return x, lambda gradient: gradient
+
+
 _erf = np.frompyfunc(math.erf, 1, 1)
 
-#: The functions that models have between two layers of a feed-forward block.
+#: The functions that models have behind a layer.
 ACTIVATIONS: Final = (
     Function("GELU by the error function", gelu_erf),
     Function("GELU by the tanh approximation", gelu_tanh),
     Function("GELU by the logistic approximation", gelu_sigmoid),
     Function("ReLU", relu),
     Function("SiLU", silu),
+    Function("tanh", tanh),
+    Function("the logistic function", logistic),
 )
+
+#: What may stand in their place.
+REPLACEMENTS: Final = (*ACTIVATIONS, Function("no activation", identity))
+
+
+def same_values(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two points hold the same values, but for rounding."""
+    return one.shape == other.shape and _near(one.astype(np.float64), other.astype(np.float64))
+
+
+def function_between(given: np.ndarray, gave: np.ndarray) -> Function | None:
+    """Return the known function by which one array comes from another; None for none."""
+    argument = given.astype(np.float64)
+    same_shape = given.shape == gave.shape
+    return next((one for one in REPLACEMENTS if same_shape and _near(gave, one.apply(argument)[0])), None)
 
 
 def activation_spans(values: Mapping[str, np.ndarray]) -> list[Span]:
@@ -205,7 +261,7 @@ def _activation(
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Norm:
     """A layer norm: what it is made of.
 
@@ -239,6 +295,11 @@ class Norm:
             return unit * self.gain + self.shift, pullback
 
         return Function(f"epsilon {epsilon:g}", apply)
+
+    def fits(self, given: np.ndarray, gave: np.ndarray, epsilon: float) -> bool:
+        """Return whether another epsilon explains these values as well, but for rounding."""
+        own, other = (_fitted(given, gave, one, self.centred)[0] for one in (self.epsilon, epsilon))
+        return other <= max(FITS_AS_WELL * own, ROUNDING)
 
 
 def norm_spans(values: Mapping[str, np.ndarray], epsilons: Sequence[float]) -> list[Norm]:

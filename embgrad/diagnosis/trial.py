@@ -10,14 +10,14 @@ import numpy as np
 
 from embgrad.diagnosis.asked import ASKED, head_shares
 from embgrad.diagnosis.case import Case
-from embgrad.diagnosis.computed import COMPUTED, Gelu, Inside, LayerNormEpsilon
+from embgrad.diagnosis.computed import COMPUTED, Activation, Inside, LayerNormEpsilon
 from embgrad.diagnosis.factors import Factor
 from embgrad.diagnosis.findings import Finding
 from embgrad.diagnosis.randomness import dropout, random_model
 from embgrad.diagnosis.rerun import Source, Variant, departure, failures_of, source_of
 from embgrad.diagnosis.search import Candidate, candidates, is_exact, known_factors
 from embgrad.diagnosis.structures import STRUCTURES, Prediction
-from embgrad.diagnosis.weighted import Beside, DifferentWeights, MisplacedWeights
+from embgrad.diagnosis.weighted import AttentionScale, Beside, DifferentWeights, MisplacedWeights
 from embgrad.registry import backend_for
 
 __all__ = ["tried"]
@@ -58,11 +58,13 @@ def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding],
     further.extend(random[:1])
     if any(finding.explained is not None and finding.explained >= MOSTLY_RANDOM for finding in random):
         return
-    for case, source, gone in zip(cases, sources, away, strict=True):
-        if source is None or gone is not None:
+    insides = [None if source is None else Inside(source) for source in sources]
+    for case, source, gone, inside, other in zip(cases, sources, away, insides, insides[::-1], strict=True):
+        if source is None or inside is None or gone is not None:
             notes.extend([] if gone is None else [gone])
             continue
-        trial = _Trial(source, [factor.cut(source.examples) for factor in known_factors(case)])
+        inside.other = other if other is not None and other.seen else None
+        trial = _Trial(source, inside, [factor.cut(source.examples) for factor in known_factors(case)])
         trial.run_all(settled=any(is_exact(one) for one in found))
         notes.extend(failures_of(source))
         count, of = len(source.batch), len(case.source.ids)
@@ -84,11 +86,11 @@ def _random(sources: Sequence[Source]) -> list[Finding]:
 class _Trial:
     """The runs of one model."""
 
-    def __init__(self, source: Source, factors: list[Factor]) -> None:
+    def __init__(self, source: Source, inside: Inside, factors: list[Factor]) -> None:
         self.found: list[Candidate] = []
         self._source = source
         self._factors = factors
-        self._inside = Inside(source)
+        self._inside = inside
         self._beside = Beside(source)
         self._runs: list[tuple[Variant, np.ndarray]] = []
 
@@ -114,6 +116,7 @@ class _Trial:
             yield self._computed
             yield self._fitted_epsilon
         if "weights" in supports:
+            yield lambda: AttentionScale().variants(self._source, self._beside, self._inside)
             yield lambda: MisplacedWeights().variants(self._source, self._beside)
 
     def run(self, variants: Iterable[Variant]) -> None:
@@ -125,6 +128,8 @@ class _Trial:
                 continue
             self._runs.append((variant, values))
             self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
+            if variant.fitted and variant.weights and any(is_exact(one) for one in self.found):
+                return  # further guesses at weights would say no more
 
     def _see(self, prediction: Prediction, case: Case) -> None:
         further = [
@@ -159,9 +164,9 @@ class _Trial:
 
     def _computed(self) -> Iterator[Variant]:
         for hypothesis in COMPUTED:
-            yield from self._guarded(hypothesis.cause, self._computed_by(hypothesis))
+            yield from self._guarded(hypothesis.causes[0], self._computed_by(hypothesis))
 
-    def _computed_by(self, hypothesis: Gelu | LayerNormEpsilon) -> Iterator[Variant]:
+    def _computed_by(self, hypothesis: Activation | LayerNormEpsilon) -> Iterator[Variant]:
         itself = hypothesis.itself(self._inside)
         values = None if itself is None else self._source.values(itself)
         # What is put in its own place must compute what was there: else the stretch is not what it looked like.
@@ -171,7 +176,9 @@ class _Trial:
     def _fitted_epsilon(self) -> Iterator[Variant]:
         """The epsilon that explains most, between the usual ones: sought from the best of these, as the effect grows with it."""
         case, hypothesis = self._source.case, LayerNormEpsilon()
-        usual = [(variant.number, values) for variant, values in self._runs if variant.causes == (hypothesis.cause,)]
+        usual = [
+            (one.number, values) for one, values in self._runs if one.causes == hypothesis.causes and one.number >= 0
+        ]
         scored = [(measure.explained, *one) for one in usual if (measure := case.measured(one[1])) is not None]
         if not scored or max(scored, key=lambda one: one[0])[0] < WORTH_FITTING:
             return

@@ -65,6 +65,39 @@ def _gelu(model: Any, _: Any) -> Any:
     return model
 
 
+def _first_gelu(model: Any, _: Any) -> Any:
+    _layers(model)[0].ffn.activation._approximate = True
+    return model
+
+
+class Rectified(nn.GELU):
+    """ReLU."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """The larger of x and 0."""
+        return F.relu(x)
+
+
+def _relu(model: Any, _: Any) -> Any:
+    if is_own(model):
+        model.act = Rectified()
+        return model
+    for cell in _layers(model):
+        cell.ffn.activation.hybrid_forward = lambda F, x: F.relu(x)
+    return model
+
+
+def _first_epsilon(model: Any, _: Any) -> Any:
+    (model.norm2 if is_own(model) else _layers(model)[0].layer_norm)._epsilon = 1e-2
+    return model
+
+
+def _half_weights(model: Any, _: Any) -> Any:
+    for parameter in model.collect_params().values():
+        parameter.set_data(parameter.data().astype("float16").astype("float32"))
+    return model
+
+
 def _epsilon(value: float) -> Callable[[Any, Any], Any]:
     def change(model: Any, _: Any) -> Any:
         for block in _every(model, nn.LayerNorm):
@@ -200,6 +233,10 @@ def _detached(model: Any, _: Any) -> Any:
 
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "gelu": _gelu,
+    "first-gelu": _first_gelu,
+    "relu": _relu,
+    "first-epsilon": _first_epsilon,
+    "half-weights": _half_weights,
     "epsilon-1e-3": _epsilon(1e-3),
     "epsilon-1e-5": _epsilon(1e-5),
     "epsilon-1e-2": _epsilon(1e-2),

@@ -33,6 +33,42 @@ def _gelu(model: Any, _: Any) -> Any:
     return model
 
 
+def _first_gelu(model: Any, _: Any) -> Any:
+    _layers(model)[0].intermediate.intermediate_act_fn = lambda x: keras.activations.gelu(x, approximate=True)
+    return model
+
+
+def _relu(model: Any, _: Any) -> Any:
+    if is_own(model):
+        return _rebuilt(model, keras.activations.relu)
+    for layer in _layers(model):
+        layer.intermediate.intermediate_act_fn = keras.activations.relu
+    return model
+
+
+def _first_epsilon(model: Any, _: Any) -> Any:
+    norm = model.get_layer("norm2") if is_own(model) else _layers(model)[0].attention.dense_output.LayerNorm
+    norm.epsilon = 1e-2
+    return model
+
+
+def _half_weights(model: Any, _: Any) -> Any:
+    for variable in model.trainable_variables:
+        variable.assign(tf.cast(tf.cast(variable, tf.float16), tf.float32))
+    return model
+
+
+def _unscaled_attention(model: Any, world: Any) -> Any:
+    for layer in _layers(model):
+        _multiplied(_projections(layer)[0], math.sqrt(world.size.hidden // world.size.heads))
+    return model
+
+
+def _multiplied(dense: Any, number: float) -> None:
+    inner = dense.call
+    dense.call = lambda inputs: inner(inputs) * number
+
+
 def _rebuilt(model: Any, activation: Callable[[Any], Any]) -> Any:
     """The functional model of other wiring over the same layers."""
     layer = model.get_layer
@@ -183,9 +219,7 @@ def _head_zeroed(model: Any, world: Any) -> Any:
 
 
 def _hot_attention(model: Any, _: Any) -> Any:
-    query = _projections(_layers(model)[1])[0]
-    inner = query.call
-    query.call = lambda inputs: inner(inputs) * 1.7
+    _multiplied(_projections(_layers(model)[1])[0], 1.7)
     return model
 
 
@@ -216,6 +250,11 @@ def _in_half(name: str) -> Callable[[Any, Any], Any]:
 
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "gelu": _gelu,
+    "first-gelu": _first_gelu,
+    "relu": _relu,
+    "first-epsilon": _first_epsilon,
+    "half-weights": _half_weights,
+    "unscaled-attention": _unscaled_attention,
     "epsilon-1e-3": _epsilon(1e-3),
     "epsilon-1e-5": _epsilon(1e-5),
     "epsilon-1e-2": _epsilon(1e-2),

@@ -51,6 +51,44 @@ def _gelu(model: Any, _: Any) -> Any:
     return model
 
 
+def _first_gelu(model: Any, _: Any) -> Any:
+    _layers(model)[0].intermediate.intermediate_act_fn = nn.GELU(approximate="tanh")
+    return model
+
+
+def _relu(model: Any, _: Any) -> Any:
+    for layer in _layers(model):
+        if hasattr(layer, "intermediate"):
+            layer.intermediate.intermediate_act_fn = nn.ReLU()
+        else:
+            layer.act = nn.ReLU()
+    return model
+
+
+def _first_epsilon(model: Any, _: Any) -> Any:
+    next(one for one in _layers(model)[0].modules() if isinstance(one, nn.LayerNorm)).eps = 1e-2
+    return model
+
+
+def _unscaled_attention(model: Any, world: Any) -> Any:
+    scale = math.sqrt(world.size.hidden // world.size.heads)
+    for layer in _layers(model):
+        _projections(layer)[0].register_forward_hook(lambda _m, _i, output: output * scale)
+    return model
+
+
+def _bias_missing(model: Any, _: Any) -> Any:
+    layer = _layers(model)[1]
+    (layer.intermediate.dense if hasattr(layer, "intermediate") else layer.up).bias = None
+    return model
+
+
+def _half_weights(model: Any, _: Any) -> Any:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()
+    return model
+
+
 def _epsilon(value: float) -> Callable[[Any, Any], Any]:
     def change(model: Any, _: Any) -> Any:
         for module in model.modules():
@@ -189,6 +227,12 @@ def _detached(model: Any, _: Any) -> Any:
 
 MODIFICATIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "gelu": _gelu,
+    "first-gelu": _first_gelu,
+    "relu": _relu,
+    "first-epsilon": _first_epsilon,
+    "half-weights": _half_weights,
+    "bias-missing": _bias_missing,
+    "unscaled-attention": _unscaled_attention,
     "epsilon-1e-3": _epsilon(1e-3),
     "epsilon-1e-5": _epsilon(1e-5),
     "epsilon-1e-2": _epsilon(1e-2),
