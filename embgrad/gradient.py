@@ -30,7 +30,7 @@ from embgrad.result import EmbeddingGradients
 from embgrad.task import Task, level_of_user
 from embgrad.validation import count_or_none, expect_flag
 
-__all__ = ["asked", "gradients", "points"]
+__all__ = ["asked", "check_options", "gradients", "points"]
 
 
 @overload
@@ -209,7 +209,7 @@ def asked(
         BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`.
     """
     names = _names(at)
-    _check_options(pads, call)
+    check_options(pads, call)
     checked = {option: checked_changes(change, option) for option, change in changes.items()}
     model = model_in(model)
     backend = backend_for(model)
@@ -261,7 +261,12 @@ def _names(at: Any) -> tuple[str, ...]:
     return names
 
 
-def _check_options(pads: str, call: Call | None) -> None:
+def check_options(pads: str, call: Call | None) -> None:
+    """Refuse options of `gradients` that are none, which takes no model to see.
+
+    Raises:
+        BatchError: one is.
+    """
     expect_callable(call)
     if not isinstance(pads, str) or pads not in ("keep", "zero"):
         raise BatchError(f"pads is {pads!r}: expected 'keep' or 'zero'.{did_you_mean(str(pads), ('keep', 'zero'))}")

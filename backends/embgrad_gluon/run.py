@@ -37,7 +37,6 @@ from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.state import as_found
 from embgrad_gluon.structure import Structure, structure
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import named_blocks
 
 __all__ = ["points", "run"]
 
@@ -287,7 +286,6 @@ def _forward(
                 returned, unused = call_model(model, known, batch, call)
             except mx.MXNetError as error:
                 if "already in a computational graph" not in str(error):
-                    watch.expect_some((type(block).__name__ for _, block in named_blocks(parts)), error)
                     raise
                 raise UnsupportedError(WRITTEN) from error
         if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's

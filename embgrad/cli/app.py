@@ -13,7 +13,7 @@ import typer
 from embgrad.cli import bisecting, comparing, demonstrating, doctor, explaining, gradients, reporting, showing
 from embgrad.cli.errors import UsageError
 from embgrad.cli.options import Command
-from embgrad.cli.running import FAILED, READER_GONE
+from embgrad.cli.running import FAILED, READER_GONE, in_own_process
 from embgrad.errors import did_you_mean
 
 __all__ = ["app", "run"]
@@ -83,7 +83,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     code: Any
     try:
         _expect_command(given)
-        app(args=given, prog_name="embgrad")
+        with in_own_process() if arguments is None else contextlib.nullcontext():
+            app(args=given, prog_name="embgrad")
         code = 0
     except SystemExit as left:
         code = left.code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from embgrad.batch import TokenBatch
@@ -16,10 +17,11 @@ from embgrad.cli.texts import given_texts, ids_from
 from embgrad.cli.tokenizing import tokenizer_from, tokenizer_of
 from embgrad.encoding import encode
 from embgrad.errors import OutputError
-from embgrad.gradient import gradients
+from embgrad.gradient import check_options, gradients
 from embgrad.objective import Objective, Sum
 from embgrad.points import WORD
 from embgrad.result import EmbeddingGradients
+from embgrad.validation import count_or_none
 
 __all__ = [
     "Inputs",
@@ -70,6 +72,8 @@ class Question:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parsed", parsed_objective(self.objective, labels_from(self.labels)))
         expect_function(self.call, "--call")
+        count_or_none(self.batch_size, "batch_size")
+        check_options(self.pads, None)
 
     @property
     def points(self) -> str | list[str]:
@@ -77,14 +81,24 @@ class Question:
         return list(self.at) if len(self.at) > 1 else self.at[0] if self.at else WORD
 
 
-def batch_from(inputs: Inputs, loaded: Sequence[Loaded], terminal: Terminal) -> TokenBatch:
-    """The batch of a command, for all of its models.
+def batch_from(
+    inputs: Inputs, models: Sequence[str], terminal: Terminal, question: Question | None = None
+) -> TokenBatch:
+    """The batch of a command, for all of its models, of which none needs to be loaded.
 
     Args:
         inputs: where the examples come from.
-        loaded: the models; the first that has a folder gives the tokenizer where none is named.
+        models: the models as they are spelled; the first that is a folder gives the tokenizer where none is named.
         terminal: is told what was left out or cut off.
+        question: what is asked of the batch, to be refused where its labels are more or fewer than the examples.
     """
+    batch = _batch(inputs, models, terminal)
+    if question is not None and question.parsed is not None:
+        question.parsed.take(slice(None), len(batch))
+    return batch
+
+
+def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBatch:
     if inputs.ids is not None:
         others = {
             "--text": inputs.text,
@@ -99,7 +113,8 @@ def batch_from(inputs: Inputs, loaded: Sequence[Loaded], terminal: Terminal) -> 
             raise UsageError(f"--ids gives the examples as ids, and {given[0]} is for texts: leave one out")
         return ids_from(inputs.ids, terminal.note)
     texts = given_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
-    batch = encode(texts, _tokenizer(inputs, loaded), max_length=inputs.max_length)
+    count_or_none(inputs.max_length, "max_length")
+    batch = encode(texts, _tokenizer(inputs, models), max_length=inputs.max_length)
     tell_cut(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
     return batch
 
@@ -166,10 +181,10 @@ def ask(
     return with_objective(wanted or question.parsed, run)
 
 
-def _tokenizer(inputs: Inputs, loaded: Sequence[Loaded]) -> Any:
+def _tokenizer(inputs: Inputs, models: Sequence[str]) -> Any:
     if inputs.tokenizer is not None:
         return tokenizer_from(inputs.tokenizer)
-    folder = next((one.folder for one in loaded if one.folder is not None), None)
+    folder = next((Path(one) for one in models if Path(one).is_dir()), None)
     if folder is None:
         raise UsageError(
             "texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"

@@ -10,6 +10,7 @@ from embgrad.cli.comparing import Models
 from embgrad.cli.errors import UsageError
 from embgrad.cli.running import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
+from embgrad.tolerance import checked_tolerance
 
 __all__ = ["bisect"]
 
@@ -46,9 +47,10 @@ def bisect(
         if len(models.wanted()) != 2:
             raise UsageError(f"--frameworks {frameworks!r}: expected two to bisect")
         question = Question(objective, labels, call=call)
-        loaded = models.load(terminal)
+        checked_tolerance(tolerance)
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
-        batch = batch_from(inputs, list(loaded.values()), terminal)
+        batch = batch_from(inputs, models.expect(), terminal, question)
+        loaded = models.load(terminal)
         first, second = (one.model for one in loaded.values())
         function = call_from(question)
 

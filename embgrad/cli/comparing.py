@@ -12,9 +12,10 @@ from embgrad.cli import options as o
 from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, call_from, tell_default
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
-from embgrad.cli.models import Loaded, frameworks_from, load_model
-from embgrad.cli.running import DIFFER, OK, execute
+from embgrad.cli.models import Loaded, expect_models, frameworks_from, load_model
+from embgrad.cli.running import DIFFER, OK, execute, own_process
 from embgrad.cli.terminal import Terminal
+from embgrad.tolerance import checked_tolerance
 from embgrad.visible import visible
 
 __all__ = ["Compared", "Models", "against_first", "compare", "compared", "expect_none_for_models"]
@@ -54,6 +55,12 @@ class Models:
                 "or --against MODEL"
             )
         return [(self.model, name) for name in names]
+
+    def expect(self, least: int = 2) -> list[str]:
+        """Each model as it is spelled, once it is known to be there, see `expect_models`."""
+        wanted = self.wanted(least)
+        expect_models(wanted, self.ignore, own_process=own_process())
+        return [spelled for spelled, _ in wanted]
 
     def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
         """Each model by the label that tells it from the others."""
@@ -175,8 +182,9 @@ def compared(
         terminal: is told what goes on.
         least: how many models there must be.
     """
+    checked_tolerance(tolerance)
+    batch = batch_from(inputs, models.expect(least), terminal, question)
     loaded = models.load(terminal, least)
-    batch = batch_from(inputs, list(loaded.values()), terminal)
     results: dict[str, Results] = {}
     used = question.parsed
     for label, one in loaded.items():

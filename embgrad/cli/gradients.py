@@ -13,9 +13,9 @@ from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, tell_
 from embgrad.cli.describing import described, named, summarised
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_place
-from embgrad.cli.models import load_model
+from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.raying import OnRay, write_on_ray
-from embgrad.cli.running import OK, execute
+from embgrad.cli.running import OK, execute, own_process
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["gradients"]
@@ -82,9 +82,11 @@ def gradients(
             return OK
         _expect_no_ray(workers, column, give, prefix)
         question = Question(objective, labels, at or (), batch_size, training, pads, check, split, call)
+        expect_models([(str(model), framework)], ignore or (), own_process=own_process())
+        batch = batch_from(inputs, [str(model)], terminal, question)
         with terminal.busy(f"loading {model} …"):
             loaded = load_model(str(model), framework, ignore or ())
-        used, results = ask(loaded, batch_from(inputs, [loaded], terminal), question, terminal)
+        used, results = ask(loaded, batch, question, terminal)
         tell_default(question, used, terminal)
         if output is not None:
             _write(results, output, terminal)

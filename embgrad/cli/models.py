@@ -13,15 +13,18 @@ from typing import Any, Final
 from embgrad.checkpoint import load_bert
 from embgrad.cli.errors import UsageError
 from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.importing import imported, is_reference
+from embgrad.cli.importing import expect_function, imported, is_reference
 from embgrad.configuration import read_config
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
 from embgrad.registry import backend_for, backend_named, list_backends
 
-__all__ = ["FRAMEWORKS", "Loaded", "frameworks_from", "load_model", "prepare_tensorflow"]
+__all__ = ["FRAMEWORKS", "Loaded", "expect_models", "frameworks_from", "load_model", "prepare_tensorflow"]
 
 #: The frameworks that a checkpoint folder can be loaded in, the first of them by default.
 FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
+
+#: What keeps transformers from importing a framework, by the framework's name.
+IMPORTED: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
 
 #: What a BERT without a head calls itself; older checkpoints do not say.
 BARE: Final = ("BertModel", "TFBertModel")
@@ -73,16 +76,48 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
         UnsupportedError: the framework cannot build this model.
         BackendError: the framework is not installed.
     """
+    _expect_model(spelled, framework, ignore)
+    path = Path(spelled)
+    return _of_folder(path, framework, ignore) if path.is_dir() else _of_code(spelled, framework)
+
+
+def expect_models(
+    wanted: Sequence[tuple[str, str | None]], ignore: Sequence[str] = (), *, own_process: bool = False
+) -> None:
+    """Check, before anything is loaded, that models are where --model says, and their frameworks installed.
+
+    Args:
+        wanted: each model as it is spelled, with its framework, see `load_model`.
+        ignore: see `load_model`.
+        own_process: whether the process runs this command alone, so that transformers may be kept from importing frameworks
+            that nobody asked for.
+
+    Raises:
+        UsageError: there is nothing of that name, or it is of another framework.
+        BackendError: the framework is not installed.
+    """
+    frameworks = {_expect_model(spelled, framework, ignore) for spelled, framework in wanted}
+    if own_process and None not in frameworks:
+        for name, variable in IMPORTED.items():
+            if name not in frameworks:
+                os.environ.setdefault(variable, "0")
+
+
+def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) -> str | None:
+    """The framework that a model will be loaded in; None where the user's own code decides."""
     path = Path(spelled)
     if path.is_dir():
-        return _of_folder(path, framework, ignore)
-    if is_reference(spelled):
-        _expect_none_ignored(ignore, spelled, "is your own code")
-        return _of_code(spelled, framework)
-    raise UsageError(
-        f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own as "
-        "path/to/file.py:name or module:name; embgrad reads what is on this machine and fetches nothing"
-    )
+        return _framework_of(path, framework, ignore)
+    if not is_reference(spelled):
+        raise UsageError(
+            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own as "
+            "path/to/file.py:name or module:name; embgrad reads what is on this machine and fetches nothing"
+        )
+    expect_function(spelled, "--model")
+    _expect_none_ignored(ignore, spelled, "is your own code")
+    if framework is not None:
+        backend_named(framework)
+    return None
 
 
 def prepare_tensorflow() -> None:
@@ -92,22 +127,31 @@ def prepare_tensorflow() -> None:
 
 
 def _of_folder(path: Path, framework: str | None, ignore: Sequence[str]) -> Loaded:
-    saved = any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
-    if saved:
+    framework = _framework_of(path, framework, ignore)
+    if _is_saved_model(path):
+        return Loaded(_saved_model(path), framework, str(path), path)
+    if framework == "tensorflow":
+        prepare_tensorflow()
+    return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
+
+
+def _is_saved_model(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt"))
+
+
+def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> str:
+    """The framework that a folder is loaded in, which is installed."""
+    if _is_saved_model(path):
         if framework not in (None, "tensorflow"):
             raise UsageError(f"{path} is a TensorFlow SavedModel: expected --framework tensorflow, not {framework}")
         _expect_none_ignored(ignore, str(path), "is a TensorFlow SavedModel")
-        backend_named("tensorflow")
-        return Loaded(_saved_model(path), "tensorflow", str(path), path)
+        return backend_named("tensorflow").name
     if not (path / "config.json").is_file():
         raise UsageError(
             f"{path} holds neither config.json nor saved_model.pb: expected a checkpoint folder in Hugging Face's format, or a "
             f"TensorFlow SavedModel; it holds {listed(sorted(one.name for one in path.iterdir()))}"
         )
-    framework = _default_framework() if framework is None else backend_named(framework).name
-    if framework == "tensorflow":
-        prepare_tensorflow()
-    return Loaded(_checkpoint(path, framework, ignore), framework, str(path), path)
+    return _default_framework() if framework is None else backend_named(framework).name
 
 
 def _expect_none_ignored(ignore: Sequence[str], name: str, what: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from embgrad.cli.asking import Inputs, tell_cut
 from embgrad.cli.errors import UsageError
 from embgrad.cli.importing import expect_function, imported
-from embgrad.cli.models import load_model
+from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.objectives import parsed_objective
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.tokenizing import tokenizer_from, tokenizer_of
@@ -76,6 +76,7 @@ def write_on_ray(
         MissingPackageError: Ray is not installed.
     """
     _expect(inputs, on)
+    expect_models([(model, framework)], ignore)
     objective = _objective(on)
     from embgrad.ray import write
 
@@ -97,6 +98,8 @@ def _expect(inputs: Inputs, on: OnRay) -> None:
         raise UsageError(f"{given[0]} does not go with --ray, which reads the rows of --file: leave one out")
     if inputs.file is None or inputs.file == "-":
         raise UsageError("--ray needs --file: expected a file of Parquet, JSON lines (.jsonl) or texts (.txt)")
+    if "://" not in inputs.file and not any(mark in inputs.file for mark in "*?[") and not Path(inputs.file).exists():
+        raise UsageError(f"--file {inputs.file!r} does not exist: expected a file or folder of rows")
     if inputs.ids and on.column:
         raise UsageError("--ids names the column of the ids, and --column that of the texts: leave one out")
     if on.objective is None and on.labels is None:

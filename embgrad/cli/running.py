@@ -9,13 +9,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
 from embgrad.cli.errors import UsageError
 from embgrad.cli.terminal import Terminal, own_stdout
 from embgrad.errors import EmbgradError
 
-__all__ = ["DIFFER", "FAILED", "OK", "execute"]
+__all__ = ["DIFFER", "FAILED", "OK", "execute", "in_own_process", "own_process"]
 
 #: The exit codes; `diff` and `cmp` have the same.
 OK: Final = 0
@@ -29,6 +30,25 @@ TO_DEVELOPERS: Final = (DeprecationWarning, PendingDeprecationWarning, FutureWar
 
 #: Says to frameworks that they are to log errors alone; what the user has set stays.
 QUIET: Final = {"TF_CPP_MIN_LOG_LEVEL": "3", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+
+
+#: The process's own arguments are run, see `own_process`.
+_own: Final = ContextVar("own", default=False)
+
+
+def own_process() -> bool:
+    """Return whether the process runs this one command, so that what is set for the whole of it harms nobody else."""
+    return _own.get()
+
+
+@contextlib.contextmanager
+def in_own_process() -> Iterator[None]:
+    """Meanwhile the process runs one command."""
+    token = _own.set(True)
+    try:
+        yield
+    finally:
+        _own.reset(token)
 
 
 def execute(work: Callable[[Terminal], int], *, as_json: bool = False, debug: bool = False) -> NoReturn:

@@ -286,3 +286,19 @@ def test_a_table_of_a_float_array_is_looked_up_by_whole_numbers() -> None:
     indices: Any = IDS.astype(np.float32)
     assert watch.see("table", indices, 10, 4) == "table#0"
     assert watch.lookups[0].indices.dtype == np.int64
+
+
+def test_a_pass_that_broke_off_before_any_lookup_of_a_model_without_embeddings() -> None:
+    batch = embgrad.TokenBatch([[1, 2]])
+    failure = RuntimeError("of the framework's")
+    message = (
+        "the model raised RuntimeError before it looked anything up, and none of its modules, 'Net', 'Linear', is an"
+    )
+    with pytest.raises(embgrad.PointNotReachedError, match=message) as caught:
+        PointWatch(batch, ("word",)).expect_some(["Net", "Linear", "Linear"], failure)
+    assert caught.value.__cause__ is failure
+    PointWatch(batch, ("word",)).expect_some(["Net", "ScaledWordEmbedding"], failure)
+    PointWatch(batch, ("word",)).expect_some(["Net", "Linear"], embgrad.BatchError("embgrad's own"))
+    watch = PointWatch(batch, ("word",))
+    watch.see("table", np.array([[1, 2]]), 3, 4)
+    watch.expect_some(["Net", "Linear"], failure)

@@ -65,9 +65,10 @@ def test_an_id_outside_a_table_that_is_taken_from(way: str) -> None:
 def test_more_positions_than_the_model_has() -> None:
     net = model(lambda net, x: (net.words(x) + net.places(nd.arange(x.shape[1])).expand_dims(0)).sum(axis=1))
     with pytest.raises(
-        embgrad.BatchError, match=r"looks up index 4 .*table 'places' has 4 rows.*longer than the model's"
-    ):
+        embgrad.BatchError, match="example 0 has 5 tokens, and the model takes 4 positions at most"
+    ) as caught:
         embgrad.gradients(net, distinct_ids(2, 5), embgrad.Sum())
+    assert "looks up index 4 (at (4,) of indices of shape (5,)), which is outside" in str(caught.value.__cause__)
 
 
 def test_indices_that_are_no_whole_numbers() -> None:
@@ -235,3 +236,45 @@ def test_left_padding_for_a_model_of_valid_lengths() -> None:
 
     with pytest.raises(embgrad.BatchError, match="example 0 is not padded on the right only"):
         embgrad.gradients(Lengths(), embgrad.TokenBatch([[0, 1]], [[0, 1]]), embgrad.Sum())
+
+
+# The first call
+
+
+def test_a_loss_of_gluons_own() -> None:
+    message = (
+        r"the objective is SoftmaxCrossEntropyLoss, a loss of the framework's own, which needs a target beside the output: "
+        r"expected embgrad\.CrossEntropy\(labels\)"
+    )
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(bag(), distinct_ids(), mx.gluon.loss.SoftmaxCrossEntropyLoss())
+
+
+def test_a_model_of_dense_layers_alone() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.Dense(2))
+    net.initialize()
+    with pytest.raises(
+        embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*lookups seen: none"
+    ):
+        embgrad.gradients(net, distinct_ids(), embgrad.Sum())
+
+
+def test_the_model_and_the_batch_swapped() -> None:
+    with pytest.raises(
+        embgrad.BatchError, match="the batch is a HybridSequential: expected token ids there, the model first"
+    ):
+        embgrad.gradients(nd.array(distinct_ids()), bag(), embgrad.Sum())
+
+
+def test_text_longer_than_the_positions_and_padding_on_the_left() -> None:
+    def forward(net: Any, ids: Any) -> Any:
+        return nd.broadcast_add(net.words(ids), net.places(nd.arange(ids.shape[1])).expand_dims(0)).sum(1)
+
+    with pytest.raises(embgrad.BatchError, match="example 0 has 6 tokens, and the model takes 4 positions at most"):
+        embgrad.gradients(model(forward), distinct_ids(1, 6), embgrad.Sum())
+    batch = {"input_ids": distinct_ids(1, 4), "attention_mask": np.array([[0, 1, 1, 1]])}
+    with pytest.warns(
+        embgrad.EmbgradWarning, match=r"padded on the left, and the model counts the padding.* \('places'\)"
+    ):
+        embgrad.gradients(model(forward), batch, embgrad.Sum())

@@ -317,3 +317,24 @@ def test_the_demo_is_a_command(command: Any) -> None:
     found = json.loads(done.out)
     assert found["agrees"] is True
     assert found["frameworks"]["torch"]["figures"]["relative_l2"] == 0
+
+
+@pytest.mark.parametrize(
+    ("framework", "others"),
+    [("torch", ["tensorflow", "keras", "tf_keras", "mxnet"]), ("tensorflow", ["torch", "mxnet"])],
+)
+def test_no_framework_is_imported_that_was_not_asked_for(framework: str, others: list[str], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=20, max_position_embeddings=8, **sizes)
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    (tmp_path / "ids.json").write_text("[[1, 2, 3]]")
+    code = (
+        "import sys\n"
+        "from embgrad.cli import main\n"
+        "code = main()\n"
+        f"print(code, [name for name in {[framework, *others]!r} if name in sys.modules], file=sys.stderr)"
+    )
+    asked = ["gradients", "-m", str(tmp_path / "bert"), "--framework", framework, "--ids", str(tmp_path / "ids.json")]
+    done = child("-c", code, *asked)
+    assert done.err.splitlines()[-1] == f"0 ['{framework}']"

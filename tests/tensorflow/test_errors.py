@@ -267,3 +267,64 @@ def test_gradients_that_a_graph_gives_to_operations(compile: bool, autograph: bo
     found = embgrad.gradients(own, IDS, embgrad.Sum(), compile=compile)
     np.testing.assert_array_equal(found.values, np.full((*IDS.shape, 2), 0.5))
     assert tf.Graph.gradient_override_map.__module__.startswith("tensorflow.")
+
+
+# The first call
+
+
+@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
+def test_a_loss_of_keras_own(keras: Any) -> None:
+    message = (
+        r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
+        "cross-entropy, or a function of the model's output alone"
+    )
+    losses = keras.losses
+    for loss in (
+        losses.SparseCategoricalCrossentropy(),
+        losses.sparse_categorical_crossentropy,
+        losses.MeanSquaredError,
+    ):
+        with pytest.raises(embgrad.ObjectiveError, match=message):
+            embgrad.gradients(functional(keras), IDS, loss)
+
+
+@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
+def test_a_model_of_dense_layers_alone(keras: Any) -> None:
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
+    with pytest.raises(
+        embgrad.PointNotReachedError, match=r"no lookup whose indices are the batch's ids.*lookups seen: none"
+    ):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+
+
+@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
+def test_the_model_and_the_batch_swapped(keras: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match="expected token ids there, the model first and the objective last"):
+        embgrad.gradients(IDS, functional(keras), embgrad.Sum())
+
+
+def test_a_data_set_of_batches() -> None:
+    batches = tf.data.Dataset.from_tensor_slices(IDS).batch(2)
+    with pytest.raises(
+        embgrad.BatchError, match=r"expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream"
+    ):
+        embgrad.gradients(Net(lambda net, ids: tf.gather(net.rows, ids)), batches, embgrad.Sum())
+
+
+@pytest.mark.parametrize("keras", KERAS.values(), ids=KERAS)
+def test_text_longer_than_the_positions_and_padding_on_the_left(keras: Any) -> None:
+    class Positional(keras.layers.Layer):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = keras.layers.Embedding(12, 4), keras.layers.Embedding(3, 4)
+
+        def call(self, input_ids: Any, attention_mask: Any = None) -> Any:
+            positions = tf.range(tf.shape(input_ids)[1])[None]
+            return tf.reduce_sum(self.words(input_ids) + self.places(positions), 1)
+
+    model = Positional()
+    with pytest.raises(embgrad.BatchError, match="example 0 has 4 tokens, and the model takes 3 positions at most"):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    batch = {"input_ids": IDS[:, :3], "attention_mask": np.array([[0, 1, 1], [1, 1, 1]])}
+    with pytest.warns(embgrad.errors.EmbgradWarning, match="padded on the left, and the model counts the padding"):
+        embgrad.gradients(model, batch, embgrad.Sum())

@@ -233,3 +233,67 @@ def test_ids_that_are_nested() -> None:
         embgrad.UnsupportedError, match=r"indices that are a NestedTensor, which NumPy cannot read .*: exp"
     ):
         embgrad.gradients(Nesting(), IDS, embgrad.Logit(1))
+
+
+# The first call
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss,
+        nn.functional.cross_entropy,
+        nn.MSELoss(),
+        embgrad.Scalar(nn.NLLLoss()),
+    ],
+)
+def test_a_loss_of_pytorchs_own(loss: Any) -> None:
+    message = (
+        r"a loss of the framework's own, which needs a target beside the output: expected embgrad\.CrossEntropy\(labels\) for a "
+        "cross-entropy, or a function of the model's output alone"
+    )
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(Net(), IDS, loss)
+
+
+def test_a_function_of_pytorchs_own_that_is_no_loss() -> None:
+    class Scores(Net):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x)[:, 0]
+
+    assert embgrad.gradients(Scores(), IDS, torch.nn.functional.softplus).shape == (*IDS.shape, 4)
+    by_hand = embgrad.gradients(
+        Net(), IDS, lambda x: nn.CrossEntropyLoss(reduction="none")(x, torch.zeros(len(x)).long())
+    )
+    assert by_hand.shape == (*IDS.shape, 4)
+
+
+def test_a_model_of_linear_layers_alone() -> None:
+    model = nn.Sequential(nn.Linear(IDS.shape[1], 4), nn.Linear(4, 3))
+    message = "before it looked anything up, and none of its modules, 'Sequential', 'Linear', is an embedding: expected a model"
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
+        embgrad.gradients(model, IDS, embgrad.Sum())
+    with pytest.raises(embgrad.PointNotReachedError, match=message):
+        embgrad.points(model, IDS)
+
+
+def test_the_model_and_the_batch_swapped() -> None:
+    for batch in (IDS, torch.tensor(IDS), {"input_ids": IDS}):
+        with pytest.raises(embgrad.BatchError, match="the batch is a Net: expected token ids there, the model first"):
+            embgrad.gradients(batch, Net(), embgrad.Sum())
+
+
+def test_a_loader_of_batches() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.tensor(IDS)))
+    with pytest.raises(
+        embgrad.BatchError, match=r"the batch is a DataLoader: expected one batch, as next\(iter\(...\)\)"
+    ):
+        embgrad.gradients(Net(), loader, embgrad.Sum())
+
+
+def test_a_model_on_the_meta_device_with_buffers() -> None:
+    model = Net()
+    model.register_buffer("positions", torch.arange(3))
+    with pytest.raises(embgrad.UnsupportedError, match="on the device 'meta', which holds no values: expected weights"):
+        embgrad.gradients(model.to("meta"), IDS, embgrad.Sum())

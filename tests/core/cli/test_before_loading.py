@@ -1,0 +1,107 @@
+"""What commands refuse before a model is loaded, and what they import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+#: What takes long to import.
+HEAVY = ("torch", "tensorflow", "mxnet", "gluonnlp", "transformers", "keras", "tf_keras", "tokenizers", "ray", "jinja2")
+COMMANDS = ("gradients", "compare", "bisect", "report", "show", "doctor", "explain", "demo")
+
+#: A model's module that leaves a file behind where it is run.
+LOADED = """
+import pathlib
+pathlib.Path("loaded").touch()
+from models import build
+"""
+
+
+def test_the_help_of_no_command_imports_a_framework() -> None:
+    code = (
+        "import json, sys\n"
+        "from embgrad.cli import main\n"
+        f"codes = [main([name, '--help']) for name in {COMMANDS!r}]\n"
+        f"print(json.dumps([codes, [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stderr) == [[0] * len(COMMANDS), []]
+
+
+WRONG = [
+    (["-f", "nowhere.txt"], "nowhere.txt: No such file or directory"),
+    (["-t", "one", "--tokenizer", "nowhere"], "--tokenizer 'nowhere' does not exist"),
+    (["--ids", "nowhere.json"], "nowhere.json: No such file or directory"),
+    (
+        ["--ids", "ids.json", "--labels", "nowhere"],
+        "--labels 'nowhere': expected whole numbers such as 0,1,1, or a file",
+    ),
+    (["--ids", "ids.json", "--labels", "0,1,1"], "labels has 3 entries: expected 2, one an example"),
+    (["--ids", "ids.json", "--objective", "Sun()"], "there is no objective 'Sun' here"),
+    (
+        ["-t", "one", "--tokenizer", "vocab.txt", "--max-length", "0"],
+        "max_length is 0: expected a whole number of at least 1",
+    ),
+    (["--ids", "ids.json", "--call", "nowhere.py:call"], "nowhere.py does not exist: expected a Python file"),
+    (["-t", "one"], "texts need a tokenizer, and the model has no folder that holds one"),
+    ([], "there is no text: give --text TEXT, --pair A B, --file FILE or --ids FILE, or pipe texts in"),
+]
+OF_GRADIENTS = [
+    (["--ids", "ids.json", "--batch-size", "0"], "batch_size is 0: expected a whole number of at least 1, or None"),
+    (["--ids", "ids.json", "--pads", "left"], "pads is 'left': expected 'keep' or 'zero'"),
+    (
+        ["--ids", "ids.json", "-o", "nowhere/g.safetensors"],
+        "--output 'nowhere/g.safetensors': there is no folder 'nowhere'",
+    ),
+    (["--ids", "ids.json", "--framework", "trch"], "there is no backend 'trch'"),
+]
+OF_TWO = [
+    (["--ids", "ids.json", "--tolerance", "-1"], "tolerance is -1.0: expected a number of at least 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (["gradients"], OF_GRADIENTS),
+        (["compare", "--against", "my.py:build"], OF_TWO),
+        (["bisect", "--against", "my.py:build"], OF_TWO),
+        (["report", "--against", "my.py:build", "-o", "page.html"], OF_TWO),
+    ],
+    ids=["gradients", "compare", "bisect", "report"],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    start: Sequence[str],
+    more: Sequence[tuple[list[str], str]],
+    command: Callable[..., SimpleNamespace],
+    place: Path,
+) -> None:
+    (place / "my.py").write_text(LOADED)
+    for wrong, message in [*WRONG, *more]:
+        done = command(*start, "-m", "my.py:build", *wrong)
+        assert done.code == 2, wrong
+        assert f"error: {message}" in " ".join(done.err.split()), wrong
+        assert not (place / "loaded").exists(), wrong
+
+
+@pytest.mark.parametrize("against", ["nowhere", "nowhere.py:build"])
+def test_the_second_model_is_looked_for_before_the_first_is_loaded(
+    against: str, command: Callable[..., SimpleNamespace], place: Path
+) -> None:
+    (place / "my.py").write_text(LOADED)
+    done = command("compare", "-m", "my.py:build", "--against", against, "--ids", "ids.json")
+    assert done.code == 2
+    assert "does not exist" in done.err
+    assert not (place / "loaded").exists()
+
+
+def test_rows_on_ray_are_looked_for_before_ray_is_started(command: Callable[..., SimpleNamespace]) -> None:
+    done = command("gradients", "-m", "models.py:build", "--ray", "-f", "no.parquet", "--labels", "l", "-o", "folder")
+    assert done.code == 2
+    assert "--file 'no.parquet' does not exist: expected a file or folder of rows" in done.err

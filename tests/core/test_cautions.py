@@ -1,0 +1,184 @@
+"""What is warned of though the numbers are right: labels without a shift, padding on the left, empty masks; on the reference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+VOCAB, DIM = 12, 4
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(VOCAB, DIM)),
+    "P": np.random.default_rng(1).normal(size=(10, DIM)),
+    "W": np.random.default_rng(2).normal(size=(DIM, VOCAB)),
+}
+IDS = np.array([[3, 5, 8, 2, 7], [2, 9, 3, 4, 1]])
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+LEFT = MASK[:, ::-1].copy()
+
+
+def language(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    """Logits over the vocabulary at each position."""
+    return lookup(model["E"], input_ids).tanh() @ model["W"]
+
+
+def model(forward: Callable[..., Any]) -> Any:
+    return ReferenceModel(forward, WEIGHTS)
+
+
+def warned(call: Callable[[], Any]) -> list[str]:
+    """What embgrad warns of, at the line of this module."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(one.filename == __file__ and one.category is embgrad.errors.EmbgradWarning for one in caught)
+    return [str(one.message) for one in caught]
+
+
+# Labels
+
+
+def of_labels(labels: np.ndarray, ids: np.ndarray = IDS, forward: Any = language, **more: Any) -> list[str]:
+    batch = {"input_ids": ids, "attention_mask": MASK, **more}
+    return warned(lambda: embgrad.gradients(model(forward), batch, embgrad.CrossEntropy(labels)))
+
+
+UNSHIFTED = (
+    "the labels are the ids themselves at all 8 positions that count, and CrossEntropy does not shift them, so that the model is "
+    "asked for the token that it is given: for a causal model shift the labels by one (labels[:, :-1] = ids[:, 1:], and -100 in "
+    "the last column), for a masked one mask the ids"
+)
+
+
+def test_labels_that_are_the_ids_are_a_warning() -> None:
+    assert of_labels(IDS) == [UNSHIFTED]
+    assert of_labels(np.where(MASK == 1, IDS, -100)) == [UNSHIFTED]
+    some = np.where(np.arange(5) > 1, IDS, -100)  # as of the answer alone
+    assert of_labels(some) == [UNSHIFTED.replace("8 positions", "4 positions")]
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    for call in (embgrad.parameter_gradients, embgrad.table_gradients):
+        assert warned(lambda call=call: call(model(language), batch, embgrad.CrossEntropy(IDS))) == [UNSHIFTED]
+
+
+def test_other_labels_are_none() -> None:
+    shifted = np.concatenate([IDS[:, 1:], np.full((2, 1), -100)], axis=1)
+    masked = np.where(np.arange(5) == 2, 11, IDS)
+    assert of_labels(shifted) == []
+    assert of_labels(np.where(masked == 11, IDS, -100), masked) == []
+    assert of_labels(IDS, masked) == []  # asked for what is masked, and for all the rest
+    assert (
+        of_labels(np.where(np.arange(10).reshape(2, 5) == 2, IDS, -100)) == []
+    )  # one position alone may be so by chance
+    assert of_labels((IDS + 1) % VOCAB) == []
+
+
+def test_labels_of_a_text_of_one_token_may_be_shifted() -> None:
+    same = np.full((2, 5), 7)
+    assert of_labels(np.concatenate([same[:, 1:], np.full((2, 1), -100)], axis=1), same) == []
+
+
+def test_labels_of_a_decoder_are_no_mistake() -> None:
+    def decoding(
+        model: Any, input_ids: np.ndarray, attention_mask: Any = None, decoder_input_ids: Any = None
+    ) -> Tensor:
+        return language(model, input_ids)
+
+    assert of_labels(IDS, forward=decoding, decoder_input_ids=IDS) == []
+
+    class Config:
+        is_encoder_decoder = True
+
+    made = model(language)
+    made.config = Config()
+    assert warned(lambda: embgrad.gradients(made, IDS, embgrad.CrossEntropy(IDS))) == []
+
+
+# Padding on the left
+
+
+def by_column(model: Any, input_ids: np.ndarray, attention_mask: Any = None, position_ids: Any = None) -> Tensor:
+    """As GPT-2."""
+    positions = np.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+    return pooled(model, lookup(model["E"], input_ids) + lookup(model["P"], positions), attention_mask)
+
+
+def by_mask(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    """As OPT."""
+    mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+    positions = (mask.cumsum(1) - 1).clip(0).astype(int)
+    return pooled(model, lookup(model["E"], input_ids) + lookup(model["P"], positions), attention_mask)
+
+
+def without(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    return pooled(model, lookup(model["E"], input_ids), attention_mask)
+
+
+def pooled(model: Any, rows: Tensor, mask: Any) -> Tensor:
+    mask = np.ones(rows.shape[:2]) if mask is None else mask
+    return (rows.tanh() * Tensor(mask[..., None].astype(float))).sum(1) @ model["W"]
+
+
+def of_padding(forward: Any, mask: Any, **more: Any) -> list[str]:
+    batch = {"input_ids": IDS, "attention_mask": mask, **more}
+    return warned(lambda: embgrad.gradients(model(forward), batch, embgrad.Sum()))
+
+
+BY_COLUMN = (
+    "the batch is padded on the left, and the model counts the padding in its positions ('P'): example 1, behind 2 of padding, "
+    "gets another result than without it. Pass position_ids beside the ids, (mask.cumsum(1) - 1).clip(0), or pad on the right"
+)
+
+
+def test_padding_on_the_left_that_is_counted_is_a_warning() -> None:
+    assert of_padding(by_column, LEFT) == [BY_COLUMN]
+    made = model(by_column)
+    batch = {"input_ids": IDS, "attention_mask": LEFT}
+    for _ in range(2):  # the second time from what is remembered of the model
+        assert warned(lambda: embgrad.gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
+    assert warned(lambda: embgrad.parameter_gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
+    assert warned(lambda: embgrad.table_gradients(made, batch, embgrad.Sum())) == [BY_COLUMN]
+    assert warned(lambda: embgrad.gradients(made, batch, embgrad.Sum(), call=lambda m, inputs: m(**inputs))) == [
+        BY_COLUMN
+    ]
+
+
+def test_the_warning_is_true() -> None:
+    padded = {"input_ids": IDS, "attention_mask": LEFT}
+    bare = {"input_ids": IDS[1:, 2:]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one, other = (embgrad.gradients(model(by_column), batch, embgrad.Sum()) for batch in (padded, bare))
+        same, again = (embgrad.gradients(model(by_mask), batch, embgrad.Sum()) for batch in (padded, bare))
+    assert np.abs(one.values[1, 2:] - other.values[0]).max() > 0.01
+    np.testing.assert_allclose(same.values[1, 2:], again.values[0], rtol=1e-12)
+
+
+def test_padding_that_is_not_counted_is_none() -> None:
+    for forward in (by_mask, without):
+        assert of_padding(forward, LEFT) == []
+    assert of_padding(by_column, MASK) == []
+    assert of_padding(by_column, np.ones_like(MASK)) == []
+    assert of_padding(by_column, LEFT, position_ids=(LEFT.cumsum(1) - 1).clip(0)) == []
+
+
+def test_a_model_that_takes_one_length_alone_is_left_in_peace() -> None:
+    def fixed(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+        assert input_ids.shape[1] == 5
+        return by_column(model, input_ids, attention_mask)
+
+    assert of_padding(fixed, LEFT) == []
+
+
+# Masks
+
+
+def test_a_mask_of_zeros_is_a_warning() -> None:
+    assert of_padding(without, np.zeros_like(MASK)) == [
+        "the mask is 0 at all 10 positions, so that all of them count as padding: expected 1 at real positions; an additive "
+        "mask, of 0 and large negative numbers, goes to the model by call=..."
+    ]

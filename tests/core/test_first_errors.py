@@ -1,0 +1,144 @@
+"""What a first call may get wrong: each an error of embgrad's own that says what to do; on the reference."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, lookup
+
+IDS = np.array([[3, 5], [2, 1]])
+SUM = embgrad.Sum()
+
+
+def model() -> ReferenceModel:
+    return ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).sum(1), {"E": np.ones((8, 2))})
+
+
+def test_the_model_and_the_batch_swapped() -> None:
+    message = (
+        "the batch is a ReferenceModel: expected token ids there, the model first and the objective last, as in embgrad"
+    )
+    for first in (IDS, {"input_ids": IDS}):
+        with pytest.raises(embgrad.BatchError, match=message):
+            embgrad.gradients(first, model(), SUM)
+    with pytest.raises(embgrad.BatchError, match="the batch is a Sum: expected token ids there, the model first"):
+        embgrad.gradients(model(), SUM, IDS)
+    with pytest.raises(embgrad.BackendError, match="a dict of inputs is the batch, which comes second"):
+        embgrad.gradients({"input_ids": IDS}, {"input_ids": IDS}, SUM)
+
+
+@pytest.mark.parametrize("more", [{}, {"input_ids": IDS}])
+def test_embeddings_in_the_batch(more: dict[str, Any]) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.gradients(model(), {**more, "inputs_embeds": np.zeros((2, 2, 2))}, SUM)
+    assert caught.value.message == (
+        "the batch holds 'inputs_embeds', and the gradient is taken where the model looks up ids: expected the ids in its place, "
+        "and the embeddings as override={'word': array}"
+    )
+    assert embgrad.gradients(model(), {"input_ids": IDS, "inputs_embeds": None}, SUM).shape == (2, 2, 2)
+
+
+def test_names_in_place_of_models_and_tokenizers() -> None:
+    with pytest.raises(
+        embgrad.BackendError, match=r"in place of a name, what from_pretrained\(...\) or embgrad.load_bert"
+    ):
+        embgrad.gradients("bert-base-uncased", IDS, SUM)
+    with pytest.raises(
+        embgrad.BatchError, match=r"in place of a name, what AutoTokenizer.from_pretrained\(...\) gives"
+    ):
+        embgrad.gradients(model(), ["a text"], SUM, tokenizer="bert-base-uncased")
+
+
+class Loader:
+    def __iter__(self) -> Any:
+        return iter([{"input_ids": IDS}])
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            [{"input_ids": IDS}] * 3,
+            r"the batch is a list of 3 dicts: expected one dict of arrays, \(example, position\)",
+        ),
+        (
+            (IDS, np.array([0, 1])),
+            "the batch is a pair of an array of two axes and one of one axis: expected the ids alone",
+        ),
+        (
+            Loader(),
+            r"the batch is a Loader: expected one batch, as next\(iter\(...\)\) gives it, or embgrad.stream for all",
+        ),
+        ((one for one in [IDS]), "the batch is a generator: expected one batch"),
+    ],
+)
+def test_what_is_no_one_batch(batch: Any, message: str) -> None:
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.gradients(model(), batch, SUM)
+
+
+def test_no_texts_for_the_tokenizer() -> None:
+    with pytest.raises(
+        embgrad.BatchError, match="the batch is an empty list: expected at least one text or pair of texts"
+    ):
+        embgrad.gradients(model(), [], SUM, tokenizer=lambda text: [1])
+
+
+# Functions as objectives
+
+
+def loss(output: Any, target: Any) -> Any:
+    return (output - target).sum(1)
+
+
+class Loss:
+    def __call__(self, prediction: Any, target: Any) -> Any:
+        return loss(prediction, target)
+
+    def of(self, prediction: Any, target: Any) -> Any:
+        return loss(prediction, target)
+
+
+class Module:
+    """As PyTorch's: its call takes anything, and `forward` says what."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, prediction: Any, target: Any) -> Any:
+        return loss(prediction, target)
+
+
+@pytest.mark.parametrize(
+    "function", [loss, Loss(), Loss().of, Module()], ids=["function", "object", "method", "module"]
+)
+@pytest.mark.parametrize("wrap", [lambda function: function, embgrad.Scalar], ids=["itself", "Scalar"])
+def test_functions_that_take_a_target(function: Any, wrap: Any) -> None:
+    message = (
+        r"takes 2 arguments, '(output|prediction)', 'target': expected a function of what the model returned alone"
+    )
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(model(), IDS, wrap(function))
+
+
+def test_classes_of_losses() -> None:
+    with pytest.raises(
+        embgrad.ObjectiveError, match="the objective is the class Loss: expected an instance, or a function"
+    ):
+        embgrad.gradients(model(), IDS, Loss)
+
+
+def test_functions_that_take_the_output_alone() -> None:
+    def scaled(output: Any, by: float = 2.0, *more: Any, **options: Any) -> Any:
+        return output.column(0)
+
+    def with_target(output: Any, target: Any) -> Any:
+        return output.column(0)
+
+    for function in (scaled, functools.partial(with_target, target=1), lambda *args: args[0].column(0)):
+        assert embgrad.gradients(model(), IDS, function).shape == (2, 2, 2)

@@ -1,0 +1,86 @@
+"""Arguments that a function does not have, or lacks: what is said of them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.keywords import INSTEAD, explained
+from embgrad.testing.reference import ReferenceModel, lookup
+
+IDS = np.array([[3, 5], [2, 1]])
+MODEL = ReferenceModel(lambda model, input_ids: lookup(model["E"], input_ids).sum(1), {"E": np.ones((8, 2))})
+FUNCTIONS = [
+    *(embgrad.gradients, embgrad.points, embgrad.table_gradients, embgrad.parameter_gradients, embgrad.padding_report),
+    *(embgrad.capture, embgrad.bisect),
+]
+
+
+@pytest.mark.parametrize("name", ["create_graph", "retain_graph"])
+def test_options_of_autograd(name: str) -> None:
+    with pytest.raises(embgrad.EmbgradError) as caught:
+        embgrad.gradients(MODEL, IDS, embgrad.Sum(), **{name: True})
+    assert caught.value.message == (
+        f"gradients takes no {name!r}: the gradients are NumPy arrays, from which no graph leads on, and the model stays as it "
+        "was; leave it out, and differentiate your own forward pass for a gradient of a gradient"
+    )
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("labels", "gradients takes no 'labels': labels go into the objective, embgrad.CrossEntropy(labels)"),
+        ("attention_mask", "what the model is given goes into the batch, {'input_ids': ids, 'attention_mask': mask}"),
+        (
+            "inputs_embeds",
+            "embeddings take the place of the looked-up ones by override={'word': array}, beside the ids",
+        ),
+        ("device", "the inputs go to the model's own device; move the model"),
+        ("batchsize", "Did you mean 'batch_size'?"),
+        ("maxlength", "Did you mean 'max_length'?"),
+        (
+            "nonsense",
+            "gradients takes no 'nonsense': expected one of 'model', 'batch', 'objective', 'at', 'tokenizer', ",
+        ),
+    ],
+)
+def test_other_options(name: str, message: str) -> None:
+    with pytest.raises(embgrad.EmbgradError) as caught:
+        embgrad.gradients(MODEL, IDS, embgrad.Sum(), **{name: 1})
+    assert message in caught.value.message
+
+
+def test_what_is_missing() -> None:
+    with pytest.raises(embgrad.EmbgradError) as caught:
+        embgrad.gradients(MODEL, IDS)  # type: ignore[call-overload]
+    assert caught.value.message == (
+        "gradients was called without its 'objective': expected gradients(model, batch, objective), such as embgrad.Sum() or "
+        "embgrad.CrossEntropy(labels)"
+    )
+    with pytest.raises(embgrad.EmbgradError, match=r"without its 'batch': expected points\(model, batch\)"):
+        embgrad.points(model=MODEL)
+    assert embgrad.gradients(MODEL, objective=embgrad.Sum(), batch=IDS).shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_functions_say_what_they_take(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    assert not any(one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL) for one in parameters.values())
+    assert not set(INSTEAD) & set(parameters)
+    with pytest.raises(embgrad.EmbgradError, match=f"{function.__name__} takes no 'nonsense': expected one of 'model"):
+        function(nonsense=1)
+
+
+def test_what_a_function_raises_itself_comes_through() -> None:
+    @explained
+    def double(number: int) -> int:
+        return number * 2
+
+    assert double(2) == 4
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        double(1, 2)  # type: ignore[call-arg]

@@ -1,0 +1,159 @@
+"""What is said of texts that are longer than a model's positions, and `max_length`, which cuts them; on the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embgrad
+from embgrad.testing.reference import ReferenceModel, Tensor, lookup
+
+MOST = 6
+WEIGHTS = {
+    "E": np.random.default_rng(0).normal(size=(30, 4)),
+    "P": np.random.default_rng(1).normal(size=(MOST, 4)),
+    "W": np.random.default_rng(2).normal(size=(4, 3)),
+}
+IDS = np.random.default_rng(3).integers(1, 30, (3, 10))
+MASK = (np.arange(10) < np.array([[5], [9], [10]])).astype(int)
+SUM = embgrad.Sum()
+TOO_LONG = (
+    "example 2 has 10 tokens, and the model takes 6 positions at most: expected max_length=6 beside the tokenizer, which cuts "
+    "texts, or ids that are cut"
+)
+
+
+def model(forward: Callable[..., Any]) -> ReferenceModel:
+    return ReferenceModel(forward, WEIGHTS)
+
+
+def by_table(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    """Looks its positions up, as GPT-2 does."""
+    rows = lookup(model["E"], input_ids) + lookup(model["P"], np.arange(input_ids.shape[1])[None])
+    return rows.tanh().mean(1) @ model["W"]
+
+
+def by_buffer(model: Any, input_ids: np.ndarray, attention_mask: Any = None) -> Tensor:
+    """Cuts a buffer of positions, as BERT does, and fails where that is too short, before it looks anything up."""
+    positions = np.broadcast_to(np.arange(MOST)[None, : input_ids.shape[1]], input_ids.shape)
+    return (lookup(model["E"], input_ids) + lookup(model["P"], positions)).tanh().mean(1) @ model["W"]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "gradients": lambda model, batch, **options: embgrad.gradients(model, batch, SUM, **options),
+    "micro-batches": lambda model, batch, **options: embgrad.gradients(model, batch, SUM, batch_size=1, **options),
+    "a module": lambda model, batch, **options: embgrad.gradients(model, batch, SUM, at="P", **options),
+    "split": lambda model, batch, **options: embgrad.gradients(model, batch, SUM, split=True, **options),
+    "points": embgrad.points,
+    "table": lambda model, batch, **options: embgrad.table_gradients(model, batch, SUM, **options),
+    "parameters": lambda model, batch, **options: embgrad.parameter_gradients(model, batch, SUM, **options),
+    "bisect": lambda model, batch, **options: embgrad.bisect(model, model, batch, SUM, **options),
+}
+
+
+@pytest.mark.parametrize("forward", [by_table, by_buffer])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_example_that_is_too_long_is_named(call: str, forward: Any) -> None:
+    with pytest.raises(embgrad.BatchError) as caught:
+        CALLS[call](model(forward), {"input_ids": IDS, "attention_mask": MASK})
+    assert caught.value.message == TOO_LONG
+    assert caught.value.__cause__ is not None
+
+
+def test_padding_that_is_too_long_is_told_from_text() -> None:
+    mask = (np.arange(10) < np.array([[5], [4], [2]])).astype(int)
+    with pytest.raises(embgrad.BatchError) as caught:
+        embgrad.gradients(model(by_table), {"input_ids": IDS, "attention_mask": mask}, SUM)
+    assert caught.value.message == (
+        "the batch has 10 positions, padding included, and the model takes 6 at most: expected padding to the longest example "
+        "alone, which has 5 tokens"
+    )
+
+
+def test_what_the_model_raises_for_other_reasons_comes_through() -> None:
+    def broken(model: Any, input_ids: np.ndarray) -> Tensor:
+        raise ZeroDivisionError("at any length")
+
+    def picky(model: Any, input_ids: np.ndarray) -> Tensor:
+        if input_ids.shape[1] % 4:
+            raise ValueError("not a multiple of 4")
+        return by_table(model, input_ids)
+
+    def one_id(model: Any, input_ids: np.ndarray) -> Tensor:
+        if (input_ids != input_ids[0, 0]).any():
+            raise ValueError("another id")
+        return lookup(model["E"], input_ids).mean(1) @ model["W"]
+
+    for forward, kind in ((broken, ZeroDivisionError), (picky, ValueError), (one_id, ValueError)):
+        with pytest.raises(kind):
+            embgrad.gradients(model(forward), IDS[:, :6], SUM)
+
+
+def test_an_id_outside_the_table_is_no_matter_of_length() -> None:
+    ids = IDS[:, :5].copy()
+    ids[1, 3] = 30
+    with pytest.raises(embgrad.BatchError, match="id 30 at example 1, position 3 is outside the table"):
+        embgrad.gradients(model(by_table), ids, SUM)
+
+
+def test_objectives_that_raise_come_through() -> None:
+    def wrong(logits: Tensor) -> Tensor:
+        raise ZeroDivisionError("of the user's")
+
+    with pytest.raises(ZeroDivisionError, match="of the user's"):
+        embgrad.gradients(model(by_table), IDS[:, :5], wrong)
+
+
+def test_a_model_of_one_position() -> None:
+    one = ReferenceModel(by_table, {**WEIGHTS, "P": WEIGHTS["P"][:1]})
+    with pytest.raises(embgrad.BatchError, match="example 0 has 2 tokens, and the model takes 1 positions at most"):
+        embgrad.gradients(one, IDS[:, :2], SUM)
+
+
+# max_length
+
+
+def tokenizer() -> Any:
+    class Pieces:
+        def tokenize(self, text: str) -> list[str]:
+            return text.split()
+
+        def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
+            return [sum(map(ord, token)) % 29 + 1 for token in tokens]
+
+    return Pieces()
+
+
+TEXTS = ["one two three four five six seven", "one two"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_texts_are_cut_wherever_a_tokenizer_is_taken(call: str) -> None:
+    with pytest.raises(embgrad.BatchError, match="example 0 has 9 tokens, and the model takes 6 positions at most"):
+        CALLS[call](model(by_table), TEXTS, tokenizer=tokenizer())
+    CALLS[call](model(by_table), TEXTS, tokenizer=tokenizer(), max_length=6)
+
+
+def test_cut_texts_give_the_gradients_of_what_is_left() -> None:
+    cut = embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=6)
+    batch = embgrad.encode(TEXTS, tokenizer(), max_length=6)
+    np.testing.assert_array_equal(cut.values, embgrad.gradients(model(by_table), batch, SUM).values)
+    assert cut.provenance["truncated"] == [3, 0]
+    report = embgrad.padding_report(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=6)
+    assert report.positions == 12
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ids_are_the_users_own_to_cut(call: str) -> None:
+    message = r"max_length=6 cuts texts, and the batch holds ids: expected ids of that length, ids\[:, :6\]"
+    with pytest.raises(embgrad.BatchError, match=message):
+        CALLS[call](model(by_table), IDS, max_length=6)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "6"])
+def test_what_is_no_length(wrong: Any) -> None:
+    with pytest.raises(embgrad.BatchError, match=r"max_length is .*: expected a whole number of at least 1, or None"):
+        embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=wrong)
