@@ -245,13 +245,12 @@ class TokenBatch:
     def inputs(self) -> Any:
         """Return the batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids.
 
-        What was not given is not there: a dict lacks the key, and gluonnlp's triple has None in the place of the types.
+        A dict lacks the keys of what was not given. gluonnlp's triple has no such place: its types are zeros then.
         """
         if self.convention == "ids":
             return self.ids
         if self.convention == "gluonnlp":
-            ids, types, lengths = self.to_gluonnlp()
-            return ids, None if self.types is None else types, lengths
+            return self.to_gluonnlp()
         dtype = np.int64 if self.convention == "huggingface" else np.int32
         inputs: dict[str, Any] = self._named(self.convention, dtype, complete=False)
         if self.mask_is_bool:

@@ -197,7 +197,8 @@ def _in_half(value: np.ndarray, dtype: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             return single.astype(np.float16).astype(np.float32)
     bits = single.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return rounded
 
 
 def _near(one: np.ndarray, other: np.ndarray) -> bool:

@@ -621,10 +621,10 @@ def test_what_was_not_given_has_no_key(convention: str) -> None:
         assert list(as_batch(given_as).inputs()) == list(given_as)
 
 
-def test_a_triple_without_types_gets_none() -> None:
+def test_a_triple_without_types_gets_zeros_as_the_format_has_a_place_for_them() -> None:
     ids, types, lengths = as_batch((IDS, None, [3, 2])).inputs()
     np.testing.assert_array_equal(ids, IDS)
-    assert types is None
+    np.testing.assert_array_equal(types, np.zeros_like(IDS))
     assert lengths.tolist() == [3, 2]
 
 
