@@ -37,8 +37,8 @@ def batch_of(given: Any, tokenizer: Any, max_length: int | None = None, model: A
         if own is not None:
             return encode(given, own, max_length=own_length(model) if max_length is None else max_length)
         return as_batch(given) if tokenizer is None else encode(given, tokenizer, max_length=max_length)
-    if isinstance(given, (list, tuple)) and not given:
-        raise BatchError("the batch is an empty list: expected at least one text or pair of texts, or ids")
+    if tokenizer is not None and isinstance(given, (list, tuple)) and not given:
+        raise BatchError("the batch is an empty list: expected at least one text or pair of texts")
     batch = as_batch(given)
     if max_length is not None:
         raise BatchError(
