@@ -30,6 +30,9 @@ __all__ = ["COMPUTED", "EPSILONS", "Inside", "LayerNormEpsilon"]
 #: The epsilons that libraries and papers have in their norms.
 EPSILONS: Final = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
+#: Below, an epsilon is hardly to be told from none.
+TINY: Final = 1e-6
+
 #: In how many places one is tried by itself.
 MOST_SINGLY: Final = 12
 
@@ -188,6 +191,9 @@ class LayerNormEpsilon:
         fitted: bool = False,
         number: float = -1.0,
     ) -> Variant:
+        # Between tiny epsilons there is hardly a difference to be named.
+        telling = {norm: one for norm, one in found.items() if one != norm.epsilon and max(one, norm.epsilon) >= TINY}
+        found = telling or found
         epsilons = {norm.span: (norm, epsilon) for norm, epsilon in found.items()}
         whose = "the layer norms' epsilon"
         if len(found) < len(inside.norms) or len(inside.norms) == 1:
@@ -201,7 +207,7 @@ class LayerNormEpsilon:
 def _about(epsilons: Iterable[float]) -> str:
     """Spell the epsilons for people; of tiny ones only an upper bound is known."""
     known = list(epsilons)
-    if max(known) < 1e-6:
+    if max(known) < TINY:
         return f"{max(known):.3g} or less" if max(known) else "about 0"
     return " and ".join(dict.fromkeys(f"{one:.3g}" for one in known))
 
