@@ -65,10 +65,23 @@ def expect_callable(call: Any, name: str = "call") -> None:
     """Refuse as the option `call` what cannot be called.
 
     Raises:
-        BatchError: it is neither None nor a function.
+        BatchError: it is neither None nor a function of two arguments.
     """
-    if call is not None and not callable(call):
+    if call is None:
+        return
+    if not callable(call):
         raise BatchError(f"{name} is {brief(call)}: expected a function, {name}(model, inputs) -> outputs")
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):  # one written in C does not say what it takes
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise BatchError(
+            f"{name} takes {signature}, and is called with the model and its inputs ({error}): expected a function, "
+            f"{name}(model, inputs) -> outputs"
+        ) from None
 
 
 class Signature(tuple[inspect.Parameter, ...]):

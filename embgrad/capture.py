@@ -341,6 +341,10 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     return _Capture(backend, model, Tap(backend, model, at, keep))
 
 
+class _NotOpenedError(EmbgradError, AttributeError):
+    """A capture was asked for what only its tap has."""
+
+
 class _Capture(AbstractContextManager[Tap]):
     """One capture, which is open from its entry to its exit, or until nobody holds it any more."""
 
@@ -348,6 +352,14 @@ class _Capture(AbstractContextManager[Tap]):
         self._state = "new"
         self._tap = tap
         self._listening = backend.capture(model, tap)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tap, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise _NotOpenedError(
+            f"embgrad.capture(...) was not opened, so that it has no {name!r}: expected `with embgrad.capture(model) as tap:` "
+            f"around the training loop, and tap.{name}"
+        )
 
     def __enter__(self) -> Tap:
         if self._state != "new":

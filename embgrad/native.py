@@ -47,8 +47,16 @@ def as_objective(given: Any) -> Objective | NativeObjective:
         return NativeObjective(given, scalar=False)
     raise ObjectiveError(
         f"the objective is {given!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
-        "model's output that gives one number an example"
+        f"model's output that gives one number an example{_instead(given)}"
     )
+
+
+def _instead(given: Any) -> str:
+    """What to give in place of labels, and of several objectives."""
+    if isinstance(given, (list, tuple)) and given and all(isinstance(one, Objective) for one in given):
+        return "; make one call for each of several"
+    is_array = hasattr(given, "shape") or isinstance(given, (list, tuple))
+    return "; labels go into one, embgrad.CrossEntropy(labels)" if is_array or isinstance(given, Mapping) else ""
 
 
 def _expect_of_outputs(function: Any) -> None:

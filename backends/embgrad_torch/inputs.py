@@ -63,7 +63,7 @@ def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple
 
     Raises:
         BatchError: the model needs an input that the batch has nothing for.
-        UnsupportedError: a sequence of parts without `call`.
+        UnsupportedError: a sequence of parts, or a module without a forward, without `call`.
     """
     found = planned(model, batch, call, device)
     return lambda: found.call(found.arguments), found.unused
@@ -86,6 +86,12 @@ def planned(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> Pl
         )
     if is_keras(model):
         return _plan_keras(model, batch, device)
+    if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
+        children = ", ".join(name for name, _ in model.named_children())
+        raise UnsupportedError(
+            f"{type(model).__name__} has no forward of its own: expected a module that can be called, such as one of its "
+            f"children ({children or 'none'}), or call=lambda model, inputs: outputs, which says how they go together"
+        )
     found = plan_call(parameters(model), batch)
     args = [to_tensors(argument, device, len(batch)) for argument in found.args]
     kwargs = to_tensors(dict(found.kwargs), device, len(batch))

@@ -142,3 +142,40 @@ def test_functions_that_take_the_output_alone() -> None:
 
     for function in (scaled, functools.partial(with_target, target=1), lambda *args: args[0].column(0)):
         assert embgrad.gradients(model(), IDS, function).shape == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.array([0, 1]), r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
+        ([0, 1], r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
+        ({"labels": [0, 1]}, r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
+        ([SUM, SUM], "; make one call for each of several"),
+        ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number an example\n"),
+    ],
+)
+def test_what_is_no_objective(given: Any, message: str) -> None:
+    with pytest.raises(embgrad.ObjectiveError, match=message):
+        embgrad.gradients(model(), IDS, given)
+
+
+@pytest.mark.parametrize("call", [lambda model: model, lambda: None, lambda model, inputs, more: None])
+def test_a_call_of_other_arguments(call: Any) -> None:
+    message = r"call takes \(.*\), and is called with the model and its inputs \(.*\): expected a function, call\(model, inputs\)"
+    with pytest.raises(embgrad.BatchError, match=message):
+        embgrad.gradients(model(), IDS, SUM, call=call)
+    assert embgrad.gradients(
+        model(), IDS, SUM, call=lambda m, i, more=None: m(i["input_ids"] if isinstance(i, dict) else i)
+    )
+
+
+def test_a_capture_that_was_not_opened() -> None:
+    captured = embgrad.capture(model())
+    for name in ("mean", "sum", "steps"):
+        message = (
+            f"was not opened, so that it has no '{name}': expected `with embgrad.capture\\(model\\) as tap:` around"
+        )
+        with pytest.raises(embgrad.EmbgradError, match=message):
+            getattr(captured, name)
+    assert not hasattr(captured, "nonsense")
+    assert not hasattr(captured, "mean")

@@ -297,3 +297,18 @@ def test_a_model_on_the_meta_device_with_buffers() -> None:
     model.register_buffer("positions", torch.arange(3))
     with pytest.raises(embgrad.UnsupportedError, match="on the device 'meta', which holds no values: expected weights"):
         embgrad.gradients(model.to("meta"), IDS, embgrad.Sum())
+
+
+def test_a_module_without_a_forward() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.head = Net(), nn.Linear(3, 2)
+
+    message = (
+        r"Wrapper has no forward of its own: expected .* such as one of its children \(model, head\), or call=lambda"
+    )
+    with pytest.raises(embgrad.UnsupportedError, match=message):
+        embgrad.gradients(Wrapper(), IDS, embgrad.Sum())
+    found = embgrad.gradients(Wrapper(), IDS, embgrad.Sum(), call=lambda w, inputs: w.head(w.model(inputs)))
+    assert found.provenance["path"] == "model.table#0"
