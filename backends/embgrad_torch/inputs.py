@@ -134,7 +134,8 @@ def _unparallel(model: Any) -> Any:
 def parameters(module: Any) -> Sequence[inspect.Parameter]:
     """The parameters of `forward`; of a wrapper that passes everything on, those of the module inside it.
 
-    A `torch.nn.Sequential` passes on one argument, to its first module. Through a wrapper that takes names alone they can be passed by name alone, and through one that takes none by their places.
+    A `torch.nn.Sequential` passes one argument on, to its first module. Through a wrapper that takes names alone they can be
+    passed by name alone, and through one that takes none by their places.
     """
     own = _own_parameters(module)
     inside = list(module.children())
