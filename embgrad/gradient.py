@@ -105,7 +105,8 @@ def gradients(
     The model stays as it was.
 
     Args:
-        model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon, or a sequence of parts of one framework, with `call`.
+        model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon; an object that holds one in its attribute `model`, such as
+            a pipeline; or a sequence of parts of one framework, with `call`.
         batch: a TokenBatch, a dict of inputs in a known convention, gluonnlp's (ids, types, valid_length), an array of
             ids of shape (example, position), or texts, with `tokenizer`.
         objective: an `embgrad.Objective`; a function that takes the model's own return value and gives a native tensor
@@ -114,10 +115,12 @@ def gradients(
             the embedding block gives; "layer.N", what the Nth repeated block gives, "layer.-1" the last. Or an attribute
             path, of a table or a module (`path:input` for what a module is given); with `#occurrence` where it is reached
             several times. See `points`. A sequence of names gives a dict, by the names as given.
-        tokenizer: makes ids of texts, see `embgrad.encode`.
+        tokenizer: makes ids of texts, see `embgrad.encode`, and names the tokens of ids. Without it texts go through the model's
+            own, which is its attribute of that name.
         max_length: the most tokens of a text, special tokens included; how many were cut off is in the provenance, under
-            `truncated`. None cuts off nothing.
-        call: calls the model, `call(model, inputs) -> outputs`; `inputs` are native tensors in the batch's convention.
+            `truncated`. None cuts off nothing with a tokenizer that is given, and where the model's own limit is with its own.
+        call: calls the model, `call(model, inputs) -> outputs`; `inputs` are native tensors in the batch's convention, under
+            the keys that were given.
         training: run the model in training mode (dropout drops, batch norm takes the batch's averages).
         pads: "keep" what the model computes at masked positions, or set it to "zero"; `pad_leak` tells in both cases.
         split: one pullback an example, for models in which examples meet: `values[i]` is then ∂L_i/∂e[i].
