@@ -106,7 +106,7 @@ class _Capture:
         self._children = {id(block): path for path, block in reversed([*named_blocks([model])]) if block is not model}
 
     def beside(self, block: Any) -> None:
-        """A block is called under `autograd.record`; where it is one of the model's, and that is not called, this is told."""
+        """Tell the listener of a block of the model that is called under `autograd.record`, outside of any call of the model."""
         if self.current is None and id(block) in self._children:
             self._listener.outside(self._children[id(block)])
 

@@ -196,7 +196,7 @@ class _Ear:
             )
 
     def _beside(self, module: Any) -> None:
-        """A module is called outside of any call of the model."""
+        """Tell the listener of a module that is called under a tape, outside of any call of the model."""
         name = self.modules.name(module) if any(tape._recording for tape in self._tapes) else None
         if name is not None:
             self._listener.outside(name[0])

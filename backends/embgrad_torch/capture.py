@@ -96,8 +96,8 @@ class _Capture:
 
     Attributes:
         heard: how often the model has been called.
-        beside: hears of the model's modules until the model itself is called.
-        called_beside: whether one of them was called.
+        beside: holds hooks on the model's modules until the model itself is called.
+        called_beside: whether one of them was called, with gradients.
     """
 
     def __init__(self, model: Any, listener: Listener, stack: contextlib.ExitStack) -> None:
@@ -122,7 +122,7 @@ class _Capture:
                 )
 
     def _called_beside(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
-        """A module of the model is called, and the model was not."""
+        """Tell the listener of a module that is called with gradients, where the model itself was not called."""
         if not torch.compiler.is_compiling() and torch.is_grad_enabled() and self._is_heard():
             self.called_beside = True
             self._listener.outside(path)

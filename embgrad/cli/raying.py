@@ -76,10 +76,11 @@ def write_on_ray(
         MissingPackageError: Ray is not installed.
     """
     _expect(inputs, on)
-    expect_models([(model, framework)], ignore)
     objective = _objective(on)
     from embgrad.ray import write
 
+    _expect_file(str(inputs.file))
+    expect_models([(model, framework)], ignore)
     tokenizer = None if inputs.tokenizer is None else _absolute(inputs.tokenizer)
     build = functools.partial(_build, _absolute(model), framework, tuple(ignore), tokenizer, inputs.ids is None)
     with _cluster(terminal.debug), terminal.busy(f"gradients of {inputs.file} on Ray …"):
@@ -98,8 +99,6 @@ def _expect(inputs: Inputs, on: OnRay) -> None:
         raise UsageError(f"{given[0]} does not go with --ray, which reads the rows of --file: leave one out")
     if inputs.file is None or inputs.file == "-":
         raise UsageError("--ray needs --file: expected a file of Parquet, JSON lines (.jsonl) or texts (.txt)")
-    if "://" not in inputs.file and not any(mark in inputs.file for mark in "*?[") and not Path(inputs.file).exists():
-        raise UsageError(f"--file {inputs.file!r} does not exist: expected a file or folder of rows")
     if inputs.ids and on.column:
         raise UsageError("--ids names the column of the ids, and --column that of the texts: leave one out")
     if on.objective is None and on.labels is None:
@@ -112,6 +111,12 @@ def _expect(inputs: Inputs, on: OnRay) -> None:
     expect_function(on.call, "--call")
     if len(on.at) > 1:
         raise UsageError("--ray gives the gradients at one point: expected one --at; run once for each")
+
+
+def _expect_file(file: str) -> None:
+    """Refuse a file that is not there, before Ray is started; what lies elsewhere, and patterns, Ray looks for itself."""
+    if "://" not in file and not any(mark in file for mark in "*?[") and not Path(file).exists():
+        raise UsageError(f"--file {file!r} does not exist: expected a file or folder of rows")
 
 
 def _tell_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:

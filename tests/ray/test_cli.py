@@ -110,6 +110,20 @@ def test_what_does_not_go_with_ray(
     assert message in capsys.readouterr().err
 
 
+def test_rows_and_models_are_looked_for_before_ray_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embgrad.cli import main
+
+    monkeypatch.setattr("embgrad.cli.raying._cluster", None)  # nothing is started
+    (tmp_path / "rows.jsonl").write_text('{"text": "one", "label": 0}')
+    asked = ["gradients", "--ray", "--labels", "label", "-o", str(tmp_path / "out")]
+    assert main([*asked, "-m", "tests.ray.models:reference", "-f", "no.parquet"]) == 2
+    assert "--file 'no.parquet' does not exist: expected a file or folder of rows" in capsys.readouterr().err
+    assert main([*asked, "-m", "nowhere", "-f", str(tmp_path / "rows.jsonl")]) == 2
+    assert "--model 'nowhere' does not exist" in capsys.readouterr().err
+
+
 def test_columns_that_are_taken_and_texts_that_are_cut(
     command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path
 ) -> None:

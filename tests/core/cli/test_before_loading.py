@@ -99,9 +99,3 @@ def test_the_second_model_is_looked_for_before_the_first_is_loaded(
     assert done.code == 2
     assert "does not exist" in done.err
     assert not (place / "loaded").exists()
-
-
-def test_rows_on_ray_are_looked_for_before_ray_is_started(command: Callable[..., SimpleNamespace]) -> None:
-    done = command("gradients", "-m", "models.py:build", "--ray", "-f", "no.parquet", "--labels", "l", "-o", "folder")
-    assert done.code == 2
-    assert "--file 'no.parquet' does not exist: expected a file or folder of rows" in done.err
