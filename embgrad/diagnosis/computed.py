@@ -33,8 +33,8 @@ EPSILONS: Final = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 #: Below, an epsilon is hardly to be told from none.
 TINY: Final = 1e-6
 
-#: In how many places one is tried by itself.
-MOST_SINGLY: Final = 12
+#: How many runs are spent on guesses in one place.
+MOST_SINGLY: Final = 60
 
 
 class Inside:
@@ -111,7 +111,7 @@ class Activation:
     causes: ClassVar[tuple[str, ...]] = ("gelu", "activation")
 
     def variants(self, source: Source, inside: Inside) -> Iterator[Variant]:
-        """Yield what the other model computes; or else each of the known activations."""
+        """Yield what the other model computes; or else each of the known activations in all places of another."""
         spans = inside.activations
         if inside.other is not None:
             theirs = {
@@ -126,7 +126,14 @@ class Activation:
             if own != function.name:
                 alike = {span: function for span in spans if span.function.name == own}
                 yield self._with(source, spans, alike, fitted=True)
-        for span, function in itertools.product(spans if 1 < len(spans) <= MOST_SINGLY else (), REPLACEMENTS):
+
+    def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
+        """Yield each of the known activations in one place, where these are few and the other model is not known."""
+        spans = inside.activations
+        few = len(spans) > 1 and len(spans) * len(REPLACEMENTS) <= MOST_SINGLY
+        if not few or (inside.other is not None and inside.other.has(spans)):
+            return
+        for span, function in itertools.product(spans, REPLACEMENTS):
             if span.function.name != function.name:
                 yield self._with(source, spans, {span: function}, fitted=True)
 
@@ -155,7 +162,7 @@ class LayerNormEpsilon:
     causes: ClassVar[tuple[str, ...]] = ("layer-norm-epsilon",)
 
     def variants(self, source: Source, inside: Inside) -> Iterator[Variant]:
-        """Yield the epsilons that the other model has; or else each of the usual ones, in all norms and in one."""
+        """Yield the epsilons that the other model has; or else each of the usual ones in all norms."""
         if inside.other is not None:
             theirs = {
                 norm: epsilon for norm in inside.norms if (epsilon := inside.other.epsilon_at(norm, inside)) is not None
@@ -168,7 +175,14 @@ class LayerNormEpsilon:
         for epsilon in EPSILONS:
             if any(norm.epsilon != epsilon for norm in inside.norms):
                 yield self.with_epsilon(source, inside, epsilon, fitted=True)
-        for norm, epsilon in itertools.product(inside.norms if 1 < len(inside.norms) <= MOST_SINGLY else (), EPSILONS):
+
+    def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
+        """Yield each of the usual epsilons in one norm, likewise."""
+        norms = inside.norms
+        few = len(norms) > 1 and len(norms) * len(EPSILONS) <= MOST_SINGLY
+        if not few or (inside.other is not None and inside.other.has(norm.span for norm in norms)):
+            return
+        for norm, epsilon in itertools.product(norms, EPSILONS):
             if norm.epsilon != epsilon:
                 yield self._with(source, inside, {norm: epsilon}, fitted=True)
 

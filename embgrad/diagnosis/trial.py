@@ -115,6 +115,7 @@ class _Trial:
         if {"modules", "add", "edit"} <= supports:
             yield self._computed
             yield self._fitted_epsilon
+            yield self._computed_singly
         if "weights" in supports:
             yield lambda: AttentionScale().variants(self._source, self._beside, self._inside)
             yield lambda: MisplacedWeights().variants(self._source, self._beside)
@@ -164,14 +165,20 @@ class _Trial:
 
     def _computed(self) -> Iterator[Variant]:
         for hypothesis in COMPUTED:
-            yield from self._guarded(hypothesis.causes[0], self._computed_by(hypothesis))
+            yield from self._guarded(hypothesis.causes[0], self._computed_by(hypothesis, hypothesis.variants))
 
-    def _computed_by(self, hypothesis: Activation | LayerNormEpsilon) -> Iterator[Variant]:
+    def _computed_singly(self) -> Iterator[Variant]:
+        for hypothesis in COMPUTED:
+            yield from self._guarded(hypothesis.causes[0], self._computed_by(hypothesis, hypothesis.singly))
+
+    def _computed_by(
+        self, hypothesis: Activation | LayerNormEpsilon, variants: Callable[[Source, Inside], Iterator[Variant]]
+    ) -> Iterator[Variant]:
         itself = hypothesis.itself(self._inside)
         values = None if itself is None else self._source.values(itself)
         # What is put in its own place must compute what was there: else the stretch is not what it looked like.
         if values is not None and self._is_source(values, tolerances=10):
-            yield from hypothesis.variants(self._source, self._inside)
+            yield from variants(self._source, self._inside)
 
     def _fitted_epsilon(self) -> Iterator[Variant]:
         """The epsilon that explains most, between the usual ones: sought from the best of these, as the effect grows with it."""
