@@ -169,7 +169,7 @@ def gradients(
         )
     parts = partial(expecting_parts, task.backend, model, tokens, call, batch_size)
     if len(tokens) > 1 and (split or len(pieces) > 1):
-        with expecting_length(task.backend, model, tokens, call), parts():
+        with expecting_length(task.backend, model, tokens, call), parts(), expecting_decoder(model, tokens, call):
             task.expect_examples_first(pieces[0], tokens)
     done, seen = [], 0
     length = expecting_length(task.backend, model, tokens, call)
