@@ -86,7 +86,7 @@ def planned(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> Pl
         )
     if is_keras(model):
         return _plan_keras(model, batch, device)
-    if type(model).forward is torch.nn.Module.forward and "forward" not in vars(model):
+    if _forward_of_class(model) is torch.nn.Module.forward and "forward" not in vars(model):
         children = ", ".join(name for name, _ in model.named_children())
         raise UnsupportedError(
             f"{type(model).__name__} has no forward of its own: expected a module that can be called, such as one of its "
@@ -145,7 +145,7 @@ def parameters(module: Any) -> Sequence[inspect.Parameter]:
     """
     own = _own_parameters(module)
     inside = list(module.children())
-    if type(module).forward is torch.nn.Sequential.forward and inside:
+    if _forward_of_class(module) is torch.nn.Sequential.forward and inside:
         named = [p for p in parameters(inside[0]) if p.kind in PLACED][:1]
         return [p.replace(kind=p.POSITIONAL_ONLY, default=p.empty) for p in named] or own
     if len(inside) != 1 or any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own):
@@ -157,6 +157,11 @@ def parameters(module: Any) -> Sequence[inspect.Parameter]:
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return further
     return [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in further]
+
+
+def _forward_of_class(module: Any) -> Any:
+    """Return the `forward` that the module's class has, as it stands there: TorchScript's cannot be read from the class."""
+    return inspect.getattr_static(type(module), "forward", None)
 
 
 def _own_parameters(module: Any) -> Sequence[inspect.Parameter]:

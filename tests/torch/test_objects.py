@@ -89,9 +89,7 @@ def test_a_tokenizer_beside_ids_names_them(bert: Any, tokenizer: PreTrainedToken
 def test_a_tokenizer_that_has_no_such_id(bert: Any, tokenizer: PreTrainedTokenizerFast) -> None:
     other = len(tokenizer)
     bert.resize_token_embeddings(other + 8)  # a table is often longer than the vocabulary
-    message = (
-        f"the tokenizer, a PreTrainedTokenizerFast, has no token for the id {other}: expected the tokenizer that made"
-    )
+    message = f"the tokenizer, a {type(tokenizer).__name__}, has no token for the id {other}: expected the tokenizer that made"
     with pytest.raises(embgrad.BatchError, match=message):
         embgrad.gradients(bert, [[2, other]], embgrad.Logit(0), tokenizer=tokenizer)
 

@@ -122,6 +122,8 @@ def _hooked_everywhere(model: Any, patched: pytest.MonkeyPatch, second: Callable
     def added(module: Any, args: Any, kwargs: Any, gave: Any) -> Any:
         return gave + second(module, kwargs["input_ids"]) if isinstance(module, BertEmbeddings) else None
 
+    # PyTorch's handle leaves its entry of this dict behind, of which torch.compile warns for ever after.
+    patched.setattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
     handle = nn.modules.module.register_module_forward_hook(added, with_kwargs=True)
     patched.setattr(model, "remove", handle.remove, raising=False)
 
