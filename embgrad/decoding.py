@@ -114,7 +114,8 @@ def _takes_decoder(model: Any) -> bool | None:
         return True
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return False
-    return True if getattr(getattr(model, "config", None), "is_encoder_decoder", False) else None
+    said = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    return said if isinstance(said, bool) else None
 
 
 def _without(batch: TokenBatch, *names: str) -> dict[str, Any]:
