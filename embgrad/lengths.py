@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from embgrad.arrays import to_numpy
 from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
 from embgrad.errors import BatchError, EmbgradError
@@ -91,20 +92,23 @@ def _most_positions(backend: Backend, model: Any, batch: TokenBatch, call: Call 
 
 
 def _of_length(one: TokenBatch, count: int) -> TokenBatch:
-    """The first positions of a batch of one example, all with the first one's id, and real."""
-    extras = {name: _cut(value, one.shape[1], count) for name, value in one.extras.items()}
+    """Return a batch of so many positions, all real, and all with what the first one has: its id, its type and further inputs.
+
+    Nothing but the number of positions differs, so that a type or a label that the model does not take is no matter of length.
+    """
+    extras = {name: _repeated(value, one.shape[1], count) for name, value in one.extras.items()}
     return one.replace(
         ids=np.full((1, count), one.ids[0, 0]),
         mask=None if one.mask is None else np.ones((1, count), np.int64),
-        types=None if one.types is None else one.types[:, :count],
+        types=None if one.types is None else np.full((1, count), one.types[0, 0]),
         tokens=None,
         words=None,
         extras=extras,
     )
 
 
-def _cut(value: Any, positions: int, count: int) -> Any:
-    return value[:, :count] if _is_cut(value, positions) else value
+def _repeated(value: Any, positions: int, count: int) -> Any:
+    return np.repeat(to_numpy(value)[:, :1], count, axis=1) if _is_cut(value, positions) else value
 
 
 def _is_cut(value: Any, positions: int) -> bool:

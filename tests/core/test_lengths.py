@@ -157,3 +157,20 @@ def test_ids_are_the_users_own_to_cut(call: str) -> None:
 def test_what_is_no_length(wrong: Any) -> None:
     with pytest.raises(embgrad.BatchError, match=r"max_length is .*: expected a whole number of at least 1, or None"):
         embgrad.gradients(model(by_table), TEXTS, SUM, tokenizer=tokenizer(), max_length=wrong)
+
+
+@pytest.mark.parametrize("given", ["types", "labels"])
+def test_an_input_that_is_wrong_further_on_is_no_matter_of_length(given: str) -> None:
+    """Fewer positions pass where they leave it out: that is not said to be the most that the model takes."""
+
+    def picky(model: Any, input_ids: np.ndarray, token_type_ids: Any = None, labels: Any = None) -> Tensor:
+        for value in (token_type_ids, labels):
+            if value is not None and (np.asarray(value) > 1).any():
+                raise ValueError("it holds a 2")
+        return lookup(model["E"], input_ids).tanh().mean(1) @ model["W"]
+
+    values = np.zeros_like(IDS)
+    values[:, 7] = 2
+    batch = {"input_ids": IDS, "token_type_ids" if given == "types" else "labels": values}
+    with pytest.raises(ValueError, match="it holds a 2"):
+        embgrad.gradients(model(picky), batch, SUM)

@@ -31,7 +31,9 @@ CLASSES = {
 
 #: The names of all errors that derive from one of these, the commands' own and those of `embgrad.ray`, which cannot be imported
 #: where Ray is not there.
-ERRORS = frozenset({*CLASSES, UsageError.__name__, "ArgumentError", "MissingPackageError", "NoColumnError"})
+ERRORS = frozenset(
+    {*CLASSES, UsageError.__name__, "ArgumentError", "MissingPackageError", "NoColumnError", "_NotOpenedError"}
+)
 
 
 @dataclass(frozen=True)
