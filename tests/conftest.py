@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "framework(name): run only where this backend is under test")
     config.addinivalue_line("markers", "slow: run only with EMBGRAD_TEST_SLOW=1, as `make test-slow` does")
+    config.addinivalue_line("markers", "sampled(count): of its cases run so many, evenly spread; the others are slow")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -148,12 +149,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of backends that are not under test, and the slow ones or the others."""
-    under_test, slow = backends_under_test(), slow_is_asked_for()
+    from tests.sampling import slow_items
+
+    under_test, slow = backends_under_test(), slow_items(items)
     out = [
         item
         for item in items
         if any(mark.args[0] not in under_test for mark in item.iter_markers("framework"))
-        or (item.get_closest_marker("slow") is not None) != slow
+        or (item in slow) != slow_is_asked_for()
     ]
     if out:
         items[:] = [item for item in items if item not in out]

@@ -9,7 +9,7 @@ import pytest
 from tests.benchmarks import measuring, shares, worker
 from tests.benchmarks.cases import MODES, PLAIN, Case, drawn_bert
 from tests.benchmarks.jobs import LANGUAGE
-from tests.sampling import sample
+from tests.sampling import slow
 
 #: torch.compile takes minutes to compile the ways by hand; what it computes is tested in tests/torch.
 SLOW = "PyTorch, compile=True"
@@ -21,11 +21,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 ASKED = [*((name, "pooled") for name in MODES if name != SLOW), *((name, "position") for name in PLAIN)]
-#: The plain modes first, which run with the ordinary tests.
-ORDERED = sorted(ASKED, key=lambda asked: asked not in [(name, "pooled") for name in PLAIN])
+#: The plain modes run with the ordinary tests.
+ORDINARY = [(name, "pooled") for name in PLAIN]
 
 
-@pytest.mark.parametrize(("mode", "objective"), sample(ORDERED, len(PLAIN)))
+@pytest.mark.parametrize(("mode", "objective"), [*ORDINARY, *(slow(one) for one in ASKED if one not in ORDINARY)])
 def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -37,7 +37,8 @@ def test_gradients_are_those_by_hand(mode: str, objective: str, checkpoint: str)
     assert found["distance"] < 2e-5
 
 
-@pytest.mark.parametrize("mode", sample(PLAIN, 1))
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("mode", PLAIN)
 def test_a_small_call_takes_all_steps(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "CALLS", 8)
     found = worker.own_share(mode, Case(checkpoint, 1, 8).describe())[0]["shares"]
@@ -45,7 +46,8 @@ def test_a_small_call_takes_all_steps(mode: str, checkpoint: str, monkeypatch: p
     assert sum(found.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("mode", sample(LANGUAGE, 1))
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("mode", LANGUAGE)
 def test_language_models(mode: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.benchmarks import language
 

@@ -281,6 +281,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, ...]]:
     return shapes
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("name", SERVED)
@@ -304,6 +305,7 @@ def test_an_activation_is_tensorflows_in_one_step(
 SLOPES = sorted({*SERVED} - {of_a_gradient_halved.__name__, factor_used_before_it_is_recorded_anew.__name__})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", SLOPES)
 def test_an_activation_is_the_slope_of_the_model(name: str) -> None:
     model = Activated(SERVED[name][0])
@@ -311,6 +313,7 @@ def test_an_activation_is_the_slope_of_the_model(name: str) -> None:
     assert_slopes(found, model.table, lambda: tf.reduce_sum(model(IDS)), step=1e-5, rel=1e-6)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_what_is_no_such_product_is_tensorflows(name: str, activations: Callable[[], int]) -> None:
     model = Activated(LEFT_ALONE[name])
@@ -321,6 +324,7 @@ def test_what_is_no_such_product_is_tensorflows(name: str, activations: Callable
     np.testing.assert_allclose(found.table().to_dense(), expected, rtol=0, atol=1e-14 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SERVED)
 def test_the_ends_of_the_range_are_tensorflows(name: str) -> None:
     """Where a factor is 0, or the other, or too large for the dtype."""

@@ -14,7 +14,6 @@ from embgrad_tensorflow import attending
 from tensorflow.python.eager import record
 
 import embgrad
-from tests.sampling import sample
 from tests.tensorflow.helpers import KERAS, assert_slopes, halved, own_of_sum, own_table_gradient, recorded_halved
 
 EXAMPLES, POSITIONS, HEADS, DIM = 3, 5, 2, 4
@@ -404,7 +403,8 @@ def test_what_is_spread_out_is_tensorflows(name: str) -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("name", [*sample(SERVED, 4), *sample(LEFT_ALONE, 2), *sample(SPREAD, 2)])
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("name", [*SERVED, *LEFT_ALONE, *SPREAD])
 def test_attention_in_a_trace_is_tensorflows_too(name: str, split: bool) -> None:
     function = {**LEFT_ALONE, **SPREAD}.get(name) or SERVED[name][0]
     model = Attending(function)

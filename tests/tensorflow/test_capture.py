@@ -62,6 +62,7 @@ def trained_without(keras: Any, optimiser: str) -> list[bytes]:
     return trained(keras, optimiser, None)[0]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("at", "optimiser"),
     [
@@ -248,6 +249,7 @@ COMPILED: dict[str, Callable[[Any, Any], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", ["a forward pass", "by xla", "fit", "fit by two"])
 def test_a_compiled_step_is_an_error(keras: Any, name: str, traced: bool) -> None:

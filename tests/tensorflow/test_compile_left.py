@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import embgrad
 from tests.leaving import KEEPS, Store, assert_draws, assert_values_left, keeping
-from tests.sampling import sample
 
 GENERATOR = np.random.default_rng(0)
 IDS = np.array([[1, 2, 3, 4], [5, 6, 7, 1]])
@@ -36,7 +35,8 @@ class Compiled(Model):
         return super().__call__(ids)
 
 
-@pytest.mark.parametrize("where", sample(KEEPS, 3))
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("where", KEEPS)
 def test_what_a_program_keeps_has_values(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     keeping(globals(), monkeypatch)
 

@@ -15,7 +15,6 @@ from embgrad_tensorflow.tracedrows import TracedRows
 from tensorflow.python.framework import ops
 
 import embgrad
-from tests.sampling import sample
 from tests.tensorflow.test_leangradients import drawn, heard, operations
 
 #: Large enough to be looked through.
@@ -324,7 +323,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("take", sample(TAKES, 4))
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("take", TAKES)
 def test_traces(take: str, split: bool, known: list[Any]) -> None:
     function, is_known = TAKES[take]
     model = Blocks(function)

@@ -73,6 +73,7 @@ def test_calls_leave_what_is_kept_and_see_what_the_user_keeps(making: str, way: 
     assert model.kept is kept
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("making", "way"), CASES)
 def test_traces_leave_what_is_kept(making: str, way: str) -> None:
     model = MAKING[making](WAYS[way])

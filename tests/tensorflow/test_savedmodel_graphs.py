@@ -37,6 +37,7 @@ ONE_HOT = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", sorted(ONE_HOT))
 @pytest.mark.parametrize("as_saved", [True, False])
 def test_a_lookup_by_one_hot_rows(form: str, as_saved: bool, tmp_path: Any) -> None:

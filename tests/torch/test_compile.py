@@ -132,6 +132,7 @@ SORTS = (
 )
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("sort", SORTS, ids=lambda sort: sort.__name__)
 def test_sorts_of_models(sort: Any, traces: list[Any]) -> None:

@@ -90,6 +90,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("write", "why"), WRITES.items(), ids=lambda one: getattr(one, "__name__", ""))
 def test_writes_that_would_be_lost(write: Any, why: str) -> None:
     model = Padding(write)

@@ -12,7 +12,6 @@ import torch
 import transformers
 
 import embgrad
-from tests.sampling import sample
 from tests.torch import kept_traces
 
 #: In float32, of which compiled code adds up in another order.
@@ -126,7 +125,8 @@ def test_compiled_backward_passes_leave_their_operands_to_the_next() -> None:
 
 
 @pytest.mark.usefixtures("one_by_one")
-@pytest.mark.parametrize("build", sample([roberta, gpt2, distilbert, llama, t5], 2), ids=lambda build: build.__name__)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("build", [roberta, gpt2, distilbert, llama, t5], ids=lambda build: build.__name__)
 def test_lengths_and_numbers_of_examples(build: Any, traces: list[Any]) -> None:
     torch.manual_seed(0)
     model = build().eval()

@@ -102,6 +102,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_tensors_anywhere_in_a_model_may_change(change: Callable[[Any], None], traces: list[Any]) -> None:
     model = Unregistered()
@@ -169,6 +170,7 @@ READS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("read", READS)
 def test_numbers_that_python_reads_out_of_attributes(read: str) -> None:
     model = Reading(READS[read])

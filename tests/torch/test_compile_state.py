@@ -87,6 +87,7 @@ def test_the_model_is_as_found() -> None:
     agree(model, IDS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("option", ["objective", "override", "add", "edit"])
 def test_functions_that_call_parts_of_the_model_find_it_as_in_a_pass(option: str, training: bool) -> None:

@@ -63,6 +63,7 @@ def test_too_many_lengths(monkeypatch: Any) -> None:
     agree(model, IDS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("at", ["word", "inner", "inner:input"])
 def test_changes_are_no_part_of_the_trace(traces: list[Any], option: str, at: str) -> None:
@@ -218,6 +219,7 @@ def test_what_a_call_of_ones_own_reads_may_change(monkeypatch: Any) -> None:
     np.testing.assert_allclose(agree(model, IDS, call=call).values, first * -9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("read", list(calls_that_change()))
 def test_what_a_call_of_ones_own_reads_of_objects_may_change(read: str) -> None:
     model, (call, change) = Net(), calls_that_change()[read]

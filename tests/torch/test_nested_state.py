@@ -12,7 +12,6 @@ from torch import nn
 
 import embgrad
 from tests.keeping import IDS, KNOT, VOCAB, WAYS, Way, assert_left_and_seen, assert_left_by_traces
-from tests.sampling import sample
 
 
 def _written(kept: dict[str, Any], value: float) -> None:
@@ -64,7 +63,8 @@ def test_calls_leave_what_is_kept_and_see_what_the_user_keeps(way: str) -> None:
     assert model.kept is kept
 
 
-@pytest.mark.parametrize("way", sample(OURS, 5))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("way", OURS)
 def test_traces_leave_what_is_kept(way: str) -> None:
     model = net(way)
     assert_left_by_traces(model, model.kept, OURS[way])
