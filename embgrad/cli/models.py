@@ -115,8 +115,8 @@ def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) ->
         )
     expect_function(spelled, "--model")
     _expect_none_ignored(ignore, spelled, "is your own code")
-    if framework is not None:
-        backend_named(framework)
+    if framework is not None and framework not in list_backends():
+        backend_named(framework)  # which says that there is none, and what is near
     return None
 
 
