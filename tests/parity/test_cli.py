@@ -100,6 +100,7 @@ def test_three_frameworks_agree(texts: Path) -> None:
     assert "1 blank line skipped" in done.err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("fault", "cause"), [("gelu-tanh", "gelu"), ("swapped", "swapped-weights")])
 def test_a_fault_is_told_with_its_cause(tmp_path: Path, texts: Path, fault: str, cause: str) -> None:
     script = tmp_path / "injected.py"

@@ -43,6 +43,7 @@ def test_it_passes_as_it_is_committed(project: Path) -> None:
     assert sum(path.stat().st_size for path in project.rglob("*.safetensors")) < 300_000
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("change", "cause"), [("gelu", "gelu"), ("layer-norm-epsilon", "epsilon")])
 def test_a_changed_model_fails_with_the_figures_and_the_cause(project: Path, change: str, cause: str) -> None:
     text = run(project, "-k", "pytorch", change=change, fails=True)

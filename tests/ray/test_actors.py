@@ -28,6 +28,7 @@ def test_actors_that_leave_no_cpu_are_warned_of(items: Items) -> None:
         embgrad.ray.gradients(dataset, models.reference, labelled, ids="ids_", actor_options={"num_cpus": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::embgrad.EmbgradWarning")
 def test_gradients_of_gradients_do_not_wait_for_each_other(items: Items) -> None:
     """Both pools of actors are there at once, and somebody has to read the rows: on two CPUs there was none left to do so."""

@@ -124,6 +124,7 @@ def test_rows_and_models_are_looked_for_before_ray_is_started(
     assert "--model 'nowhere' does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_columns_that_are_taken_and_texts_that_are_cut(
     command: Callable[..., SimpleNamespace], items: Items, tmp_path: Path
 ) -> None:

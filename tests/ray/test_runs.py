@@ -101,6 +101,7 @@ def test_parquet_to_parquet_with_an_actor_killed(
         embgrad.ray.write(out, models.reference, labelled, out, ids="ids_")
 
 
+@pytest.mark.slow
 def test_the_mean_table_from_json_lines_with_an_actor_killed(
     items: Items, observed: Callable[..., Observed], killing: Callable[[Observed], list[int]], tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_saliencies_of_texts_in_torch(items: Items) -> None:
         assert difference < CLOSE["float32"] * scale
 
 
+@pytest.mark.slow
 @pytest.mark.framework("tensorflow")
 def test_the_sum_in_keras(items: Items) -> None:
     """The net takes no mask, and its mean is over all positions."""
@@ -195,6 +197,7 @@ def test_the_sum_in_keras(items: Items) -> None:
     close(found.to_dense(), np.sum(each, axis=0), "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.framework("gluon")
 def test_tables_of_each_row_in_gluon(items: Items) -> None:
     rows = items(24)
@@ -224,6 +227,7 @@ class Scaled(embgrad.Sum):
         return {**super().describe(), "scale": self.scale}
 
 
+@pytest.mark.slow
 def test_what_was_asked_is_written_down_whatever_it_is_of(items: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "out"
     embgrad.ray.write(

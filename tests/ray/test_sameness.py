@@ -63,6 +63,7 @@ def _taken(rows: Any, objective: Any, folder: Path, **options: Any) -> None:
         embgrad.ray.gradients(rows, models.drawn, objective, **options).take_all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", [_written, _summed, _taken])
 def test_a_model_that_an_actor_draws_when_it_is_started_anew(
     make: Callable[..., None], items: Items, tmp_path: Path
@@ -74,6 +75,7 @@ def test_a_model_that_an_actor_draws_when_it_is_started_anew(
     assert not (folder / "out" / "_embgrad.json").exists()
 
 
+@pytest.mark.slow
 def test_nobody_looks_where_nothing_is_to_be_verified(items: Items, tmp_path: Path) -> None:
     rows = ray.data.from_items(items(60))
     _summed(rows, Dying(tmp_path), tmp_path, ids="ids_", batch_size=2, workers=1, verify=False)

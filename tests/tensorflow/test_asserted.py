@@ -21,6 +21,7 @@ FIRST = (
 )
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("called", [False, True], ids=["anew", "called before"])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "t5"])

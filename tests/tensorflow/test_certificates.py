@@ -25,6 +25,7 @@ def convolved(keras: Any, seed: int, activation: str, pooling: str) -> Any:
     return model
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("keras", sorted(KERAS))
 def test_right_gradients_of_models_with_kinks_pass(keras: str, dtype: str) -> None:
@@ -34,6 +35,7 @@ def test_right_gradients_of_models_with_kinks_pass(keras: str, dtype: str) -> No
         assert embgrad.gradients(model, IDS, OBJECTIVE, check=True).certificate is not None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("keras", sorted(KERAS))
 def test_right_gradients_under_mixed_precision_are_not_said_to_be_wrong(keras: str, dtype: str) -> None:

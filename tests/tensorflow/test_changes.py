@@ -270,6 +270,7 @@ class Stopped(Exception):
         super().__init__(one, other)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("option", ["override", "add", "edit"])
 @pytest.mark.parametrize("point", ["word", "layer.1", "blocks.1.bend"])
 @pytest.mark.parametrize("error", [Stopped(1, 2), KeyboardInterrupt()])

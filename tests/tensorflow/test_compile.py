@@ -20,6 +20,7 @@ LABELS = np.array([1, 0, 1])
 POLICY = "float64"
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("body", BODIES)
 def test_keras(keras: Any, body: str) -> None:
     model, table = functional(keras, *BODIES[body](keras))

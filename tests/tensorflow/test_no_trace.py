@@ -147,6 +147,7 @@ def test_no_trace_in_what_is_a_graph(kept: str, name: str, tmp_path: Any) -> Non
     assert [*tried.traces(CALLS[name]), *mistakes] == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_no_trace_under_the_users_own_settings(eagerly: bool) -> None:
     """Functions that run eagerly, an op callback, a tape that records, a policy, a device, a seed."""

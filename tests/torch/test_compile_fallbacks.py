@@ -181,6 +181,7 @@ def test_a_generator_of_the_models_own(sort: Any) -> None:
     falls_back(model, "from Python's or NumPy's generator")
 
 
+@pytest.mark.slow
 def test_draws_beside_user_code_are_no_reason_for_good(traces: list[Any]) -> None:
     """They may be those of the source of a stream."""
 

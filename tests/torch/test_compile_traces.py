@@ -92,6 +92,7 @@ def test_labels_are_no_part_of_the_trace(traces: list[Any]) -> None:
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_native_objectives(traces: list[Any]) -> None:
     class Several(Net):
         def forward(self, input_ids: Any) -> Any:
@@ -322,6 +323,7 @@ def test_objectives_may_take_entries_out_of_what_the_model_returns() -> None:
     agree(Layered(), IDS, objective)
 
 
+@pytest.mark.slow
 def test_an_objective_that_depends_on_others_each_time_runs_without_a_trace() -> None:
     model, turn = Layered(), [0]
 
