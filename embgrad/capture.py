@@ -151,7 +151,7 @@ class Tap:
             raise NoGradientError(self._why_nothing())
 
     def _why_nothing(self) -> str:
-        """Why there is no step."""
+        """Return why there is no step."""
         if self.passes:
             return (
                 f"the model was called {self.passes} time(s), and no gradient reached {self.at!r}: expected a backward pass "

@@ -13,8 +13,9 @@ from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import EmbgradWarning, level_of_user
-from embgrad.objective import IGNORED, CrossEntropy
+from embgrad.objective import CrossEntropy
 from embgrad.points import WORD, Point
+from embgrad.rows import IGNORED
 
 __all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding"]
 
@@ -50,7 +51,7 @@ def warn_of_labels(objective: Any, model: Any, batch: TokenBatch) -> None:
 
 
 def _has_a_decoder(model: Any, batch: TokenBatch) -> bool:
-    """Whether the labels may be those of a decoder, which is given the ids before them."""
+    """Return whether the labels may be a decoder's, which gets the ids before them."""
     configs = [getattr(part, "config", None) for part in as_parts(model)]
     told = any(getattr(config, "is_encoder_decoder", False) is True for config in configs)
     return told or any(name.startswith("decoder") for name in batch.extras)
@@ -108,7 +109,7 @@ def _table_by_column(backend: Backend, model: Any, one: TokenBatch, start: int, 
 
 
 def _known(model: Any) -> dict[Hashable, str | None] | None:
-    """What is remembered of a model; None where it cannot be referred to weakly."""
+    """Return the tables remembered for a model; None for a model that has no weak references."""
     first, *others = as_parts(model)
     try:
         return None if others else _by_column.setdefault(first, {})

@@ -13,6 +13,7 @@ from embgrad.arrays import whole_numbers
 from embgrad.batch import TokenBatch
 from embgrad.calling import parameters_of
 from embgrad.errors import BatchError, EmbgradError
+from embgrad.rows import IGNORED
 from embgrad.validation import as_array
 
 __all__ = ["expecting_decoder", "positions_of", "with_decoder"]
@@ -23,9 +24,6 @@ MASK: Final = "decoder_attention_mask"
 
 #: The input from which an encoder-decoder makes the decoder's ids itself, by a shift, so that they are as many.
 LABELS: Final = "labels"
-
-#: The label of a position that does not count.
-IGNORED: Final = -100
 
 
 def positions_of(shape: Sequence[int], batch: TokenBatch, output: str | None) -> TokenBatch:

@@ -20,7 +20,7 @@ from embgrad.disambiguation import expecting_parts, with_shared
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forms import batch_of
 from embgrad.keywords import explained
-from embgrad.lengths import expecting_length
+from embgrad.lengths import expecting_inputs, expecting_length
 from embgrad.native import as_objective, described
 from embgrad.objective import Scalar
 from embgrad.points import WORD, Point
@@ -240,7 +240,7 @@ def points(
     tokens = batch_of(batch, tokenizer, max_length, model)
     model = model_in(model)
     backend = backend_for(model)
-    with expecting_length(backend, model, tokens, call), expecting_decoder(model, tokens, call):
+    with expecting_inputs(backend, model, tokens, call):
         found = backend.points(model, tokens, call)
     return [point for point in found if point.listed]
 

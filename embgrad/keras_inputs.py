@@ -1,4 +1,4 @@
-"""How a Keras model takes its inputs, whatever framework it runs on: what it declares, and the batch in that structure."""
+"""Inputs of Keras models on any framework: the inputs that a model declares, and the batch in their structure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def declared(part: Any) -> Any:
 
 
 def _is_called_by_keras(part: Any) -> bool:
-    """Whether the model is a graph of layers whose class does not bring a `call` of its own."""
+    """Return whether the model is a graph of layers, and its class defines no `call`."""
     classes = type(part).__mro__
     graph = any(base.__qualname__ in ("Functional", "Sequential") for base in classes)
     definer = next(base for base in classes if "call" in vars(base))
@@ -67,7 +67,7 @@ def _is_called_by_keras(part: Any) -> bool:
 
 
 def _called_with(part: Any) -> Any:
-    """What the model was first called with, or built for: Keras 2 keeps specs, Keras 3 shapes."""
+    """Return the inputs that the model was first called with or built for: specs in Keras 2, shapes in Keras 3."""
     if hasattr(part, "save_spec"):
         spec = part.save_spec()
         return spec[0][0] if spec and spec[0] else None
@@ -109,7 +109,7 @@ def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> 
 
 
 def _is_list(declared: Any) -> bool:
-    """Whether it is several inputs, and not the shape of one."""
+    """Return whether these are several inputs, and not the shape of one."""
     return isinstance(declared, (list, tuple)) and all(
         hasattr(one, "dtype") or isinstance(one, (Mapping, list, tuple)) for one in declared
     )

@@ -12,14 +12,13 @@ import numpy as np
 from embgrad.backend import Call, ParameterValues, Point, PointValues
 from embgrad.batch import TokenBatch
 from embgrad.calling import expect_callable
-from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import told_apart
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.figures import length
 from embgrad.finite import run_finite
 from embgrad.forms import batch_of
 from embgrad.keywords import explained
-from embgrad.lengths import expecting_length
+from embgrad.lengths import expecting_inputs
 from embgrad.locating import expect_ability, expect_one_name
 from embgrad.naming import point_of
 from embgrad.native import as_objective
@@ -136,7 +135,7 @@ def table_gradients(
     task.check()
     for ability in ("tables", "parameters"):
         expect_ability(backend, ability)
-    with expecting_length(backend, model, tokens, call), expecting_decoder(model, tokens, call):
+    with expecting_inputs(backend, model, tokens, call):
         reached = backend.points(model, tokens, call)
     seen = told_apart(backend, model, tokens, call, reached)
     words = [point for point in seen if WORD in point.roles]

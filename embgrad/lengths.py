@@ -11,9 +11,10 @@ import numpy as np
 from embgrad.arrays import to_numpy
 from embgrad.backend import Backend, Call
 from embgrad.batch import TokenBatch
+from embgrad.decoding import expecting_decoder
 from embgrad.errors import BatchError, EmbgradError
 
-__all__ = ["expecting_length"]
+__all__ = ["expecting_inputs", "expecting_length"]
 
 
 @contextlib.contextmanager
@@ -40,8 +41,22 @@ def expecting_length(backend: Backend, model: Any, batch: TokenBatch, call: Call
         raise BatchError(_too_long(batch, most)) from failure
 
 
+@contextlib.contextmanager
+def expecting_inputs(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> Iterator[None]:
+    """Say of an error of a forward pass that an example is too long, or that an encoder-decoder has no decoder ids.
+
+    Args:
+        backend: as in `expecting_length`; so are `model`, `batch` and `call`.
+
+    Raises:
+        BatchError: either is so.
+    """
+    with expecting_length(backend, model, batch, call), expecting_decoder(model, batch, call):
+        yield
+
+
 def _may_be_of_length(failure: EmbgradError, batch: TokenBatch) -> bool:
-    """Whether an index that the model made itself may lie outside of its table: not where positions are given beside the ids."""
+    """Return whether the error may be of an index that the model made: not where the batch gives positions beside the ids."""
     return isinstance(failure, BatchError) and not any(
         _is_cut(value, batch.shape[1]) for value in batch.extras.values()
     )
@@ -112,6 +127,6 @@ def _repeated(value: Any, positions: int, count: int) -> Any:
 
 
 def _is_cut(value: Any, positions: int) -> bool:
-    """Whether an input has an entry a position."""
+    """Return whether an input has an entry for each position."""
     shape = tuple(getattr(value, "shape", ()))
     return len(shape) > 1 and shape[1] == positions

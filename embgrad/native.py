@@ -52,7 +52,7 @@ def as_objective(given: Any) -> Objective | NativeObjective:
 
 
 def _instead(given: Any) -> str:
-    """What to give in place of labels, and of several objectives."""
+    """Return what a message advises in place of labels, and of several objectives."""
     if isinstance(given, (list, tuple)) and given and all(isinstance(one, Objective) for one in given):
         return "; make one call for each of several"
     is_array = hasattr(given, "shape") or isinstance(given, (list, tuple))

@@ -16,6 +16,7 @@ from embgrad.decoding import positions_of
 from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.probabilities import are_probabilities, refuse_probabilities
 from embgrad.rows import (
+    IGNORED,
     Rows,
     chosen_entries,
     entries,
@@ -27,9 +28,6 @@ from embgrad.rows import (
 )
 
 __all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar", "Sum"]
-
-#: The label that a per-position cross-entropy leaves out, as in every framework's own.
-IGNORED = -100
 
 
 class Objective(ABC):

@@ -11,11 +11,10 @@ import numpy as np
 from embgrad.backend import Call
 from embgrad.calling import as_parts, expect_callable
 from embgrad.checkpoint import WeightTarget, canonical_names
-from embgrad.decoding import expecting_decoder
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.forms import batch_of
 from embgrad.keywords import explained
-from embgrad.lengths import expecting_length
+from embgrad.lengths import expecting_inputs
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.registry import backend_for, model_in
@@ -105,7 +104,7 @@ def parameter_gradients(
     expect_ability(backend, "parameters")
     spelled = canonical_names(backend, model) if names == "canonical" else None
     respond = task.respond(tokens)
-    with expecting_length(backend, model, tokens, call), expecting_decoder(model, tokens, call):
+    with expecting_inputs(backend, model, tokens, call):
         run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
     found = run.parameters or {}
     unreached = [name for name, one in found.items() if one.gradient is None]

@@ -104,7 +104,7 @@ def backend_named(name: str) -> Backend:
 
 
 def is_model(given: Any) -> bool:
-    """Return whether a backend owns it. Imports no framework."""
+    """Return whether a backend owns the object. Imports no framework."""
     return any(_owns(backend, given) for backend in _discovered().backends.values())
 
 
@@ -140,11 +140,7 @@ def backend_for(model: Any) -> Backend:
 def model_in(given: Any) -> Any:
     """Return the model that a pipeline, say, holds in its attribute `model`; the object itself where it is a model."""
     held = None if isinstance(given, (type, list, tuple)) else getattr(given, "model", None)
-    if held is None:
-        return given
-    backends = _discovered().backends.values()
-    is_model = any(_owns(backend, given) for backend in backends)
-    return held if not is_model and any(_owns(backend, held) for backend in backends) else given
+    return given if held is None or is_model(given) or not is_model(held) else held
 
 
 def _owns(backend: Backend, part: Any) -> bool:
@@ -276,7 +272,7 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
 
 
 def _instead(given: Any) -> str:
-    """What to give in place of what only stands for a model."""
+    """Return what a message advises in place of a name or a dict."""
     if isinstance(given, str):
         return "; in place of a name, what from_pretrained(...) or embgrad.load_bert(folder) gives"
     if isinstance(given, Mapping):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, brief
 
 __all__ = [
+    "IGNORED",
     "Rows",
     "chosen_entries",
     "entries",
@@ -21,6 +22,9 @@ __all__ = [
     "resolve_positions",
     "whole",
 ]
+
+#: The label that a per-position cross-entropy leaves out, as in every framework's own.
+IGNORED: Final = -100
 
 
 @dataclass(frozen=True)

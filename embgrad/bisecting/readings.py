@@ -12,11 +12,10 @@ import numpy as np
 from embgrad.arrangement import Arrangement, of_lookup, of_module
 from embgrad.backend import Backend, Call, PointValues, Request, Weight
 from embgrad.batch import TokenBatch
-from embgrad.decoding import expecting_decoder
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
 from embgrad.finite import run_finite
-from embgrad.lengths import expecting_length
+from embgrad.lengths import expecting_inputs
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
 from embgrad.points import WORD, Point
@@ -77,7 +76,7 @@ class Reader:
         self.backend: Backend = backend_for(model)
         self._task = Task(self.backend, model, as_objective(objective), (), call)
         self._task.check()
-        with expecting_length(self.backend, model, batch, call), expecting_decoder(model, batch, call):
+        with expecting_inputs(self.backend, model, batch, call):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._places: dict[str, Arrangement] = {}

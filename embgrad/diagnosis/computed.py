@@ -38,7 +38,7 @@ MOST_SINGLY: Final = 60
 
 
 class Inside:
-    """What a model computes inside, found by one forward pass.
+    """The values, activations and norms inside a model, found by one forward pass.
 
     Args:
         source: the model with its batch.

@@ -1,4 +1,4 @@
-"""How the weights of two models differ: what is said of them is checked against both models' values."""
+"""Differences between the weights of two models, each checked against both models' values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIFFERENT: Final = "different-weight"
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """What the other model has in the place of a weight.
+    """The other model's value of a weight that differs, and why.
 
     Attributes:
         given: its value, laid as the model has it.

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from embgrad.diagnosis.case import Case, objective_of
-from embgrad.objective import IGNORED
 from embgrad.result import EmbeddingGradients
+from embgrad.rows import IGNORED
 
 __all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]
 

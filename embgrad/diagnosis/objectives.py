@@ -9,8 +9,8 @@ import numpy as np
 
 from embgrad.batch import TokenBatch
 from embgrad.diagnosis.rerun import Source, Variant
-from embgrad.objective import IGNORED, CrossEntropy, Logit, Objective, Sum
-from embgrad.rows import Rows
+from embgrad.objective import CrossEntropy, Logit, Objective, Sum
+from embgrad.rows import IGNORED, Rows
 
 __all__ = ["OtherObjective", "Seen"]
 

@@ -194,13 +194,14 @@ def tables(found: Sequence[Outcome]) -> str:
     return text.strip() + "\n"
 
 
-def page_with(text: str, page: str) -> str:
-    """The page with the tables between its markers."""
-    before, begun, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
+def page_with(text: str, page: str, markers: tuple[str, str] = (BEGIN, END)) -> str:
+    """Return the page with the tables between its markers."""
+    begin, end = markers
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
     if not begun or not ended:
-        raise ValueError(f"the page lacks a marker: expected {BEGIN!r} and then {END!r}")
-    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
+        raise ValueError(f"the page lacks a marker: expected {begin!r} and then {end!r}")
+    return f"{before}{begin}\n\n{text}\n{end}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

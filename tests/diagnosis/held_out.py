@@ -26,6 +26,7 @@ os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import embgrad
+from tests.diagnosis.confusion import page_with
 from tests.diagnosis.held_out_list import Net
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "diagnosis.md"
@@ -183,15 +184,6 @@ def tables(found: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_with(text: str, page: str) -> str:
-    """The page with the tables between its markers."""
-    before, begun, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not begun or not ended:
-        raise ValueError(f"the page lacks a marker: expected {BEGIN!r} and then {END!r}")
-    return f"{before}{BEGIN}\n\n{text}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all, print the tables, and with --write put them into the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -202,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = tables(outcomes(options.frameworks.split(","), options.only, told=True))
     print(text)
     if options.write:
-        PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(page_with(text, PAGE.read_text(encoding="utf-8"), (BEGIN, END)), encoding="utf-8")
     return 0
 
 

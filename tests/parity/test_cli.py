@@ -325,7 +325,8 @@ def test_the_demo_is_a_command(command: Any) -> None:
     [("torch", ["tensorflow", "keras", "tf_keras", "mxnet"]), ("tensorflow", ["torch", "mxnet"])],
 )
 def test_no_framework_is_imported_that_was_not_asked_for(framework: str, others: list[str], tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.BertConfig(vocab_size=20, max_position_embeddings=8, **sizes)
     transformers.BertModel(config).save_pretrained(tmp_path / "bert")
