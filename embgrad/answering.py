@@ -15,7 +15,7 @@ from embgrad.outputs import choose_output, name_outputs
 from embgrad.points import Lookup
 from embgrad.watching import PointWatch
 
-__all__ = ["Answer", "Cotangents", "Tensors", "answer", "native_answer", "values_at"]
+__all__ = ["Answer", "Cotangents", "Tensors", "answer", "answered", "native_answer", "values_at"]
 
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
 Cotangents = Sequence[tuple[Any, np.ndarray]]
@@ -63,6 +63,28 @@ class Answer:
 
     sets: tuple[Cotangents, ...]
     objective: np.ndarray | None = None
+
+
+def answered(
+    returned: Any, batch: TokenBatch, request: Request, tensors: Tensors, positional: Sequence[str] = ()
+) -> Answer:
+    """Return the cotangents that the request's objective gives for a model's return value, in NumPy or natively.
+
+    Args:
+        returned: the model's return value.
+        batch: the batch that the model ran on.
+        request: has the objective.
+        tensors: reads the framework's tensors.
+        positional: the names of the entries of a returned sequence, where the backend knows them.
+
+    Raises:
+        OutputError: an output is missing or has no gradient.
+        ObjectiveError: a native objective did not return one number an example, or one for the batch.
+    """
+    if isinstance(request.respond, NativeObjective):
+        value = request.respond.function(returned)
+        return native_answer(value, request.respond, batch, tensors, several=request.several)
+    return answer(returned, request, tensors, positional)
 
 
 def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequence[str] = ()) -> Answer:

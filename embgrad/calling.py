@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from embgrad.batch import CONVENTIONS, TokenBatch
-from embgrad.errors import BatchError, brief, listed
+from embgrad.errors import BatchError, UnsupportedError, brief, listed
 
-__all__ = ["CallPlan", "as_parts", "expect_callable", "parameters_of", "plan_call", "plan_mapping"]
+__all__ = ["CallPlan", "as_parts", "expect_callable", "expect_single", "parameters_of", "plan_call", "plan_mapping"]
 
 #: The names by which models call each part of a batch, over the conventions of all frameworks. A mask is 1 at
 #: real positions under each of these; names that mean the reverse somewhere (`key_padding_mask`) are left out.
@@ -59,6 +59,16 @@ class CallPlan:
 def as_parts(model: Any) -> tuple[Any, ...]:
     """The parts of a model: those of a list or tuple, or the model alone."""
     return tuple(model) if isinstance(model, (list, tuple)) else (model,)
+
+
+def expect_single(model: Any) -> None:
+    """Refuse a sequence of parts where no `call` is given.
+
+    Raises:
+        UnsupportedError: the model is a list or tuple.
+    """
+    if isinstance(model, (list, tuple)):
+        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
 
 
 def expect_callable(call: Any, name: str = "call") -> None:

@@ -50,13 +50,10 @@ class Frozen:
 
 
 class Memory(dict[str, list[float]]):
-    """A container of the user's own, which counts who writes to it."""
-
-    written = 0
+    """A container of the user's own, which writes in its own way."""
 
     def __setitem__(self, key: str, value: list[float]) -> None:
-        self.written += 1
-        super().__setitem__(key, value)
+        super().__setitem__(key, list(value))
 
 
 class Recent(collections.namedtuple("Recent", "first last")):
@@ -144,7 +141,7 @@ WAYS: dict[str, Way] = {
         lambda kept, value: object.__setattr__(kept, "count", kept.count + value),
         lambda kept: kept.count,
     ),
-    "a dict of the user's class": (Memory, _remembered, lambda kept: sum(map(sum, kept.values())) + kept.written),
+    "a dict of the user's class": (Memory, _remembered, lambda kept: sum(map(sum, kept.values()))),
     "deep in an object": (
         lambda: [Cache()],
         lambda kept, value: kept[0].inner["maps"].append(value),

@@ -11,15 +11,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.answering import Answer, answer, native_answer, values_at
+from embgrad.answering import answered, values_at
 from embgrad.arrays import owned
-from embgrad.backend import Call, Listener, NativeObjective, ParameterValues, Point, Request, Run, TableRest, Weight
+from embgrad.backend import Call, Listener, ParameterValues, Point, Request, Run, TableRest, Weight
+from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.point_changes import PointChanges
 from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts, parameters_of, plan_call
-from embgrad.errors import UnsupportedError
+from embgrad.calling import as_parts, expect_single, parameters_of, plan_call
 from embgrad.locks import model_lock
 from embgrad.points import UNNAMED_TABLE
-from embgrad.structures import first, with_first
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
 from embgrad.watching import PointWatch
 
@@ -53,7 +53,10 @@ class _Observer:
         self.kept: dict[str, tuple[Tensor, Tensor]] = {}
         self.before: dict[str, list[np.ndarray]] = {}
         self.tables: dict[str, Tensor] = {}
-        self._request = request
+        self._changes = PointChanges(
+            request, _to_numpy, lambda array, like: Tensor(np.asarray(array, like.value.dtype))
+        )
+        self._calls = ModuleCalls(watch, _is_tensor, self._tap)
         self.listening = listening
         self._outer = outer
         self._prefixes = {id(part): prefix for prefix, part in _numbered(parts)}
@@ -76,35 +79,21 @@ class _Observer:
     def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *given: Any) -> Any:
         """The same, with the arguments one by one."""
         path = self._prefixes.get(id(model), "") + path
-        taken = first(given, _is_tensor)
-        key = self.watch.enter(path, function.__name__, taken, () if taken is None else taken.shape)
-        try:
-            if key is not None:
-                given = with_first(given, _is_tensor, self._tap(key, taken))
-            inside = function if self._outer is None else partial(self._outer.at_call, model, path, function)
-            returned = inside(*given)
-        except BaseException:
-            self.watch.broke()
-            raise
-        gave = first(returned, _is_tensor)
-        key = self.watch.leave(gave, () if gave is None else gave.shape)
-        return returned if key is None else with_first(returned, _is_tensor, self._tap(key, gave))
+        proceed = function if self._outer is None else partial(self._outer.at_call, model, path, function)
+        return self._calls.around(proceed, path, function.__name__, given, {})
 
     def _tap(self, key: str, tensor: Tensor) -> Tensor:
         """What goes on in place of the tensor: overridden, added to, its gradient edited."""
-        if key in self._request.override:
-            tensor = Tensor(self._request.override[key](tensor.value.copy()).astype(tensor.value.dtype))
-        if key in self._request.add:
-            tensor = tensor + Tensor(self._request.add[key](tensor.value.copy()).astype(tensor.value.dtype))
-        mark = Tensor(tensor.value, [(tensor, lambda g: g)])
+        value = self._changes.value(key, tensor)
+        mark = Tensor(value.value, [(value, lambda g: g)])
         self.kept[key] = (mark, mark)
-        if key not in self._request.edit:
+        if not self._changes.edits(key):
             return mark
-        edit, came = self._request.edit[key], self.before.setdefault(key, [])
 
         def back(g: np.ndarray) -> np.ndarray:
-            came.append(g.copy())
-            return np.asarray(edit(g.copy()), g.dtype)
+            gradient = self._changes.gradient(key, Tensor(g)).value
+            self.before.setdefault(key, []).append(self._changes.before[key])
+            return gradient
 
         return Tensor(mark.value, [(mark, back)])
 
@@ -153,11 +142,11 @@ class ReferenceBackend:
         with _running(model, request.training):
             returned, observer, unused = _forward(model, batch, request.reached, request, request.call)
             chosen = observer.watch.resolve()
-            answered = _answer(returned, batch, request)
+            answer = answered(returned, batch, request, ReferenceTensors())
             keys = list(dict.fromkeys(chosen[name] for name in request.points))
             leaves = [observer.kept[key][0] for key in keys]
             wanted = [*leaves, *(parameters.values() if request.parameters or request.tables else ())]
-            pulled = [pull_back(cotangents, wanted) for cotangents in answered.sets]
+            pulled = [pull_back(cotangents, wanted) for cotangents in answer.sets]
         below = dict(zip(parameters, (pulled or [[]])[0][len(leaves) :], strict=False))
         found = values_at(
             {name: chosen[name] for name in request.points},
@@ -175,7 +164,7 @@ class ReferenceBackend:
             found,
             str(dtype),
             unused,
-            answered.objective,
+            answer.objective,
             {name: ParameterValues(one.shape, below[name], str(one.value.dtype)) for name, one in parameters.items()}
             if request.parameters
             else None,
@@ -315,10 +304,7 @@ def _forward(
     with _observed(observer):
         if call is not None:
             return call(model, batch.inputs()), observer, ()
-        if isinstance(model, (list, tuple)):
-            raise UnsupportedError(
-                "the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how"
-            )
+        expect_single(model)
         plan = plan_call(parameters_of(model.forward)[1:], batch)
         return model(*plan.args, **plan.kwargs), observer, plan.unused
 
@@ -352,16 +338,13 @@ class ReferenceTensors:
         return Tensor(tensor.value[examples, positions], [(tensor, back)])
 
 
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    return np.array(tensor.value)
+
+
 def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
-
-
-def _answer(returned: Any, batch: TokenBatch, request: Request) -> Answer:
-    if isinstance(request.respond, NativeObjective):
-        value = request.respond.function(returned)
-        return native_answer(value, request.respond, batch, ReferenceTensors(), several=request.several)
-    return answer(returned, request, ReferenceTensors())

@@ -12,8 +12,9 @@ import numpy as np
 from flax import nnx
 
 from embgrad.backend import Request
+from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
-from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
 from embgrad_jax.graph import is_floating, modules_of, to_numpy
 
@@ -32,8 +33,7 @@ class Observer:
         watch: as given.
         activations: by key the values at the points that are kept hold of.
         dtypes: by key their dtypes.
-        gradients: by key the gradients that the pullback under way has brought; a key without one is missing.
-        before: by key, where a gradient was edited, what it was before.
+        gradients: by key the gradients that the current pullback has reached; a key that it does not reach is missing.
     """
 
     def __init__(self, watch: PointWatch, request: Request, seed: jax.Array) -> None:
@@ -41,9 +41,19 @@ class Observer:
         self.activations: dict[str, np.ndarray] = {}
         self.dtypes: dict[str, str] = {}
         self.gradients: dict[str, np.ndarray] = {}
-        self.before: dict[str, np.ndarray] = {}
         self._request = request
         self._seed = seed
+        self._changes = PointChanges(request, to_numpy, lambda array, like: jnp.asarray(array, like.dtype))
+        self._calls = ModuleCalls(watch, is_floating, self._tap)
+
+    def start_pullback(self) -> None:
+        """Forget the gradients of the pullback before."""
+        self.gradients, self._changes.before = {}, {}
+
+    @property
+    def before(self) -> dict[str, np.ndarray]:
+        """By key the gradients that an edit replaced."""
+        return self._changes.before
 
     def at_lookup(self, path: str, table: nnx.Embed, indices: Any, compute: Callable[[], jax.Array]) -> jax.Array:
         """The rows that go on: cut off the table where they are kept hold of, so that nothing below is differentiated."""
@@ -57,26 +67,12 @@ class Observer:
 
     def at_module(self, path: str, module: nnx.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a module gives."""
-        taken = first((args, kwargs), is_floating)
-        key = self.watch.enter(path, type(module).__name__, taken, () if taken is None else taken.shape)
-        try:
-            if key is not None:
-                args, kwargs = with_first((args, kwargs), is_floating, self._tap(key, taken))
-            returned = call(*args, **kwargs)
-        except BaseException:
-            self.watch.broke()
-            raise
-        gave = first(returned, is_floating)
-        key = self.watch.leave(gave, () if gave is None else gave.shape)
-        return returned if key is None else with_first(returned, is_floating, self._tap(key, gave))
+        return self._calls.around(call, path, type(module).__name__, args, kwargs)
 
     def _tap(self, key: str, value: jax.Array) -> jax.Array:
-        """What goes on in place of the value: overridden, added to, its gradient heard of and edited."""
+        """Return what goes on in place of the value: overridden, added to, with its gradient read and edited."""
         _expect_values(jax.lax.stop_gradient(value), f"the point {key!r}")
-        if key in self._request.override:
-            value = jnp.asarray(self._request.override[key](to_numpy(value)), value.dtype)
-        if key in self._request.add:
-            value = value + jnp.asarray(self._request.add[key](to_numpy(value)), value.dtype)
+        value = self._changes.value(key, value)
         self.activations[key], self.dtypes[key] = to_numpy(value), str(value.dtype)
         return self.heard(key, value)
 
@@ -95,9 +91,7 @@ class Observer:
             return value, None
 
         def back(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-            if key in self._request.edit:
-                self.before[key] = to_numpy(gradient)
-                gradient = jnp.asarray(self._request.edit[key](to_numpy(gradient)), gradient.dtype)
+            gradient = self._changes.gradient(key, gradient)
             self.gradients[key] = to_numpy(gradient)
             return gradient, jnp.zeros_like(self._seed)
 

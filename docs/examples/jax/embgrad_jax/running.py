@@ -11,11 +11,11 @@ import numpy as np
 from flax import nnx
 from flax.errors import TraceContextError
 
-from embgrad.answering import answer, native_answer, values_at
-from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run, TableRest
+from embgrad.answering import answered, values_at
+from embgrad.backend import Call, ParameterValues, Point, Request, Run, TableRest
 from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts, parameters_of, plan_call
-from embgrad.errors import BatchError, PointNotReachedError, UnsupportedError
+from embgrad.calling import as_parts, expect_single, parameters_of, plan_call
+from embgrad.errors import BatchError, PointNotReachedError
 from embgrad.locks import model_lock
 from embgrad.points import Lookup
 from embgrad.watching import PointWatch
@@ -116,14 +116,9 @@ class _Pass:
 
     def _answered(self, returned: Any) -> Sequence[jax.Array]:
         """The objective's answer, still in the forward pass: JAX differentiates also what is done to the outputs there."""
-        respond = self._request.respond
-        if isinstance(respond, NativeObjective):
-            value = respond.function(returned)
-            answered = native_answer(value, respond, self._batch, JaxTensors(), several=self._request.several)
-        else:
-            answered = answer(returned, self._request, JaxTensors())
-        self.objective = answered.objective
-        pairs = [[(id(tensor), tensor, cotangent) for tensor, cotangent in one] for one in answered.sets]
+        answer = answered(returned, self._batch, self._request, JaxTensors())
+        self.objective = answer.objective
+        pairs = [[(id(tensor), tensor, cotangent) for tensor, cotangent in one] for one in answer.sets]
         outputs = {number: tensor for one in pairs for number, tensor, _ in one}
         self.cotangents = [
             [
@@ -136,7 +131,7 @@ class _Pass:
 
     def pull_back(self, cotangents: Sequence[jax.Array]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """The gradients at the points and variables that one reaches, and what those were before that were edited."""
-        self.observer.gradients, self.observer.before = {}, {}
+        self.observer.start_pullback()
         self._pull(cotangents)
         return self.observer.gradients, self.observer.before
 
@@ -168,8 +163,7 @@ def _called(copied: Any, model: Any, batch: TokenBatch, call: Call | None) -> tu
     """What the copy returns, and what of the batch it could not take."""
     if call is not None:
         return call(copied, jax.tree.map(_native, batch.inputs())), ()  # a dict, or the ids alone
-    if isinstance(model, (list, tuple)):
-        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+    expect_single(model)
     plan = plan_call(parameters_of(model.__call__, NOT_THE_BATCHS), batch)
     args, kwargs = jax.tree.map(_native, (plan.args, dict(plan.kwargs)))
     return copied(*args, **kwargs), plan.unused

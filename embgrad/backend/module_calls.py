@@ -1,0 +1,85 @@
+"""Records the module calls of one forward pass, and replaces tensors at the points that lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from embgrad.structures import first, with_first
+from embgrad.watching import PointWatch
+
+__all__ = ["ModuleCalls"]
+
+
+class ModuleCalls:
+    """The module calls of one forward pass.
+
+    A framework that lets its calls be wrapped uses `around`. One whose hooks run before and after a call uses `enter` and
+    `leave`, and `fail` for a call that raised.
+
+    Args:
+        watch: records the pass.
+        is_floating: returns whether a value is a tensor at which a gradient can be taken.
+        replace: takes the key of a point and its tensor, and returns the tensor that goes on.
+    """
+
+    def __init__(
+        self, watch: PointWatch, is_floating: Callable[[object], bool], replace: Callable[[str, Any], Any]
+    ) -> None:
+        self.watch = watch
+        self._is_floating = is_floating
+        self._replace = replace
+
+    def is_recorded(self, path: str) -> bool:
+        """Return whether the calls of the module at this path are recorded; a call that is only counted is counted here."""
+        if self.watch.everything or path in self.watch.modules:
+            return True
+        if path in self.watch.counted:
+            self.watch.count(path)
+        return False
+
+    def around(
+        self, proceed: Callable[..., Any], path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()
+    ) -> Any:
+        """Call `proceed` with the arguments, and return what goes on in place of its result.
+
+        Args:
+            proceed: makes the module's call.
+            path: the module's attribute path.
+            kind: the name of its class.
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+            also: further paths of the module.
+        """
+        if not self.is_recorded(path):
+            return proceed(*args, **kwargs)
+        args, kwargs = self.enter(path, kind, args, kwargs, also)
+        try:
+            returned = proceed(*args, **kwargs)
+        except BaseException:
+            self.fail()
+            raise
+        return self.leave(returned)
+
+    def enter(self, path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> tuple[Any, Any]:
+        """Record that a call begins, and return the arguments with which it goes on."""
+        given = first((args, kwargs), self._is_floating)
+        key = self.watch.enter(path, kind, given, () if given is None else given.shape, also)
+        if key is None:
+            return args, kwargs
+        try:
+            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace(key, given))
+        except BaseException:
+            self.fail()
+            raise
+        return changed
+
+    def leave(self, returned: Any) -> Any:
+        """Record that the innermost call ends, and return what goes on in place of its result."""
+        tensor = first(returned, self._is_floating)
+        key = self.watch.leave(tensor, () if tensor is None else tensor.shape)
+        return returned if key is None else with_first(returned, self._is_floating, self._replace(key, tensor))
+
+    def fail(self) -> None:
+        """Record that the innermost call raised."""
+        self.watch.broke()

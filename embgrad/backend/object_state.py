@@ -1,0 +1,205 @@
+"""Keeps the attributes of a model's modules, and the containers and small arrays in them, and restores them after a pass."""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+__all__ = ["ObjectState", "contains"]
+
+#: The containers that a forward pass may fill, each before those that it is derived from.
+CONTAINERS: Final = (list, set, collections.deque, collections.OrderedDict, dict)
+
+#: The types of most attributes, in which nothing can be changed.
+ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, type})
+
+#: The most entries of a container, or of all containers of one model, that are kept. More are data, to which no pass writes.
+MOST_ENTRIES: Final = 1 << 14
+
+#: The most numbers of an array that is kept. A larger one is a table.
+LARGEST_ARRAY: Final = 1 << 16
+
+#: The most numbers of all arrays that are kept, which are copied at each call.
+MOST_NUMBERS: Final = 1 << 20
+
+_ABSENT: Final = object()
+
+
+class ObjectState:
+    """The attributes of a model's modules as they are now.
+
+    Attributes that hold containers (lists, dicts, sets, queues, tuples and those in them) are restored with what these hold;
+    NumPy arrays in them with their numbers. Objects of other classes are restored as references: what is inside of them is not
+    looked at.
+
+    Args:
+        attributes: the `__dict__`s of the modules.
+        skip: the names of attributes that the framework itself takes care of.
+        is_part: returns whether a value is a module or parameter. One that appears during the pass stays, because a model may
+            build itself in its first call, and so does the container that it was put into.
+        unwrap: returns the container inside of a framework's wrapper of one.
+
+    Attributes:
+        values: everything found that is neither a container nor a NumPy array, for the framework's own tensors.
+    """
+
+    def __init__(
+        self,
+        attributes: Iterable[dict[str, Any]],
+        skip: Set[str] = frozenset(),
+        is_part: Callable[[Any], bool] = lambda value: False,
+        unwrap: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        self.values: list[Any] = []
+        self._skip = skip
+        self._is_part = is_part
+        self._unwrap = unwrap
+        self._attributes = [(own, own.copy()) for own in attributes]
+        self._empty: list[Any] = []
+        self._filled: list[tuple[Any, _Content]] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._find()
+
+    def restore(self) -> None:
+        """Restore all, without calling code of the user's classes; unchanged containers are not written to."""
+        for own, before in self._attributes:
+            if not (_are_same(own.values(), before.values()) and own.keys() == before.keys()):
+                self._restore_attributes(own, before)
+        for container in filter(None, self._empty):
+            if not self._holds_part(container):
+                container.clear()
+        for container, content in self._filled:
+            if not (content.is_in(container) or self._holds_part(container) or self._holds_part(content.values)):
+                content.restore(container)
+        for array, copy in self._arrays:
+            if array.tobytes() != copy.tobytes():  # NaN and -0.0 count
+                array[...] = copy
+
+    def _find(self) -> None:
+        waiting = [
+            value
+            for _, before in self._attributes
+            for name, value in before.items()
+            if type(value) not in ATOMS and name not in self._skip
+        ]
+        seen: set[int] = set()
+        entries, numbers = MOST_ENTRIES, MOST_NUMBERS
+        for value in waiting:  # grows meanwhile
+            inner = self._unwrap(value)
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            kind = type(inner)
+            if kind in CONTAINERS and not inner:
+                self._empty.append(inner)
+            elif kind is np.ndarray:
+                if _is_kept(inner) and inner.size <= numbers:
+                    numbers -= inner.size
+                    self._arrays.append((inner, inner.copy()))
+            elif container_of(kind) is not None or isinstance(inner, tuple):
+                content = _Content.of(inner)
+                if len(content.values) <= entries:
+                    entries -= len(content.values)
+                    waiting.extend(entry for entry in content.values if type(entry) not in ATOMS)
+                    if not isinstance(inner, tuple):
+                        self._filled.append((inner, content))
+            else:
+                self.values.append(value)
+
+    def _restore_attributes(self, own: dict[str, Any], before: dict[str, Any]) -> None:
+        for name in own.keys() - before.keys() - self._skip:
+            if not self._holds_part(own[name]):
+                del own[name]
+        for name, value in before.items():
+            now = own.get(name, _ABSENT)
+            if now is not value and name not in self._skip and not (self._holds_part(value) or self._holds_part(now)):
+                own[name] = value
+
+    def _holds_part(self, value: Any) -> bool:
+        return contains(value, self._is_part, self._unwrap)
+
+
+class _Content(NamedTuple):
+    """The entries of a container; of a dict the values, with the keys beside them."""
+
+    values: Sequence[Any]
+    keys: Sequence[Any] | None = None
+
+    @classmethod
+    def of(cls, container: Any) -> _Content:
+        """Return a container's content, read by the methods of the plain class."""
+        if isinstance(container, tuple):
+            return cls([*tuple.__iter__(container)])
+        base = container_of(type(container))
+        if issubclass(base, dict):
+            return cls([*base.values(container)], [*base.keys(container)])
+        return cls([*base.__iter__(container)])
+
+    def is_in(self, container: Any) -> bool:
+        """Return whether a container holds the same objects, in the same order where it has one."""
+        now = _Content.of(container)
+        if isinstance(container, set):
+            return set(map(id, now.values)) == set(map(id, self.values))
+        return _are_same(now.values, self.values) and (now.keys is None or _are_same(now.keys, self.keys or ()))
+
+    def restore(self, container: Any) -> None:
+        """Put the content back, by the methods of the plain class."""
+        base = container_of(type(container))
+        if issubclass(base, dict):
+            self._restore_dict(base, container)
+        elif base is set:
+            base.intersection_update(container, self.values)
+            base.update(container, self.values)
+        elif base is list:
+            base.__setitem__(container, slice(None), self.values)
+        else:
+            base.clear(container)
+            base.extend(container, self.values)
+
+    def _restore_dict(self, base: Any, container: Any) -> None:
+        keys = self.keys or ()
+        if not _are_same([*base.keys(container)], keys):
+            base.clear(container)
+        for key, value in zip(keys, self.values, strict=True):
+            if base.get(container, key, _ABSENT) is not value:
+                base.__setitem__(container, key, value)
+
+
+def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], Any] = lambda value: value) -> bool:
+    """Return whether a value is wanted, or one inside of it, in containers and tuples of any depth.
+
+    Args:
+        value: anything.
+        wanted: returns whether a value is looked for.
+        unwrap: as in `ObjectState`.
+    """
+    waiting, seen = [value], {id(value)}
+    while waiting:
+        current = waiting.pop()
+        if wanted(current):
+            return True
+        inner = unwrap(current)
+        if container_of(type(inner)) is not None or type(inner) in (tuple, frozenset):
+            entries = inner if isinstance(inner, frozenset) else _Content.of(inner).values
+            fresh = {id(entry): entry for entry in entries if id(entry) not in seen}
+            seen.update(fresh)
+            waiting.extend(fresh.values())
+    return False
+
+
+def container_of(kind: type) -> Any:
+    """Return the container of Python's own that a class is derived from, or None."""
+    return next((base for base in CONTAINERS if issubclass(kind, base)), None)
+
+
+def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
+    """Return whether two sequences hold the same objects; equality is not asked, which may be the user's code."""
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _is_kept(array: np.ndarray) -> bool:
+    return array.size <= LARGEST_ARRAY and not array.dtype.hasobject and bool(array.flags.writeable)
