@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -13,9 +14,10 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.outputs import choose_output, name_outputs
 from embgrad.points import Lookup
+from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
 
-__all__ = ["Answer", "Cotangents", "Tensors", "answer", "answered", "native_answer", "values_at"]
+__all__ = ["Answer", "Cotangents", "Tensors", "answer", "answered", "compute_dtype", "native_answer", "values_at"]
 
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
 Cotangents = Sequence[tuple[Any, np.ndarray]]
@@ -174,6 +176,18 @@ def values_at(
             (rests or {}).get(key),
         )
     return values
+
+
+def compute_dtype(read: Iterable[str], fallback: Iterable[str], casts: Iterable[str] = ()) -> str:
+    """Return the dtype in which a model computed: the coarsest of those that show.
+
+    Args:
+        read: the dtypes of the points and outputs that were read.
+        fallback: the dtypes of the returned tensors and the parameters, of which the first counts where nothing was read.
+        casts: the dtypes into which the framework casts by itself (mixed precision).
+    """
+    found = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
+    return coarsest([*found, *casts])
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:

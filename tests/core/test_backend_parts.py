@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.answering import compute_dtype
 from embgrad.backend import Request
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.module_calls import ModuleCalls
@@ -128,3 +129,10 @@ def test_whole_numbers_are_found_in_dicts_and_sequences() -> None:
         "token_ids",
         "padding",
     ]
+
+
+def test_the_compute_dtype_is_the_coarsest_that_shows() -> None:
+    assert compute_dtype(["float32", "bfloat16"], iter(["float64"])) == "bfloat16"
+    assert compute_dtype([], iter(["float64", "float16"])) == "float64"
+    assert compute_dtype([], []) == "float32"
+    assert compute_dtype(["float32"], [], ["float16"]) == "float16"
