@@ -28,8 +28,11 @@ class GluonBackend:
     extra: Final = "mxnet"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
     )
+    instead: Final = {
+        "compile": "leave it out, since a hybridised net's operators run one by one here, which takes no longer than its graph"
+    }
 
     def owns(self, part: object) -> bool:
         """Whether it is a Gluon Block, told by its type; imports nothing."""

@@ -13,18 +13,14 @@ from embgrad.nested import Arrays, held_in, holds_any, is_same, nested, put_back
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import same_bits
 
-__all__ = ["Attributes", "arrays_kept"]
+__all__ = ["Attributes"]
 
 #: Larger arrays in attributes, in numbers, are not copied: they are tables, which hardly a forward pass writes to.
 LARGEST_COPIED: Final = 1 << 16
 
 
 class Attributes:
-    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers, objects or arrays.
-
-    Attributes:
-        generators: the random generators of Python's and NumPy's that are among them.
-    """
+    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers, objects or arrays."""
 
     def __init__(self, blocks: Iterable[Any]) -> None:
         ours = _of_gluon()
@@ -39,7 +35,6 @@ class Attributes:
         self._found += [(own, own.copy()) for own in of_objects.values()]
         self._held = [(one, held_in(one)) for one in inner.containers if id(one) not in of_objects]
         self._kept = Arrays(inner.arrays)
-        self.generators = inner.generators
         with import_mxnet().autograd.pause():
             self._arrays = [(one, one.copy()) for one in inner.arrays if _is_copied(one)]
 
@@ -61,19 +56,6 @@ class Attributes:
 
 def _grown(before: Any, now: Any) -> bool:
     return _holds_parts(before) or _holds_parts(now)
-
-
-def arrays_kept(blocks: Iterable[Any]) -> dict[int, tuple[str, Any]]:
-    """The arrays of MXNet that blocks keep in attributes, or in what these hold, by identity, with the attributes' names."""
-    ours, kind, sizes = _of_gluon(), import_mxnet().nd.NDArray, dict.fromkeys(_sizes(), lambda _: 0)
-    found: dict[int, tuple[str, Any]] = {}
-    for block in blocks:
-        own = vars(block)
-        for name in own.keys() - ours:
-            value = own[name]
-            inside = [value] if isinstance(value, kind) else nested([value], sizes).arrays
-            found |= {id(one): (name, one) for one in inside if isinstance(one, kind)}
-    return found
 
 
 @functools.cache

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
     "DRAWING",
-    "Body",
     "Way",
     "in_order",
     "is_recorded",
@@ -30,12 +28,6 @@ __all__ = [
     "tape_name",
     "way_to",
 ]
-
-#: As what MXNet records a graph that runs as one operator.
-CACHED: Final = "_CachedOp"
-
-#: A value in a graph: its node's number and which of the node's outputs it is.
-Entry = tuple[int, int]
 
 #: Whose random numbers MXNet draws by `mx.nd.random`.
 DISTRIBUTIONS: Final = (
@@ -103,12 +95,9 @@ RECORDED: Final = re.compile(r"node_\d+(?=_)")
 #: How many graphs are remembered.
 MOST_KNOWN: Final = 32
 
-#: By a graph's description without its names, the places of some variables among its inputs and the graphs inside of it: which
-#: of the variables a gradient comes to.
+#: By a graph's description without its names and the places of some variables among its inputs: to which of these a gradient
+#: comes.
 _known: Final[Bounded[Sequence[bool]]] = Bounded(MOST_KNOWN)
-
-#: No graph that runs as one operator.
-NOTHING: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -126,45 +115,7 @@ class Way:
     nodes: Sequence[dict[str, Any]]
 
 
-class Body:
-    """What lies inside a graph that MXNet records as one operator.
-
-    Args:
-        symbol: the graph.
-        names: those of its variables to which a gradient may go.
-    """
-
-    def __init__(self, symbol: Any, names: Collection[str]) -> None:
-        graph = json.loads(symbol.tojson())
-        self._nodes = graph["nodes"]
-        self._heads = [(head[0], head[1]) for head in graph["heads"]]
-        self._names = symbol.list_inputs()
-        self._below = _below(self._nodes, set(names), {})
-        self._inputs: dict[int, list[int]] = {}
-        self._operators: dict[Entry, frozenset[str]] = {}
-
-    def inputs(self, output: int) -> list[int]:
-        """The places of those inputs to which a gradient can come from an output."""
-        if output not in self._inputs:
-            below = _at(self._below, self._heads[output])
-            self._inputs[output] = [place for place, name in enumerate(self._names) if name in below]
-        return self._inputs[output]
-
-    @property
-    def outputs(self) -> int:
-        """How many there are."""
-        return len(self._heads)
-
-    def operators(self, output: int, place: int) -> frozenset[str]:
-        """Those between an output and an input."""
-        if (output, place) not in self._operators:
-            below = _below(self._nodes, {self._names[place]}, {})
-            found = frozenset(_operators(self._nodes, [self._heads[output]], below, {}))
-            self._operators[output, place] = found
-        return self._operators[output, place]
-
-
-def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = NOTHING) -> Sequence[bool]:
+def reached(output: Any, variables: Sequence[Any]) -> Sequence[bool]:
     """For each marked variable whether a gradient can come to it from the output.
 
     The same graph, told by its description, is looked into once.
@@ -172,7 +123,6 @@ def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = 
     Args:
         output: the output.
         variables: marked.
-        bodies: by their names in the recorded graph the graphs that run as one operator.
 
     Raises:
         UnsupportedError: it would come through an operator whose gradient is wrong.
@@ -182,9 +132,8 @@ def reached(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = 
         return [False] * len(variables)
     described, names = symbol.debug_str(), [_symbol(variable).name for variable in variables]
     inputs = {name: place for place, name in enumerate(symbol.list_inputs())}
-    inside = tuple(bodies.get(name) for kind, name in recorded.operators(described) if kind == CACHED) if bodies else ()
-    key = (recorded.unnamed(described), tuple(inputs.get(name) for name in names), inside)
-    return _known.made(key, lambda: _right_way(_way(recorded.read(symbol), names, bodies)))
+    key = (recorded.unnamed(described), tuple(inputs.get(name) for name in names))
+    return _known.made(key, lambda: _right_way(_way(recorded.read(symbol), names)))
 
 
 def _right_way(way: Way) -> Sequence[bool]:
@@ -220,19 +169,19 @@ def _number(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def way_to(output: Any, variables: Sequence[Any], bodies: Mapping[str, Body] = NOTHING) -> Way:
+def way_to(output: Any, variables: Sequence[Any]) -> Way:
     """The way from an output to marked variables, see `reached`."""
     symbol = _symbol(output)
     if symbol is None:
         return Way([False] * len(variables), frozenset(), [])
-    return _way(recorded.read(symbol), [_symbol(variable).name for variable in variables], bodies)
+    return _way(recorded.read(symbol), [_symbol(variable).name for variable in variables])
 
 
-def _way(graph: Mapping[str, Any], names: Sequence[str], bodies: Mapping[str, Body]) -> Way:
-    below = _below(graph["nodes"], set(names), bodies)
-    heads = [(head[0], head[1]) for head in graph["heads"]]
-    operators = frozenset(_operators(graph["nodes"], heads, below, bodies))
-    return Way([any(name in _at(below, head) for head in heads) for name in names], operators, graph["nodes"])
+def _way(graph: Mapping[str, Any], names: Sequence[str]) -> Way:
+    below = _below(graph["nodes"], set(names))
+    heads = [head[0] for head in graph["heads"]]
+    operators = frozenset(_operators(graph["nodes"], heads, below))
+    return Way([any(name in below[head] for head in heads) for name in names], operators, graph["nodes"])
 
 
 def regrouped(way: Way, mark: Any) -> bool:
@@ -290,60 +239,33 @@ def tape_name(array: Any) -> str | None:
     return found[0] if found else None
 
 
-#: For each node, of some variables, those to which it has a way; by its outputs where these differ.
-_Below = list[set[str] | dict[int, set[str]]]
-
-
-def _at(below: _Below, entry: Sequence[int]) -> set[str]:
-    found = below[entry[0]]
-    return found if isinstance(found, set) else found[entry[1]]
-
-
-def _below(nodes: Sequence[dict[str, Any]], names: set[str], bodies: Mapping[str, Body]) -> _Below:
-    """For each node, of these variables, those to which it has a way. A node comes after its inputs."""
-    below: _Below = []
+def _below(nodes: Sequence[dict[str, Any]], names: set[str]) -> list[set[str]]:
+    """Return for each node, of these variables, those that a gradient reaches from it. A node comes after its inputs."""
+    below: list[set[str]] = []
     for node in nodes:
-        body = bodies.get(node["name"]) if node["op"] == CACHED else None
-        if body is None:
-            own = names & {node["name"]} if node["op"] == "null" else set()
-            below.append(own.union(*(_at(below, entry) for entry in _entries(node))))
-        else:
-            given = [_at(below, entry) for entry in node["inputs"]]
-            below.append({n: set().union(*(given[place] for place in body.inputs(n))) for n in range(body.outputs)})
+        own = names & {node["name"]} if node["op"] == "null" else set()
+        below.append(own.union(*(below[source] for source in sources(node))))
     return below
 
 
-def _operators(
-    nodes: Sequence[dict[str, Any]], heads: Sequence[Entry], below: _Below, bodies: Mapping[str, Body]
-) -> Iterator[str]:
-    waiting = [head for head in heads if _at(below, head)]
+def _operators(nodes: Sequence[dict[str, Any]], heads: Sequence[int], below: Sequence[set[str]]) -> Iterator[str]:
+    """The operators between the heads and the variables."""
+    waiting = [head for head in heads if below[head]]
     seen = set(waiting)
     while waiting:
-        number, output = waiting.pop()
-        node = nodes[number]
-        body = bodies.get(node["name"]) if node["op"] == CACHED else None
-        if body is None:
-            yield node["op"]
-            above = {entry for entry in _entries(node) if _at(below, entry)} - seen
-        else:
-            places = [place for place in body.inputs(output) if _at(below, node["inputs"][place])]
-            for place in places:
-                yield from body.operators(output, place)
-            above = {(node["inputs"][place][0], node["inputs"][place][1]) for place in places} - seen
+        node = nodes[waiting.pop()]
+        yield node["op"]
+        above = {source for source in sources(node) if below[source]} - seen
         seen |= above
         waiting.extend(above)
 
 
 def sources(node: Mapping[str, Any]) -> list[int]:
     """The nodes of the inputs to which a gradient goes, of a node as MXNet's JSON describes it."""
-    return [number for number, _ in _entries(node)]
-
-
-def _entries(node: Mapping[str, Any]) -> list[Entry]:
     if _has_no_gradient(node["op"]) or _gives_indices(node):
         return []
     through = DIFFERENTIABLE.get(node["op"])
-    return [(entry[0], entry[1]) for place, entry in enumerate(node["inputs"]) if through is None or place in through]
+    return [entry[0] for place, entry in enumerate(node["inputs"]) if through is None or place in through]
 
 
 @functools.cache

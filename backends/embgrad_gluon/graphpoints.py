@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from embgrad.points import INPUT
-from embgrad_gluon.graph import is_recorded
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.scopes import Scope, scopes
-from embgrad_gluon.symbolic import Apart, Entry, OnValue, graph_of, input_names
+from embgrad_gluon.symbolic import Apart, Entry, OnValue, graph_of
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import named_blocks
+from embgrad_gluon.walk import input_names, is_recorded, named_blocks
 
 __all__ = ["GraphPoints", "scope_paths"]
 

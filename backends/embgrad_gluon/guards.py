@@ -6,9 +6,10 @@ from typing import Final
 
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import OWN, WRONG, drops_between_layers, is_native
-from embgrad_gluon.graph import Way, is_recorded
+from embgrad_gluon.graph import Way
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Operation
+from embgrad_gluon.walk import is_recorded
 
 __all__ = ["GUARDED", "Guards"]
 

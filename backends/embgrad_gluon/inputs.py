@@ -16,8 +16,7 @@ from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
 from embgrad.errors import UnsupportedError
 from embgrad.structures import copied
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.structure import Structure
-from embgrad_gluon.symbolic import input_names
+from embgrad_gluon.walk import all_parameters, input_names
 
 __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widened"]
 
@@ -25,14 +24,14 @@ __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_l
 TRIPLE: Final = ["data0", "data1", "data2"]
 
 
-def call_model(model: Any, known: Structure, batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
+def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it could not take.
 
     Raises:
         BatchError: the batch has nothing for an argument of the model's.
         UnsupportedError: a sequence of parts, and nothing that says how to call them.
     """
-    convert = _Conversion(known.parameters(), len(batch))
+    convert = _Conversion(all_parameters(parts), len(batch))
     if call is not None:
         return call(model, convert(batch.inputs())), ()
     if isinstance(model, (list, tuple)):

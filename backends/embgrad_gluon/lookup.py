@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 from embgrad.arrays import whole_numbers
 from embgrad.errors import BatchError
 from embgrad.points import UNNAMED_TABLE, layout_of
-from embgrad_gluon.graph import is_recorded
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.operators import Handler, Operation
-from embgrad_gluon.structure import structure
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import memory
+from embgrad_gluon.walk import is_recorded, memory, tables
 
 __all__ = ["HINT", "Lookups", "Tables"]
 
@@ -110,7 +107,7 @@ class Tables:
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
         self._known: dict[tuple[int, tuple[int, ...]], str] = {}
-        self._named: dict[tuple[int, ...] | None, list[tuple[str, Any]]] | None = None
+        self._parameters: list[tuple[str, Any]] | None = None
 
     def path(self, table: Any, shape: tuple[int, ...]) -> str:
         """The path of the table's owner. Of several owners an embedding has it, or else the first."""
@@ -122,21 +119,12 @@ class Tables:
         return self._known.get(key, UNNAMED_TABLE)
 
     def _learn(self, shape: tuple[int, ...]) -> None:
-        if self._named is None:  # not before: a model may make its blocks when it is first called
-            self._named = defaultdict(list)
-            for entry in structure(self._parts).tables():
-                self._named[_shape(entry[1])].append(entry)
-        for path, parameter in (*self._named.get(shape, ()), *self._named.get(None, ())):
-            if parameter._stype == "default":
-                for array in parameter._data or ():
-                    if array.shape == shape:
-                        self._known.setdefault((memory(array), shape), path)
-
-
-def _shape(parameter: Any) -> tuple[int, ...] | None:
-    """A parameter's shape; None where it is not known yet, or only its array knows, as a SymbolBlock's."""
-    known = parameter._shape
-    return None if known is None or min(known, default=1) <= 0 else tuple(known)
+        if self._parameters is None:  # not before: a model may make its blocks when it is first called
+            self._parameters = tables(self._parts)
+        for path, parameter in self._parameters:
+            for array in parameter._data or ():
+                if array.shape == shape and array.stype == "default":
+                    self._known.setdefault((memory(array), shape), path)
 
 
 def _whole(path: str, indices: np.ndarray) -> np.ndarray:

@@ -21,7 +21,6 @@ __all__ = [
     "Operation",
     "address",
     "at_cached_graphs",
-    "at_forward",
     "at_scopes",
     "invoke",
     "run_open",
@@ -33,7 +32,6 @@ __all__ = [
 # this global of `mxnet.ndarray.register`: nn.Embedding, F.Embedding, take, x.take and W[ids] alike.
 _invoke = Interception(lambda: import_mxnet().ndarray.register, "_imperative_invoke")
 _cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
-_forward = Interception(lambda: import_mxnet().gluon.HybridBlock, "forward")
 _scope = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
 
 
@@ -98,11 +96,6 @@ def unwatched() -> AbstractContextManager[None]:
 def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None]:
     """While it is open, what this thread's hybridised blocks and SymbolBlocks give is up to `handler(original, block, *args)`."""
     return _cached.by(handler)
-
-
-def at_forward(handler: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Likewise what its HybridBlocks give, hybridised or not, that leave `forward` as it is."""
-    return _forward.by(handler)
 
 
 def at_scopes(handler: Callable[..., Any]) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ import numpy as np
 from embgrad.answering import Cotangents
 from embgrad.backend import Change
 from embgrad.errors import UnsupportedError
-from embgrad_gluon.graph import Body, reached, recorded_before
+from embgrad_gluon.graph import reached, recorded_before
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.tap import Kept
@@ -50,7 +50,6 @@ class Pullback:
         also: arrays whose gradient must be asked for along with the others, see `Cures`.
         edits: by key what takes the place of a gradient.
         training: the mode of the forward pass.
-        bodies: by their names in the recorded graph the graphs that run as one operator.
         first: where what is recorded may be forgotten after the last pullback, the number of the first operator of the forward
             pass, see `next_number`: what was recorded before is the user's. None where all is to be kept.
         forgetting: is called before a pullback in which what is recorded is forgotten.
@@ -65,11 +64,9 @@ class Pullback:
         edits: Mapping[str, Change],
         *,
         training: bool,
-        bodies: Mapping[str, Body],
         first: int | None = None,
         forgetting: Callable[[], None],
     ) -> None:
-        self._bodies = bodies
         self._first = first
         self._forgetting = forgetting
         self._kept = kept
@@ -152,7 +149,7 @@ class Pullback:
     def _way(self, output: Any) -> Sequence[bool]:
         """For each variable whether a gradient comes to it from the output."""
         if id(output) not in self._ways:
-            self._ways[id(output)] = (output, reached(output, self._variables, self._bodies))
+            self._ways[id(output)] = (output, reached(output, self._variables))
         return self._ways[id(output)][1]
 
 

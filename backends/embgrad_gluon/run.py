@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-
-import numpy as np
 
 from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
-from embgrad.finite import is_finite
-from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
 from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert, symbolic
@@ -23,10 +19,8 @@ from embgrad_gluon.cures import Cures
 from embgrad_gluon.functions import Functions
 from embgrad_gluon.graph import next_number
 from embgrad_gluon.graphpoints import GraphPoints
-from embgrad_gluon.graphs import Graphs
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
-from embgrad_gluon.keptgraph import Kept
 from embgrad_gluon.lookup import HINT, Lookups, Tables
 from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.normalising import Needed, layer_norm
@@ -35,7 +29,6 @@ from embgrad_gluon.operators import Handler, watching
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.state import as_found
-from embgrad_gluon.structure import Structure, structure
 from embgrad_gluon.tap import Taps
 
 __all__ = ["points", "run"]
@@ -66,94 +59,25 @@ def points(
         handlers: by operators' names further handlers.
     """
     parts = as_parts(model)
-    with as_found(parts, training=False) as known:
-        trace = _forward(model, known, batch, PointWatch(batch, None), NOTHING, call, handlers)
+    with as_found(parts, training=False):
+        trace = _forward(model, parts, batch, PointWatch(batch, None), NOTHING, call, handlers)
         _wait_for(trace.returned)
         return trace.taps.watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    """One forward pass, and a pullback for each set of cotangents."""
-    tries, why = Tries(request), _why_no_graphs(request)
-    if why is None:
-        try:
-            found = _run_compared(model, batch, tries.next()) if request.compiled else None
-            return found or _run_graphs(model, batch, tries.next())[0]
-        except _FailedError as error:
-            why = str(error)
-    with as_found(as_parts(model), training=request.training) as known:
-        found = _run(model, known, batch, tries.next(), None)
-    return replace(found, uncompiled=why if request.compiled else None)
+    """Run one forward pass, and a pullback for each set of cotangents."""
+    with as_found(as_parts(model), training=request.training):
+        return _run(model, batch, request)
 
 
-def _run_compared(model: Any, batch: TokenBatch, request: Request) -> Run | None:
-    """What graphs give; of new ones the gradients are compared with those of their blocks' Python. None where they differ.
-
-    The Python may stop gradients of arrays alone. An objective of the user's may give something else each time, and tells
-    nothing.
-
-    Raises:
-        _FailedError: see there.
-    """
-    if isinstance(request.respond, NativeObjective):
-        return _run_graphs(model, batch, request)[0]
-    recorder = Recorder(request, lambda function, tell: function)
-    found, unpulled = _run_graphs(model, batch, replace(recorder.recording(), compiled=True))
-    if not unpulled or not is_finite(found):
-        return found
-    try:
-        given, _ = _run_graphs(model, batch, replace(recorder.replaying(), compiled=None))
-        _, dtypes = structure(as_parts(model)).identity()
-        apart = recorder.apart(found, given, agreeing(np.dtype(one).name for one in dtypes)) is not None
-    except ReplayError:
-        apart = True
-    for one in unpulled:
-        one.pulled = True
-        one.apart = "its Python gives other gradients on arrays than on symbols" if apart else one.apart
-    return None if apart else found
-
-
-class _FailedError(Exception):
-    """MXNet failed where a graph ran; says how."""
-
-
-def _run_graphs(model: Any, batch: TokenBatch, request: Request) -> tuple[Run, Sequence[Kept]]:
-    """What the model gives, whose blocks run as graphs where they can, and the new ones of these, see `Graphs.unpulled`.
-
-    Raises:
-        _FailedError: see there.
-    """
-    parts = as_parts(model)
-    with as_found(parts, training=request.training) as known:
-        graphs = Graphs(parts, PointWatch(batch, request.reached, request.times), compiled=bool(request.compiled))
-        try:
-            found = _run(model, known, batch, request, graphs)
-        except (import_mxnet().MXNetError, UnsupportedError) as error:
-            if not graphs.began:
-                raise
-            raise _FailedError(f"its graph failed ({str(error).partition(chr(10))[0]})") from error
-    uncompiled = graphs.uncompiled if request.compiled else None
-    return replace(found, uncompiled=uncompiled, traced=graphs.began), graphs.unpulled
-
-
-def _why_no_graphs(request: Request) -> str | None:
-    """Why a request is for operators that run one by one; None where a graph can do."""
-    if request.compiled is False:
-        return "it is asked for without one"
-    if request.parameters or request.tables:
-        return "the gradients of parameters are asked for, which kept graphs do not have"
-    if request.training:
-        return "training=True draws its random numbers as the model's own Python does"
-    return None
-
-
-def _run(model: Any, known: Structure, batch: TokenBatch, request: Request, graphs: Graphs | None) -> Run:
-    watch = PointWatch(batch, request.reached, request.times)
-    trace = _forward(model, known, batch, watch, request, request.call, graphs=graphs)
+def _run(model: Any, batch: TokenBatch, request: Request) -> Run:
+    parts, watch = as_parts(model), PointWatch(batch, request.reached, request.times)
+    trace = _forward(model, parts, batch, watch, request, request.call)
     try:
         chosen = trace.taps.watch.resolve(HINT)
         keys = list(dict.fromkeys(chosen[name] for name in request.points))
-        wanted = _Wanted(known.parts, request, trace, keys)
+        wanted = _Wanted(parts, request, trace, keys)
         pullback = Pullback(
             trace.taps.kept,
             keys,
@@ -161,7 +85,6 @@ def _run(model: Any, known: Structure, batch: TokenBatch, request: Request, grap
             trace.also,
             request.edit,
             training=request.training,
-            bodies=graphs.bodies if graphs is not None else {},
             first=trace.first,
             forgetting=trace.needed.give_up,
         )
@@ -253,15 +176,14 @@ class _Wanted:
 
 def _forward(
     model: Any,
-    known: Structure,
+    parts: Sequence[Any],
     batch: TokenBatch,
     watch: PointWatch,
     request: Request,
     call: Call | None,
     handlers: Mapping[str, Handler] | None = None,
-    graphs: Graphs | None = None,
 ) -> _Trace:
-    mx, parts, functions, needed = import_mxnet(), known.parts, Functions(), Needed()
+    mx, functions, needed = import_mxnet(), Functions(), Needed()
     taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
@@ -270,11 +192,10 @@ def _forward(
     value = None
     modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
     first = _first_number() if batch.ids.size >= LARGE else None
-    running = imperatively if graphs is None else graphs.running
     quicker = _quicker(request, taps, needed)
     with (
         mx.autograd.record(train_mode=request.training),
-        running(GraphPoints(taps).within),
+        imperatively(GraphPoints(taps).within),
         functions.heard(),
         needed.heard(),
     ):
@@ -283,7 +204,7 @@ def _forward(
             modules,
         ):
             try:
-                returned, unused = call_model(model, known, batch, call)
+                returned, unused = call_model(model, parts, batch, call)
             except mx.MXNetError as error:
                 if "already in a computational graph" not in str(error):
                     raise
@@ -291,8 +212,7 @@ def _forward(
         if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
             with watching({**cures.handlers(), **quicker}, substitute), unheard():
                 value = request.respond.function(returned)
-    also = [*cures.also, *(graphs.also if graphs is not None else ())]
-    return _Trace(returned, value, taps, lookups.tables, twins, also, unused, first, functions, needed)
+    return _Trace(returned, value, taps, lookups.tables, twins, cures.also, unused, first, functions, needed)
 
 
 def _quicker(request: Request, taps: Taps, needed: Needed) -> dict[str, Handler]:

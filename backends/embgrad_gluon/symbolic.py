@@ -14,6 +14,7 @@ import numpy as np
 from embgrad.errors import UnsupportedError, listed
 from embgrad.locks import process_lock
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.walk import input_names
 
 __all__ = [
     "Apart",
@@ -23,7 +24,6 @@ __all__ = [
     "Node",
     "OnValue",
     "graph_of",
-    "input_names",
     "literal",
     "output_names",
     "run_open",
@@ -112,11 +112,6 @@ def graph_of(block: Any) -> Graph:
         with process_lock:
             _graphs[block] = known
     return known
-
-
-def input_names(block: Any) -> list[str]:
-    """The names of a SymbolBlock's inputs, in the order of its arguments."""
-    return [symbol.name for symbol in block._cached_graph[0]]
 
 
 def output_names(model: Any) -> tuple[str, ...]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from embgrad_gluon import graph
-from embgrad_gluon import structure as structures
 from embgrad_gluon.walk import all_blocks
 
 import embgrad
@@ -167,17 +164,6 @@ def test_dropout_that_is_changed_between_two_calls_counts() -> None:
     net.dropout._rate = 0.0
     trained = embgrad.gradients(net, IDS, OBJECTIVE, training=True)
     np.testing.assert_allclose(trained.values, expected(net, IDS), rtol=1e-5, atol=1e-7)
-
-
-def test_a_net_that_is_gone_leaves_nothing_behind() -> None:
-    net = made()
-    embgrad.gradients(net, IDS, OBJECTIVE)
-    key, gone = (id(net),), weakref.ref(net)
-    assert key in structures._known
-    del net
-    gc.collect()
-    assert gone() is None
-    assert key not in structures._known
 
 
 class Branches(mx.gluon.HybridBlock):
