@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -164,15 +164,13 @@ class GluonArrays:
 
     Args:
         training: the mode of the forward pass that they come from.
-        reading: is called with an array before its values are waited for.
     """
 
     kind = "an MXNet array"
     scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # the older kind has no shape ()
 
-    def __init__(self, *, training: bool = False, reading: Callable[[Any], None] = lambda array: None) -> None:
+    def __init__(self, *, training: bool = False) -> None:
         self._training = training
-        self._reading = reading
 
     def is_tensor(self, value: object) -> bool:
         """Whether it is an array of either kind."""
@@ -184,7 +182,6 @@ class GluonArrays:
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """The values in memory of their own; half precision widened. Raises what the operators before it failed with."""
-        self._reading(tensor)
         return widened(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:

@@ -1,8 +1,8 @@
-"""Values and pullbacks of one forward pass."""
+"""Runs one forward pass of a model, and the pullbacks through it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -14,20 +14,17 @@ from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
 from embgrad.structures import first
 from embgrad.watching import PointWatch
-from embgrad_gluon import bert, symbolic
-from embgrad_gluon.cures import Cures
-from embgrad_gluon.functions import Functions
-from embgrad_gluon.graph import next_number
-from embgrad_gluon.graphpoints import GraphPoints
+from embgrad_gluon import bert
+from embgrad_gluon.cures import Cures, Functions
+from embgrad_gluon.graphs import imperatively, output_names
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
-from embgrad_gluon.lookup import HINT, Lookups, Tables
+from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, watching
 from embgrad_gluon.modules import Modules, calling, unheard
-from embgrad_gluon.normalising import Needed, layer_norm
-from embgrad_gluon.opening import imperatively
-from embgrad_gluon.operators import Handler, watching
+from embgrad_gluon.normalising import layer_norm
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
+from embgrad_gluon.scopes import GraphPoints
 from embgrad_gluon.state import as_found
 from embgrad_gluon.tap import Taps
 
@@ -36,11 +33,7 @@ __all__ = ["points", "run"]
 #: A request that changes nothing and reads no point.
 NOTHING: Final = Request((), lambda outputs: [])
 
-#: From so many positions on, what was recorded is given up while it is pulled back, which takes a look at it before. Of smaller
-#: batches it takes little memory, and is looked at while MXNet computes.
-LARGE: Final = 256
-
-#: What is said where MXNet refuses to write into an array that it records.
+#: The message where MXNet refuses to write into an array that it records.
 WRITTEN: Final = (
     "the model writes into an array that it has computed from the lookup or from parameters (x += ..., x[i] = ...), "
     "which MXNet cannot do while it records: expected a new array, such as x + ..., concat or where(...)"
@@ -50,87 +43,71 @@ WRITTEN: Final = (
 def points(
     model: Any, batch: TokenBatch, call: Call | None, handlers: Mapping[str, Handler] | None = None
 ) -> list[Point]:
-    """What a forward pass reaches, in order.
+    """Return the points that a forward pass in evaluation mode reaches, in order.
 
     Args:
-        model: is run in evaluation mode.
-        batch: what it is run on.
+        model: the model.
+        batch: the batch that it is run on.
         call: calls it in another way than by its arguments' names.
         handlers: by operators' names further handlers.
     """
     parts = as_parts(model)
     with as_found(parts, training=False):
-        trace = _forward(model, parts, batch, PointWatch(batch, None), NOTHING, call, handlers)
-        _wait_for(trace.returned)
-        return trace.taps.watch.points()
+        watch = PointWatch(batch, None)
+        forward = _run_forward(model, parts, batch, watch, NOTHING, call, handlers)
+        _wait_for(forward.returned)
+        return watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
-    with as_found(as_parts(model), training=request.training):
-        return _run(model, batch, request)
+    parts = as_parts(model)
+    with as_found(parts, training=request.training):
+        return _run(model, parts, batch, request)
 
 
-def _run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    parts, watch = as_parts(model), PointWatch(batch, request.reached, request.times)
-    trace = _forward(model, parts, batch, watch, request, request.call)
+def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request) -> Run:
+    watch = PointWatch(batch, request.reached, request.times)
+    forward = _run_forward(model, parts, batch, watch, request, request.call)
+    kept = forward.taps.kept
     try:
-        chosen = trace.taps.watch.resolve(HINT)
+        chosen = watch.resolve(HINT)
         keys = list(dict.fromkeys(chosen[name] for name in request.points))
-        wanted = _Wanted(parts, request, trace, keys)
-        pullback = Pullback(
-            trace.taps.kept,
-            keys,
-            wanted.arrays,
-            trace.also,
-            request.edit,
-            training=request.training,
-            first=trace.first,
-            forgetting=trace.needed.give_up,
-        )
-        answered = _answer(trace, batch, request, model, pullback.look_at)
+        wanted = _Wanted(parts, request, forward, keys)
+        answered = _answer(forward, batch, request, model)
     finally:
-        _wait_for(trace.returned)
-    dtype = _compute_dtype(trace, keys, answered)
-    trace.returned = None  # what nobody reads takes no memory while the rest is pulled back
-
-    def expect_unwritten() -> None:
-        for key in dict.fromkeys(chosen.values()):
-            trace.taps.expect_unwritten(key)
-
-    with trace.functions.raised():
-        pulled = [
-            pullback(cotangents, expect_unwritten, last=place == len(answered.sets))
-            for place, cotangents in enumerate(answered.sets, 1)
-        ]
-    if not pulled:
-        expect_unwritten()
-    found = values_at(
+        _wait_for(forward.returned)
+    dtype = _compute_dtype(forward, keys, answered)
+    forward.returned = None  # what nobody reads takes no memory while the rest is pulled back
+    for key in dict.fromkeys(chosen.values()):
+        forward.taps.expect_unwritten(key)
+    pullback = Pullback(kept, keys, wanted.arrays, forward.also, request.edit, training=request.training)
+    with forward.functions.raised():
+        pulled = [pullback(cotangents) for cotangents in answered.sets]
+    values = values_at(
         {name: chosen[name] for name in request.points},
-        trace.taps.watch,
-        {key: trace.taps.kept[key].values() for key in keys},
-        [one.gradients for one in pulled],
-        [one.before for one in pulled],
+        watch,
+        {key: kept[key].values() for key in keys},
+        [gradients.gradients for gradients in pulled],
+        [gradients.before for gradients in pulled],
         wanted.rests(pulled),
     )
-    return Run(found, dtype, trace.unused, answered.objective, wanted.values(pulled))
+    return Run(values, dtype, forward.unused, answered.objective, wanted.values(pulled))
 
 
 @dataclass
-class _Trace:
+class _Forward:
     """One recorded forward pass.
 
     Attributes:
         returned: what the model returned; None once it was read.
         value: of the user's own objective, computed in the same graph; else None.
-        taps: the points that were kept hold of.
+        taps: the points that are read.
         tables: by key the tables of the lookups among them.
         twins: of the frozen parameters, where tables' gradients are asked for.
         also: see `Cures`.
-        unused: what of the batch the model could not take.
-        first: see `Pullback`.
+        unused: the names of the batch's parts that the model could not take.
         functions: those of the user's own that were called.
-        needed: tells until when what norms keep is.
     """
 
     returned: Any
@@ -140,41 +117,38 @@ class _Trace:
     twins: FrozenTwins
     also: list[Any]
     unused: tuple[str, ...]
-    first: int | None
     functions: Functions
-    needed: Needed
 
 
 class _Wanted:
-    """The arrays beside the points whose gradient is asked for: the parameters', or the tables'."""
+    """The arrays beside the points whose gradient is wanted: the parameters', or the tables'."""
 
-    def __init__(self, parts: Sequence[Any], request: Request, trace: _Trace, keys: Sequence[str]) -> None:
+    def __init__(self, parts: Sequence[Any], request: Request, forward: _Forward, keys: Sequence[str]) -> None:
         self._parameters = trainable(parts) if request.parameters else None
         arrays = {name: array_of(p) for name, p in (self._parameters or {}).items()}
         self._arrays = {name: array for name, array in arrays.items() if array is not None}
         self._tables = None
         if request.tables:
-            self._tables = TableParameters(
-                parts, {key: trace.tables[key] for key in keys if key in trace.tables}, trace.twins
-            )
+            tables = {key: forward.tables[key] for key in keys if key in forward.tables}
+            self._tables = TableParameters(parts, tables, forward.twins)
         self.arrays = [*self._arrays.values(), *(self._tables.arrays if self._tables is not None else ())]
 
     def values(self, pulled: Sequence[Pulled]) -> dict[str, ParameterValues] | None:
-        """The parameters' gradients by name."""
+        """Return the parameters' gradients by name; None where they are not asked for."""
         if self._parameters is None:
             return None
         gradients = dict(zip(self._arrays, pulled[0].others if pulled else (), strict=False))
         return {name: values_of(p, gradients.get(name)) for name, p in self._parameters.items()}
 
     def rests(self, pulled: Sequence[Pulled]) -> Any:
-        """What else reaches the tables, by key."""
+        """Return by key the gradients that reach the tables in other ways; None where they are not asked for."""
         if self._tables is None:
             return None
         others = pulled[0].others if pulled else [None] * len(self.arrays)
         return self._tables.rests(others[len(self._arrays) :])
 
 
-def _forward(
+def _run_forward(
     model: Any,
     parts: Sequence[Any],
     batch: TokenBatch,
@@ -182,27 +156,18 @@ def _forward(
     request: Request,
     call: Call | None,
     handlers: Mapping[str, Handler] | None = None,
-) -> _Trace:
-    mx, functions, needed = import_mxnet(), Functions(), Needed()
-    taps, cures = Taps(watch, request), Cures(request.training, parameters=request.parameters)
+) -> _Forward:
+    mx, functions, taps = import_mxnet(), Functions(), Taps(watch, request)
+    cures = Cures(request.training, parameters=request.parameters)
+    cured = {**cures.handlers(), **_quicker(request, taps)}
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
     twins = FrozenTwins(parts if request.tables else ())
     substitute = twins.of if request.tables else None
-    value = None
     modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
-    first = _first_number() if batch.ids.size >= LARGE else None
-    quicker = _quicker(request, taps, needed)
-    with (
-        mx.autograd.record(train_mode=request.training),
-        imperatively(GraphPoints(taps).within),
-        functions.heard(),
-        needed.heard(),
-    ):
-        with (
-            watching({**lookups.handlers(), **cures.handlers(), **quicker, **(handlers or {})}, substitute),
-            modules,
-        ):
+    value = None
+    with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within), functions.heard():
+        with watching({**lookups.handlers(), **cured, **(handlers or {})}, substitute), modules:
             try:
                 returned, unused = call_model(model, parts, batch, call)
             except mx.MXNetError as error:
@@ -210,50 +175,43 @@ def _forward(
                     raise
                 raise UnsupportedError(WRITTEN) from error
         if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
-            with watching({**cures.handlers(), **quicker}, substitute), unheard():
+            with watching(cured, substitute), unheard():
                 value = request.respond.function(returned)
-    return _Trace(returned, value, taps, lookups.tables, twins, cures.also, unused, first, functions, needed)
+    return _Forward(returned, value, taps, lookups.tables, twins, cures.also, unused, functions)
 
 
-def _quicker(request: Request, taps: Taps, needed: Needed) -> dict[str, Handler]:
-    """By their names operators whose gradients are computed in another way than MXNet's, which takes longer."""
+def _quicker(request: Request, taps: Taps) -> dict[str, Handler]:
+    """Return by their names the handlers of operators whose gradients are computed in a quicker way than MXNet's."""
     if request.parameters or request.tables:
         return {}
 
-    def marked(array: Any) -> bool:
+    def is_marked(array: Any) -> bool:
         return any(array is kept.mark for kept in taps.kept.values())
 
-    return {"LayerNorm": partial(layer_norm, is_wanted=marked, needed=needed)}
+    return {"LayerNorm": partial(layer_norm, is_wanted=is_marked)}
 
 
-def _first_number() -> int:
-    """The number of what is recorded next."""
-    variable = import_mxnet().nd.zeros((1,))
-    variable.attach_grad()
-    return next_number(variable)
-
-
-def _answer(trace: _Trace, batch: TokenBatch, request: Request, model: Any, reading: Callable[[Any], None]) -> Answer:
-    arrays = GluonArrays(training=request.training, reading=reading)
+def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) -> Answer:
+    arrays, returned = GluonArrays(training=request.training), forward.returned
     if isinstance(request.respond, NativeObjective):
-        return native_answer(trace.value, request.respond, batch, arrays, several=request.several)
-    known, exported = bert.output_names(model), symbolic.output_names(model)
+        return native_answer(forward.value, request.respond, batch, arrays, several=request.several)
+    known, exported = bert.output_names(model), output_names(model)
     # The only output of a symbol goes by its name where it is asked for by that, and else as any model's only output.
     alone = known or tuple(name for name in exported if name in request.outputs)
-    named = alone and arrays.is_tensor(trace.returned)
-    returned = {alone[0]: trace.returned} if named else trace.returned
+    if alone and arrays.is_tensor(returned):
+        returned = {alone[0]: returned}
     return answer(returned, request, arrays, known or exported)
 
 
-def _compute_dtype(trace: _Trace, keys: Sequence[str], answered: Answer) -> str:
-    """Of the first point, or else of the first output that was read, or else of the first that there is."""
-    read = [trace.taps.kept[key].gone_on for key in keys] + [output for one in answered.sets for output, _ in one]
-    array = read[0] if read else first(trace.returned, is_floating)
+def _compute_dtype(forward: _Forward, keys: Sequence[str], answered: Answer) -> str:
+    """Return the dtype of the first point, or else of the first output that was read, or else of the first that there is."""
+    read = [forward.taps.kept[key].gone_on for key in keys] + [output for heads in answered.sets for output, _ in heads]
+    array = read[0] if read else first(forward.returned, is_floating)
     return "float32" if array is None else GluonArrays().dtype(array)
 
 
 def _wait_for(returned: Any) -> None:
-    """MXNet fails when a result is read: read before anything goes on with it."""
+    """Raise the errors of the operators before the outputs: MXNet raises them when a result is read."""
     if GluonArrays().is_tensor(returned):
         returned.wait_to_read()
     elif isinstance(returned, Mapping) or hasattr(returned, "__dataclass_fields__"):

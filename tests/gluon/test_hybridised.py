@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon import opening
+from embgrad_gluon import graphs
 
 import embgrad
 from tests.gluon.exporting import exported, norm_and_dropout
@@ -347,7 +347,7 @@ def test_a_graph_is_compared_with_its_python_once(monkeypatch: pytest.MonkeyPatc
     ids = distinct_ids()
     net = hybridised(built(lambda: Layered(nn.LeakyReLU(0.1), nn.GlobalAvgPool1D()), ids, "float64"), ids)
     compared: list[Any] = []
-    monkeypatch.setattr(opening, "_compare", lambda *given: compared.append(given))
+    monkeypatch.setattr(graphs, "_compare", lambda *given: compared.append(given))
     for _ in range(3):
         embgrad.gradients(net, ids, OBJECTIVE, at="layers")
     assert len(compared) == 1

@@ -1,0 +1,447 @@
+"""Runs hybridised blocks and SymbolBlocks operator by operator, so that lookups are seen and operators cured as any block's."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.errors import UnsupportedError, listed
+from embgrad.generators import generators_kept
+from embgrad.interception import Interception
+from embgrad.locks import process_lock
+from embgrad.structures import PLAIN
+from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.lookup import invoke, unwatched
+from embgrad_gluon.modules import unheard
+from embgrad_gluon.state import DRAWING, Attributes
+from embgrad_gluon.walk import all_blocks, input_names
+
+__all__ = [
+    *(
+        "VARIABLE",
+        "Apart",
+        "Entry",
+        "Graph",
+        "Node",
+        "OnSymbolBlock",
+        "OnValue",
+        "at_cached_graphs",
+        "expect_agreement",
+    ),
+    *("graph_of", "imperatively", "output_names", "run_open"),
+]
+
+_cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
+_scope = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
+
+#: A value in a graph: its node's number and which of the node's outputs it is.
+Entry = tuple[int, int]
+
+#: `on_value(node_number, output_index, array)` gives the array that goes on in the value's place, the array itself where it is
+#: only looked at, an `Apart` where its users are given different ones.
+OnValue = Callable[[int, int, Any], Any]
+
+#: Takes a SymbolBlock that is about to run and its arguments; while it is open gives what sees the graph's values, or None.
+OnSymbolBlock = Callable[[Any, Sequence[Any]], AbstractContextManager[OnValue | None]]
+
+
+def _nobody(_block: Any, _args: Sequence[Any]) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """While it is open, this thread's hybridised blocks and SymbolBlocks return `handler(original, block, *args)`."""
+    return _cached.by(handler)
+
+
+@contextlib.contextmanager
+def imperatively(on_symbol_block: OnSymbolBlock = _nobody) -> Iterator[None]:
+    """Run this thread's hybridised blocks and SymbolBlocks operator by operator; their cached graphs stay as they are."""
+    depth = 0
+
+    def run(_original: Any, block: Any, *args: Any) -> Any:
+        nonlocal depth
+        if depth == 0:  # an agreement is that of all blocks inside, too
+            expect_agreement(block, args)
+        depth += 1
+        try:
+            return run_open(block, args, on_symbol_block)
+        finally:
+            depth -= 1
+
+    with at_cached_graphs(run):
+        yield
+
+
+def run_open(block: Any, args: Sequence[Any], on_symbol_block: OnSymbolBlock = _nobody) -> Any:
+    """Run a hybridised block or a SymbolBlock operator by operator."""
+    mx = import_mxnet()
+    if isinstance(block, mx.gluon.SymbolBlock):
+        with on_symbol_block(block, args) as on_value:
+            return _run_symbol(block, args, on_value)
+    # As `HybridBlock.forward` goes on where it is not hybridised. The block's own flag stays, since other threads see it.
+    return block.hybrid_forward(mx.ndarray, *args, **_arrays(block, block._reg_params, block.params.values(), args))
+
+
+def _arrays(block: Any, parameters: Mapping[str, Any], waiting: Iterable[Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Return the parameters' arrays by name; those that wait for their shapes get them from the arguments."""
+    try:
+        return {name: parameter.data() for name, parameter in parameters.items()}
+    except import_mxnet().gluon.parameter.DeferredInitializationError:
+        block.infer_shape(*args)
+        for parameter in waiting:
+            parameter._finish_deferred_init()
+    return {name: parameter.data() for name, parameter in parameters.items()}
+
+
+# A hybridised block's Python and its graph must agree
+
+#: How far a graph may be from its Python, relative to its largest number: rounding, in another order of operations.
+TOLERANCES: Final = {"float16": 5e-2, "float32": 1e-3, "float64": 1e-8}
+
+#: What holds state, or draws, so that two runs of it need not give the same.
+VARYING: Final = frozenset({*DRAWING, "Custom"} - {"Dropout"})
+
+_agreed: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+
+
+def expect_agreement(block: Any, args: Sequence[Any]) -> None:
+    """Compare the outputs of a block's Python and of its graph: once for each graph and setting of the blocks' attributes.
+
+    Raises:
+        UnsupportedError: they differ.
+    """
+    mx = import_mxnet()
+    if isinstance(block, mx.gluon.SymbolBlock) or block._cached_op is None:
+        return
+    blocks, graph = all_blocks([block]), block._cached_graph[1]
+    settings = (block._cached_op, *map(_settings, blocks))
+    # A graph that was made for other arguments, such as for lengths beside the ids, says nothing of a call without them.
+    if _agreed.get(block) == settings or _given(mx.gluon.block._flatten(list(args), "input")[1]) != _given(
+        block._in_format
+    ):
+        return
+    if not _varies(graph):
+        attributes = Attributes(blocks)
+        try:
+            with generators_kept(), mx.autograd.pause(train_mode=False), unwatched(), unheard():
+                _compare(block, _by_graph(block, graph, args), _by_python(block, args))
+        finally:
+            attributes.put_back()
+    _agreed[block] = settings
+
+
+def _compare(block: Any, graph: Sequence[Any], python: Sequence[Any]) -> None:
+    if len(graph) != len(python) or not all(map(_agree, graph, python)):
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} is hybridised, and its graph does not give what its Python gives, which "
+            "embgrad runs: something that the Python goes by has changed since the graph was made, or it goes another way for "
+            "F=mx.nd. Expected both to compute the same: call hybridize() again, which makes the graph anew"
+        )
+
+
+def _agree(graph: Any, python: Any) -> bool:
+    a, b = (
+        array.astype(np.result_type(array, np.float32), copy=False) for array in (python.asnumpy(), graph.asnumpy())
+    )
+    largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    allowed = TOLERANCES.get(np.dtype(graph.dtype).name, 0.0) * largest
+    return a.shape == b.shape and np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True)
+
+
+def _by_graph(block: Any, graph: Any, args: Sequence[Any]) -> list[Any]:
+    """Return the graph's outputs, computed beside the block's own, whose memory may be in use."""
+    mx = import_mxnet()
+    given = [array for array in mx.gluon.block._flatten(list(args), "input")[0] if array is not None]
+    inputs = [given[entry] if is_input else entry.data() for is_input, entry in block._cached_op_args]
+    outputs = mx.nd.CachedOp(graph, [])(*inputs)
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def _by_python(block: Any, args: Sequence[Any]) -> list[Any]:
+    symbolic = import_mxnet().gluon.SymbolBlock
+
+    def inner(original: Callable[..., Any], child: Any, *given: Any) -> Any:
+        return original(child, *given) if isinstance(child, symbolic) else run_open(child, given)
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} is hybridised, and its Python, which embgrad runs, enters autograd.pause() "
+            "or another scope of mxnet.autograd, of which its graph knows nothing: expected F.stop_gradient in its place, and "
+            "hybridize() again, which makes the graph anew"
+        )
+
+    with at_cached_graphs(inner), _scope.by(refuse):
+        returned = run_open(block, args)
+    return list(import_mxnet().gluon.block._flatten(returned, "output")[0])
+
+
+def _given(in_format: Any) -> list[Any]:
+    """Return Gluon's description of arguments, less those left out at the end, which is -1 for each."""
+    given = list(in_format) if isinstance(in_format, (list, tuple)) else [in_format]
+    while given and given[-1] == -1:
+        given.pop()
+    return given
+
+
+def _varies(graph: Any) -> bool:
+    """Return whether two runs of a graph may give different numbers."""
+    nodes = json.loads(graph.tojson())["nodes"]
+    return any(
+        node["op"] in VARYING or (node["op"] == "Dropout" and (node.get("attrs") or {}).get("mode") == "always")
+        for node in nodes
+    )
+
+
+def _settings(block: Any) -> Hashable:
+    """Return the identities of a block and its parameters, and its plain attributes, by which its Python may go."""
+    plain = [
+        (name, value if isinstance(value, PLAIN) else repr(value))
+        for name, value in vars(block).items()
+        if _is_plain(value)
+    ]
+    return (id(block), *map(id, block._reg_params.values()), *plain)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, PLAIN):
+        return True
+    held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else None
+    return held is not None and all(isinstance(entry, PLAIN) for entry in held)
+
+
+# The graphs of SymbolBlocks
+
+#: The operator of a node that is none: an input or a parameter.
+VARIABLE: Final = "null"
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A value that is not the same for all that use it.
+
+    Attributes:
+        given: gives the array for a user: a node's number, or the number of the nodes for the caller.
+    """
+
+    given: Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of a graph.
+
+    Attributes:
+        op: the operator's own name, or `VARIABLE`.
+        name: as the graph names it; several nodes may have one name.
+        attributes: what the operator is called with.
+        inputs: the values that it takes, in order, auxiliary states included.
+    """
+
+    op: str
+    name: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A symbol's nodes, in an order in which they can be run.
+
+    Attributes:
+        symbol: the symbol itself.
+        nodes: by number.
+        heads: the values that it returns.
+        inputs: the names of those variables that are arguments of the block; the others are parameters.
+        as_numpy: whether its values are arrays of mx.np.
+        finished: by a node's number the nodes whose values nothing needs after it.
+    """
+
+    symbol: Any
+    nodes: tuple[Node, ...]
+    heads: tuple[Entry, ...]
+    inputs: tuple[str, ...]
+    as_numpy: bool
+    finished: tuple[tuple[int, ...], ...]
+
+
+_graphs: weakref.WeakKeyDictionary[Any, Graph] = weakref.WeakKeyDictionary()
+
+
+def graph_of(block: Any) -> Graph:
+    """Return the graph of a SymbolBlock, parsed once for as long as the block has it, since MXNet's JSON leaks memory.
+
+    Raises:
+        UnsupportedError: a node of it has a graph of its own.
+    """
+    symbol = block._cached_graph[1]
+    with process_lock:
+        known = _graphs.get(block)
+    if known is None or known.symbol is not symbol:
+        known = _parsed(block, symbol)
+        with process_lock:
+            _graphs[block] = known
+    return known
+
+
+def output_names(model: Any) -> tuple[str, ...]:
+    """Return the names that a SymbolBlock's symbol gives to the outputs; none for another model."""
+    if not isinstance(model, import_mxnet().gluon.SymbolBlock):
+        return ()
+    return tuple(model._cached_graph[1].list_outputs())
+
+
+def _run_symbol(block: Any, args: Sequence[Any], on_value: OnValue | None) -> Any:
+    """Run a SymbolBlock; `on_value` sees every value as soon as it is there, inputs and parameters included."""
+    utilities = import_mxnet().gluon.block
+    graph = graph_of(block)
+    flat, structure = utilities._flatten(list(args), "input")
+    if structure != block._in_format:  # as the block itself says it
+        raise ValueError(
+            f"{type(block).__name__} {block.name!r} was called with {len(args)} arguments of structure {structure}: expected "
+            f"{listed(input_names(block))}, of structure {block._in_format}"
+        )
+    known = {name: array for name, array in zip(input_names(block), flat, strict=True) if array is not None}
+    parameters = dict(block.collect_params().items())
+    # Another backend of MXNet's may have added some of its own to the graph.
+    parameters |= {entry.name: entry for is_input, entry in block._cached_op_args if not is_input}
+    names = [node.name for node in graph.nodes if node.op == VARIABLE and node.name not in known]
+    wanted = {name: parameters[name] for name in names}
+    known |= _arrays(block, wanted, wanted.values(), args)
+    if graph.as_numpy:  # Gluon may have loaded the parameters as arrays of the older kind, also where it runs mx.np
+        known = {name: array.as_np_ndarray() for name, array in known.items()}
+    values = _values(graph, known, on_value)
+    return utilities._regroup([_value(values, head, len(graph.nodes)) for head in graph.heads], block._out_format)
+
+
+def _values(graph: Graph, known: Mapping[str, Any], on_value: OnValue | None) -> dict[int, Sequence[Any]]:
+    """Return by node the values that are left in the end: those of the heads."""
+    fills = _Fills(graph, known)
+    values: dict[int, Sequence[Any]] = {}
+    for number, node in enumerate(graph.nodes):
+        if node.op == VARIABLE:
+            outputs = [known[node.name]]
+        else:
+            inputs = [_value(values, entry, number) for entry in node.inputs]
+            outputs = invoke(*fills.operator(number, inputs), graph.as_numpy)
+        if on_value is not None:
+            outputs = [on_value(number, output, array) for output, array in enumerate(outputs)]
+        values[number] = outputs
+        for done in graph.finished[number]:
+            del values[done]
+    return values
+
+
+def _value(values: Mapping[int, Sequence[Any]], entry: Entry, user: int) -> Any:
+    value = values[entry[0]][entry[1]]
+    return value.given(user) if isinstance(value, Apart) else value
+
+
+class _Fills:
+    """The operators of a graph's nodes for inputs of these shapes.
+
+    What fills an array from nothing, such as a recurrent layer's first state, may leave sizes, or the dtype, to what takes
+    the array. MXNet infers them over the whole graph before it runs; here they are inferred when the first such node comes.
+    """
+
+    def __init__(self, graph: Graph, known: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._known = known
+        self._inferred: dict[str, dict[Entry, Any]] = {}
+        mx = import_mxnet()
+        self._context = mx.current_context()
+        self._unknown = -1 if mx.util.is_np_shape() else 0
+
+    def operator(self, number: int, inputs: list[Any]) -> tuple[str, list[Any], dict[str, Any]]:
+        """Return a node's operator with the inputs and the attributes that it is called with."""
+        node = self._graph.nodes[number]
+        op, attributes = node.op, dict(node.attributes)
+        if node.inputs:
+            return op, inputs, attributes
+        if self._context != import_mxnet().cpu():
+            attributes["ctx"] = str(self._context)
+        shape = attributes.get("shape")
+        if isinstance(shape, (tuple, list)) and self._unknown in shape:
+            attributes["shape"] = self._infer("shape", number)
+        if op == "_zeros_without_dtype":
+            op, attributes["dtype"] = "_zeros", np.dtype(self._infer("type", number)).name
+        return op, inputs, attributes
+
+    def _infer(self, what: str, number: int) -> Any:
+        """Return the node's shape or type."""
+        if what not in self._inferred:
+            self._inferred[what] = self._infer_all(what)
+        inferred = self._inferred[what][number, 0]
+        if inferred is None or (what == "shape" and (len(inferred) == 0 or self._unknown in inferred)):
+            node = self._graph.nodes[number]
+            raise UnsupportedError(
+                f"node {number}, {node.name!r}, of the symbol is {node.op!r} with attributes {dict(node.attributes)}, and "
+                f"what takes its array does not tell the {what}: expected a {what} that follows from the inputs; export the "
+                "net again with the sizes given"
+            )
+        return inferred
+
+    def _infer_all(self, what: str) -> dict[Entry, Any]:
+        internals = self._graph.symbol.get_internals()
+        names = set(internals.list_inputs())
+        given = {
+            name: array.shape if what == "shape" else array.dtype
+            for name, array in self._known.items()
+            if name in names
+        }
+        inferred = getattr(internals, f"infer_{what}_partial")(**given)[1]
+        heads = json.loads(internals.tojson())["heads"]
+        return {(head[0], head[1]): value for head, value in zip(heads, inferred, strict=True)}
+
+
+def _parsed(block: Any, symbol: Any) -> Graph:
+    described = json.loads(symbol.tojson())
+    for number, node in enumerate(described["nodes"]):
+        if node.get("subgraphs"):
+            raise UnsupportedError(
+                f"node {number} of SymbolBlock {block.name!r}, {node['name']!r}, is {node['op']!r}, an operator with a graph of "
+                "its own (a loop, a condition, or operators fused for a device), into which embgrad cannot see: expected plain "
+                "operators; build the net from its Python class and load the parameters with load_parameters, or export it with "
+                "its loops unrolled and without optimize_for"
+            )
+    nodes = tuple(_node(node) for node in described["nodes"])
+    heads = tuple((head[0], head[1]) for head in described["heads"])
+    as_numpy = isinstance(symbol, import_mxnet().sym.numpy._Symbol)
+    return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _finished(nodes, heads))
+
+
+def _node(node: Mapping[str, Any]) -> Node:
+    # Those of two underscores are notes of MXNet's own, such as __lr_mult__.
+    given = {key: value for key, value in (node.get("attrs") or {}).items() if not key.startswith("__")}
+    if node["op"] != "Custom":  # whose arguments are strings
+        given = {key: _literal(value) for key, value in given.items()}
+    return Node(node["op"], node["name"], given, tuple((entry[0], entry[1]) for entry in node["inputs"]))
+
+
+def _literal(text: str) -> Any:
+    """Return an attribute as Python code would have passed it: a number, a truth value, None or a tuple; else the string."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, (bool, int, float, tuple, list, type(None))) else text
+
+
+def _finished(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
+    last = {number: number for number in range(len(nodes))}
+    for number, node in enumerate(nodes):
+        last |= {source: number for source, _ in node.inputs}
+    needed = {number for number, _ in heads}
+    finished: list[list[int]] = [[] for _ in nodes]
+    for source, number in last.items():
+        if source not in needed:
+            finished[number].append(source)
+    return tuple(map(tuple, finished))
