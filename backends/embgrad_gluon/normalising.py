@@ -12,7 +12,7 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Operation
 from embgrad_gluon.walk import recorded_symbol
 
-__all__ = ["layer_norm"]
+__all__ = ["LayerNorms"]
 
 #: Of fewer numbers MXNet's own gradient takes no longer than a call of Python's out of MXNet does.
 FEWEST: Final = 1 << 14
@@ -21,22 +21,42 @@ FEWEST: Final = 1 << 14
 DTYPES: Final = (np.float32, np.float64)
 
 
-def layer_norm(operation: Operation, proceed: Callable[[], Any], *, is_wanted: Callable[[Any], bool]) -> Any:
-    """Run the operator, bit for bit, with a gradient of ours where that of its input alone is asked for.
+class LayerNorms:
+    """The layer norms of one pass that have a gradient of ours.
+
+    MXNet holds the functions of a graph in circles, so that what they keep for the pullback is freed by `release`.
 
     Args:
-        operation: LayerNorm.
-        proceed: runs it.
-        is_wanted: whether the gradient with respect to an array is asked for.
+        is_wanted: returns whether the gradient with respect to an array is asked for.
     """
-    if not _serves(operation, is_wanted):
-        return proceed()
-    mx, attributes = import_mxnet(), operation.attributes
-    attributes["output_mean_var"] = True
-    with mx.autograd.pause():
-        rows, mean, deviation = proceed()
-    array, scale = operation.inputs[:2]
-    return _function()(rows, (array, mean, deviation, scale))(array)
+
+    def __init__(self, is_wanted: Callable[[Any], bool]) -> None:
+        self._is_wanted = is_wanted
+        self._made: list[Any] = []
+
+    def run(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
+        """Run the operator, bit for bit, with a gradient of ours where that of its input alone is asked for.
+
+        Args:
+            operation: LayerNorm.
+            proceed: runs it.
+        """
+        if not _serves(operation, self._is_wanted):
+            return proceed()
+        mx, attributes = import_mxnet(), operation.attributes
+        attributes["output_mean_var"] = True
+        with mx.autograd.pause():
+            rows, mean, deviation = proceed()
+        array, scale = operation.inputs[:2]
+        function = _function()(rows, (array, mean, deviation, scale))
+        self._made.append(function)
+        return function(array)
+
+    def release(self) -> None:
+        """Free the arrays that the pullbacks needed."""
+        for function in self._made:
+            function.kept = ()
+        self._made.clear()
 
 
 def _serves(operation: Operation, is_wanted: Callable[[Any], bool]) -> bool:
@@ -75,14 +95,14 @@ def _function() -> type:
         def __init__(self, rows: Any, kept: tuple[Any, ...]) -> None:
             super().__init__()
             self._rows = rows
-            self._kept = kept
+            self.kept = kept
 
         def forward(self, _array: Any) -> Any:
             rows, self._rows = self._rows, None
             return rows
 
         def backward(self, cotangent: Any) -> Any:
-            normed, mean, deviation, scale = (array.asnumpy() for array in self._kept)
+            normed, mean, deviation, scale = (array.asnumpy() for array in self.kept)
             scaled = cotangent.asnumpy()
             normed -= mean
             normed /= deviation

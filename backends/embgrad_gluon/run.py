@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from embgrad.answering import Answer, answer, native_answer, values_at
@@ -21,7 +20,7 @@ from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, watching
 from embgrad_gluon.modules import Modules, calling, unheard
-from embgrad_gluon.normalising import layer_norm
+from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.scopes import GraphPoints
@@ -54,7 +53,7 @@ def points(
     parts = as_parts(model)
     with as_found(parts, training=False):
         watch = PointWatch(batch, None)
-        forward = _run_forward(model, parts, batch, watch, NOTHING, call, handlers)
+        forward = _run_forward(model, parts, batch, Taps(watch, NOTHING), NOTHING, call, handlers or {})
         _wait_for(forward.returned)
         return watch.points()
 
@@ -68,8 +67,17 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
 
 def _run(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request) -> Run:
     watch = PointWatch(batch, request.reached, request.times)
-    forward = _run_forward(model, parts, batch, watch, request, request.call)
-    kept = forward.taps.kept
+    taps = Taps(watch, request)
+    norms = LayerNorms(lambda array: any(array is kept.mark for kept in taps.kept.values()))
+    try:
+        forward = _run_forward(model, parts, batch, taps, request, request.call, _quicker(request, norms))
+        return _pulled_back(model, parts, batch, request, forward)
+    finally:
+        norms.release()
+
+
+def _pulled_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: Request, forward: _Forward) -> Run:
+    watch, kept = forward.taps.watch, forward.taps.kept
     try:
         chosen = watch.resolve(HINT)
         keys = list(dict.fromkeys(chosen[name] for name in request.points))
@@ -152,22 +160,22 @@ def _run_forward(
     model: Any,
     parts: Sequence[Any],
     batch: TokenBatch,
-    watch: PointWatch,
+    taps: Taps,
     request: Request,
     call: Call | None,
-    handlers: Mapping[str, Handler] | None = None,
+    handlers: Mapping[str, Handler],
 ) -> _Forward:
-    mx, functions, taps = import_mxnet(), Functions(), Taps(watch, request)
+    mx, functions = import_mxnet(), Functions()
     cures = Cures(request.training, parameters=request.parameters)
-    cured = {**cures.handlers(), **_quicker(request, taps)}
+    cured = {**cures.handlers(), **handlers}
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
     twins = FrozenTwins(parts if request.tables else ())
     substitute = twins.of if request.tables else None
-    modules = calling(Modules(parts, taps)) if watch.hears_modules else unheard()
+    modules = calling(Modules(parts, taps)) if taps.watch.hears_modules else unheard()
     value = None
     with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within), functions.heard():
-        with watching({**lookups.handlers(), **cured, **(handlers or {})}, substitute), modules:
+        with watching({**lookups.handlers(), **cured}, substitute), modules:
             try:
                 returned, unused = call_model(model, parts, batch, call)
             except mx.MXNetError as error:
@@ -180,15 +188,9 @@ def _run_forward(
     return _Forward(returned, value, taps, lookups.tables, twins, cures.also, unused, functions)
 
 
-def _quicker(request: Request, taps: Taps) -> dict[str, Handler]:
+def _quicker(request: Request, norms: LayerNorms) -> dict[str, Handler]:
     """Return by their names the handlers of operators whose gradients are computed in a quicker way than MXNet's."""
-    if request.parameters or request.tables:
-        return {}
-
-    def is_marked(array: Any) -> bool:
-        return any(array is kept.mark for kept in taps.kept.values())
-
-    return {"LayerNorm": partial(layer_norm, is_wanted=is_marked)}
+    return {} if request.parameters or request.tables else {"LayerNorm": norms.run}
 
 
 def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) -> Answer:
