@@ -232,9 +232,10 @@ def expect_ability(backend: Backend, ability: str) -> None:
         UnsupportedError: it does not support it.
     """
     if ability not in backend.supports:
+        instead = getattr(backend, "instead", {}).get(ability, "leave it out")
         raise UnsupportedError(
             f"the backend {backend.name!r} does not support {ability!r}: it supports {listed(sorted(backend.supports), 20)}; "
-            "leave it out"
+            f"{instead}"
         )
 
 

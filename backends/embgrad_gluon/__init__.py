@@ -14,7 +14,7 @@ from embgrad.backend import Call, Listener, Point, Request, Run, Weight
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget
-from embgrad_gluon import bert, capture, graphpoints, run, walk, weights
+from embgrad_gluon import bert, capture, parameters, run, scopes, walk
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]
@@ -28,8 +28,11 @@ class GluonBackend:
     extra: Final = "mxnet"
     supports: Final = frozenset(
         {"word", "training", "split", "native", "float64", "load_bert"}
-        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights", "compile"}
+        | {"modules", "override", "add", "edit", "parameters", "tables", "capture", "weights"}
     )
+    instead: Final = {
+        "compile": "leave it out, since a hybridised net's operators run one by one here, which takes no longer than its graph"
+    }
 
     def owns(self, part: object) -> bool:
         """Whether it is a Gluon Block, told by its type; imports nothing."""
@@ -64,13 +67,13 @@ class GluonBackend:
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """The floating parameters, trainable or not."""
-        return weights.weights(model)
+        return parameters.weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
         """Meanwhile no other thread runs the model, or a part of it."""
-        return weights.alone(model)
+        return parameters.alone(model)
 
     def paths(self, model: Any) -> Collection[str]:
         """The attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
         parts = as_parts(model)
-        return [*walk.paths(parts), *graphpoints.scope_paths(parts)]
+        return [*walk.paths(parts), *scopes.scope_paths(parts)]

@@ -1,35 +1,36 @@
-"""Tells of the user's own passes through a model: those under their `autograd.record`, and the gradients at its points."""
+"""Reports the user's own passes through a model to a listener: those under `autograd.record`, and the gradients at its points."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from embgrad.arrays import owned
 from embgrad.backend import Listener, Point
 from embgrad.batch import TokenBatch
 from embgrad.errors import NoGradientError, UnsupportedError
 from embgrad.generators import generators_kept
+from embgrad.interception import Interception
+from embgrad.points import split_name
 from embgrad_gluon import run
-from embgrad_gluon.cures import expect_no_view
-from embgrad_gluon.drawing import Draws, drawing_nothing
-from embgrad_gluon.graph import DRAWING, Way
-from embgrad_gluon.graphpoints import GraphPoints
-from embgrad_gluon.guards import GUARDED, Guards
-from embgrad_gluon.hearing import Marks, hearing
+from embgrad_gluon.cures import GUARDED, Guards, expect_no_view
+from embgrad_gluon.graphs import OnValue, at_cached_graphs, expect_agreement, run_open
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
-from embgrad_gluon.lookup import Lookups, Tables
+from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, watching
 from embgrad_gluon.modules import Modules, calling
-from embgrad_gluon.opening import expect_agreement
-from embgrad_gluon.operators import Handler, Operation, at_cached_graphs, run_open, watching
-from embgrad_gluon.symbolic import OnValue
+from embgrad_gluon.pullback import Way, is_regrouped, way_to
+from embgrad_gluon.scopes import GraphPoints
+from embgrad_gluon.state import DRAWING, Draws, drawing_nothing
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import named_blocks
+from embgrad_gluon.walk import all_blocks, named_blocks
 
 __all__ = ["capture"]
 
@@ -169,7 +170,7 @@ def _marks() -> list[Marks]:
 
 
 def _expect_right(way: Way, training: bool) -> None:
-    _state.guards.expect_right(way, training=training)
+    _state.guards.expect_right(way.operators, training=training)
 
 
 def _begin_anew() -> None:
@@ -181,7 +182,7 @@ def _begin_anew() -> None:
 # What is watched
 
 
-_WATCHED = tuple(dict.fromkeys(("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd", *GUARDED, *DRAWING)))
+_WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *DRAWING)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
@@ -226,7 +227,7 @@ def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) ->
         expect_no_view(operation)
     gave = proceed()
     if _state.draws is not None and name in DRAWING:
-        _state.draws.take_down(operation, gave)
+        _state.draws.record(operation, gave)
     return gave
 
 
@@ -260,9 +261,9 @@ def _within(block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
         opened = [stack.enter_context(one.graphs.within(block, args)) for one in _state.active()]
         asking = [on_value for on_value in opened if on_value is not None]
 
-        def on_value(node: int, output: int, name: str, value: Any) -> Any:
+        def on_value(node: int, output: int, value: Any) -> Any:
             for one in asking:
-                value = one(node, output, name, value)
+                value = one(node, output, value)
             return value
 
         yield on_value if asking else None
@@ -271,8 +272,8 @@ def _within(block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
 def _is_watched(block: Any) -> bool:
     if _state.draws is not None or _state.active() or _marks():
         return True
-    models = [one.model for one in _state.captures]
-    return any(inner is model for _, inner in named_blocks([block]) for model in models)
+    models = [capture.model for capture in _state.captures]
+    return any(inner is model for inner in all_blocks([block]) for model in models)
 
 
 def _expect_initialised(model: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -303,3 +304,126 @@ def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 def _waits(block: Any) -> bool:
     return any(parameter._deferred_init for parameter in block.collect_params().values())
+
+
+# Backward passes
+
+_backward = Interception(lambda: import_mxnet().autograd, "backward")
+_grad = Interception(lambda: import_mxnet().autograd, "grad")
+_method = Interception(lambda: import_mxnet().nd.NDArray, "backward")
+
+
+@dataclass(eq=False)
+class Marks:
+    """What was marked in one forward pass.
+
+    Attributes:
+        listener: is told of the gradients.
+        told: what it gave for the pass.
+        arrays: by the points' keys, marked.
+        among: where these are held as long as a backward pass may come to them.
+    """
+
+    listener: Listener
+    told: Any
+    arrays: Mapping[str, Any]
+    among: list[Marks] = field(repr=False)
+
+    def heard(self) -> None:
+        """What a backward pass has written, zeros where a gradient is stopped among them, was heard of."""
+        for array in self.arrays.values():
+            array._fresh_grad = False
+
+    def is_unheard(self) -> bool:
+        """Whether one has written since."""
+        return any(array._fresh_grad for array in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class _Reached:
+    marks: Marks
+    key: str
+    array: Any
+
+
+@contextlib.contextmanager
+def hearing(
+    marks: Callable[[], Sequence[Marks]], expect_right: Callable[[Way, bool], None], heard: Callable[[], None]
+) -> Iterator[None]:
+    """This thread's backward passes are heard of.
+
+    Args:
+        marks: gives those that may be reached.
+        expect_right: refuses a way to some of them, by the mode of the backward pass.
+        heard: is called after a backward pass that reached some.
+    """
+
+    def reached_by(heads: Any, training: bool) -> list[_Reached]:
+        return _reached(marks(), heads, lambda way: expect_right(way, training))
+
+    def pull(original: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bound(original, args, kwargs)
+        reached = reached_by(bound.get("heads", bound.get("self")), bool(bound["train_mode"]))
+        returned = original(*args, **kwargs)
+        for one in marks():
+            one.heard()
+        if reached:
+            _tell(reached, [one.array.grad for one in reached], heard, keep=bool(bound["retain_graph"]))
+        return returned
+
+    def compute(original: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bound(original, args, kwargs)
+        reached = reached_by(bound["heads"], bool(bound["train_mode"]))
+        if not reached:
+            return original(*args, **kwargs)
+        given = bound["variables"]
+        variables = [given] if isinstance(given, import_mxnet().nd.NDArray) else list(given)
+        found = original(**{**bound, "variables": [*variables, *(one.array for one in reached)]})
+        keep = bound["create_graph"] if bound["retain_graph"] is None else bound["retain_graph"]
+        _tell(reached, found[len(variables) :], heard, keep=bool(keep))
+        return found[: len(variables)]
+
+    with _backward.by(pull), _method.by(pull), _grad.by(compute):
+        yield
+
+
+def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], None]) -> list[_Reached]:
+    """What the backward pass comes to.
+
+    Raises:
+        UnsupportedError: a mark changes the order in which MXNet adds up.
+    """
+    known = [_Reached(one, key, array) for one in marks for key, array in one.arrays.items()]
+    if not known:
+        return []
+    outputs = [heads] if isinstance(heads, import_mxnet().nd.NDArray) else list(heads)
+    ways = [way_to(output, [one.array for one in known]) for output in outputs]
+    reached = [one for place, one in enumerate(known) if any(way.reached[place] for way in ways)]
+    for one in reached:
+        if split_name(one.key).side is not None and any(is_regrouped(way, one.array) for way in ways):
+            raise UnsupportedError(
+                f"what is at the point {one.key!r} is used past it, too, and MXNet would add up its gradient in another order "
+                "than without the capture: name the output of the module that made it, or capture at='word'"
+            )
+    for way in ways if reached else ():
+        expect_right(way)
+    return reached
+
+
+def _tell(reached: Sequence[_Reached], gradients: Sequence[Any], heard: Callable[[], None], *, keep: bool) -> None:
+    """Each listener is told once of all that it is to hear."""
+    told: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
+    for one, gradient in zip(reached, gradients, strict=True):
+        _, entries = told.setdefault(id(one.marks.listener), (one.marks.listener, []))
+        entries.append((one.marks.told, one.key, owned(gradient.asnumpy())))
+        if not keep and one.marks in one.marks.among:  # its graph is gone
+            one.marks.among.remove(one.marks)
+    heard()
+    for listener, entries in told.values():
+        listener.step(entries)

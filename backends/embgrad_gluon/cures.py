@@ -1,19 +1,21 @@
-"""Keeps MXNet's operators from giving a wrong gradient without a word."""
+"""Keeps MXNet's operators from giving a wrong gradient without a word: cured where that can be, and else refused."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from embgrad.errors import UnsupportedError
-from embgrad_gluon import rewriting
+from embgrad.interception import Interception
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.operators import Handler, Operation, invoke
+from embgrad_gluon.lookup import Handler, Operation, invoke
+from embgrad_gluon.walk import is_recorded
 
-__all__ = ["OWN", "WRONG", "Cures", "drops_between_layers", "expect_no_view", "is_native"]
+__all__ = ["GUARDED", "WRONG", "Cures", "Functions", "Guards", "expect_no_view"]
 
 OWN: Final = "gives its input a gradient of its own in place of the objective's"
 ZERO: Final = "has the gradient zero in MXNet, which is wrong"
@@ -24,12 +26,13 @@ OTHER: Final = "has a wrong gradient in MXNet"
 WRONG: Final[Mapping[str, str]] = {
     **dict.fromkeys(("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"), OWN),
     **dict.fromkeys(("IdentityAttachKLSparseReg", "MakeLoss", "SVMOutput", "SoftmaxOutput", "make_loss"), OWN),
-    **dict.fromkeys(("_np_atleast_1d", "_np_atleast_2d", "_np_atleast_3d", "_npi_percentile"), ZERO),
-    **dict.fromkeys(("_npi_eigh", "_npi_eigvals", "_npi_eigvalsh"), ZERO),
-    **dict.fromkeys(("_npi_pinv", "_npi_pinv_scalar_rcond", "_npi_std", "_npi_var"), ZERO),
-    **dict.fromkeys(("_npi_polyval", "_npi_rarctan2_scalar", "_npi_rot90"), OTHER),
-    **dict.fromkeys(("_npi_where_lscalar", "_npi_where_rscalar"), OTHER),
-    **dict.fromkeys(("_image_flip_left_right", "_image_flip_top_bottom"), OTHER),
+    **{f"_np_atleast_{axes}d": ZERO for axes in (1, 2, 3)},
+    **{
+        f"_npi_{name}": ZERO
+        for name in ("eigh", "eigvals", "eigvalsh", "percentile", "pinv", "pinv_scalar_rcond", "std", "var")
+    },
+    **{f"_npi_{name}": OTHER for name in ("polyval", "rarctan2_scalar", "rot90", "where_lscalar", "where_rscalar")},
+    **{f"_image_flip_{axis}": OTHER for axis in ("left_right", "top_bottom")},
 }
 
 SELU_ALPHA: Final = 1.6732632423543772
@@ -65,7 +68,7 @@ class Cures:
             "_contrib_SyncBatchNorm": self._batch_norm,
             "Pooling": _pooling,
             "RNN": self._rnn,
-            **rewriting.HANDLERS,
+            **_REWRITTEN,
         }
 
     def _rnn(self, operation: Operation, proceed: Proceed) -> Any:
@@ -78,7 +81,7 @@ class Cures:
         training, mode = import_mxnet().autograd.is_training(), operation.attributes.get("mode")
         if not training:
             operation.attributes["p"] = 0.0
-        elif mode == "gru" and drops_between_layers(operation) and is_native(operation.inputs[0]):
+        elif mode == "gru" and _drops_between_layers(operation) and _is_native(operation.inputs[0]):
             raise UnsupportedError(
                 "the model runs a GRU of several layers with dropout between them in training mode, and MXNet's gradient of "
                 "that is wrong: leave training=True out, or use a GRU without dropout, one for each layer with Dropout between"
@@ -138,12 +141,12 @@ class Cures:
         return [*rectified, *others] if others else rectified[0]
 
 
-def drops_between_layers(operation: Operation) -> bool:
+def _drops_between_layers(operation: Operation) -> bool:
     """Whether a recurrent operator drops out between its layers in training mode."""
     return float(operation.attributes.get("p", 0)) > 0 and int(operation.attributes.get("num_layers", 1)) > 1
 
 
-def is_native(array: Any) -> bool:
+def _is_native(array: Any) -> bool:
     """Whether MXNet's own kernel runs a recurrent layer: oneDNN has none but float32, and can be switched off."""
     switches = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
     off = any(os.environ.get(switch, "1") == "0" for switch in switches)
@@ -181,3 +184,266 @@ def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
     attributes.update(act_type="leaky", slope=mean)
     rows = proceed()
     return [rows, mx.nd.zeros_like(rows)]  # the random slopes, of which there are none
+
+
+# Operators in terms of others, of the same value, whose gradient is right
+
+
+#: MXNet counts places in float32, which holds whole numbers up to this one.
+LAST_PLACE: Final = 1 << 24
+
+
+def _where(operation: Operation, proceed: Proceed) -> Any:
+    """The choice between a number and an array gives the gradient to the wrong entries; between arrays it does not."""
+    np = import_mxnet().np
+    condition, array = operation.inputs
+    number = np.full((1,), operation.attributes["scalar"], dtype=array.dtype, ctx=array.ctx)
+    left = operation.name == "_npi_where_lscalar"
+    return np.where(condition, number, array) if left else np.where(condition, array, number)
+
+
+def _deviation(operation: Operation, proceed: Proceed) -> Any:
+    """Variance and standard deviation have the gradient zero: they are computed from means."""
+    if operation.out is not None:
+        return proceed()
+    np, attributes = import_mxnet().np, operation.attributes
+    array = operation.inputs[0]
+    array = array.astype(attributes["dtype"]) if attributes.get("dtype") is not None else array
+    axis, keepdims = attributes.get("axis"), attributes.get("keepdims", False)
+    squares = np.square(array - np.mean(array, axis=axis, keepdims=True))
+    mean = np.mean(squares, axis=axis, keepdims=keepdims)
+    count = array.size // max(mean.size, 1)
+    variance = mean * (count / (count - attributes.get("ddof", 0)))
+    return np.sqrt(variance) if operation.name == "_npi_std" else variance
+
+
+def _matmul(operation: Operation, proceed: Proceed) -> Any:
+    """Operands of which one is repeated along an inner axis of batches give it the gradient of some of these alone."""
+    if operation.out is None and min(array.ndim for array in operation.inputs) > 1:
+        batches = [array.shape[:-2] for array in operation.inputs]
+        shared = np.broadcast_shapes(*batches)
+        spread = import_mxnet().np.broadcast_to
+        operation.inputs = [
+            array if batch == shared else spread(array, shared + array.shape[-2:])
+            for array, batch in zip(operation.inputs, batches, strict=True)
+        ]
+    return proceed()
+
+
+def _einsum(operation: Operation, proceed: Proceed) -> Any:
+    """An index that comes twice in one operand takes a diagonal, whose gradient goes elsewhere: it is taken before."""
+    subscripts = operation.attributes.get("subscripts")
+    if not isinstance(subscripts, str):
+        return proceed()
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if not arrow:  # what comes once in all is kept, in the order of the alphabet
+        letters = left.replace(",", "").replace(".", "")
+        right = ("..." if "." in left else "") + "".join(sorted(one for one in set(letters) if letters.count(one) == 1))
+    if len(terms) != len(operation.inputs):
+        return proceed()
+    taken = [_diagonal(term, array) for term, array in zip(terms, operation.inputs, strict=True)]
+    if [term for term, _ in taken] != terms:
+        operation.inputs = [array for _, array in taken]
+        operation.attributes["subscripts"] = ",".join(term for term, _ in taken) + "->" + right
+    return proceed()
+
+
+def _norm(operation: Operation, proceed: Proceed) -> Any:
+    """Norms of matrices that are no sum of squares, and of all numbers but that, have wrong gradients."""
+    axes, order = operation.attributes.get("axis"), operation.attributes.get("ord")
+    if operation.attributes.get("flag") == -1 and (axes is None or len(axes) == 2):
+        raise UnsupportedError(
+            f"the model takes np.linalg.norm with ord={order} of matrices, which has a wrong gradient in MXNet: expected "
+            "ord=None, or the norm in terms of other operators, such as np.abs(x).sum(axis=-1).max(axis=-1)"
+        )
+    return proceed()
+
+
+def _diagonal(term: str, array: Any) -> tuple[str, Any]:
+    """An operand and its indices, none of which comes twice."""
+    for letter in dict.fromkeys(term.replace(".", "")):
+        while term.count(letter) > 1:
+            before, _, after = term.partition("...")
+            places = [place for place, one in enumerate(before) if one == letter]
+            places += [array.ndim - len(after) + place for place, one in enumerate(after) if one == letter]
+            array = import_mxnet().np.diagonal(array, axis1=places[0], axis2=places[1])
+            term = term.replace(letter, "", 2) + letter
+    return term, array
+
+
+def _extreme(operation: Operation, proceed: Proceed) -> Any:
+    """Of numbers that are equal and largest, or smallest, each gets the whole gradient: here the first gets it."""
+    mx, attributes, array = import_mxnet(), operation.attributes, operation.inputs[0]
+    lengths = _reduced(array, attributes)
+    if operation.out is not None or attributes.get("initial") is not None or not lengths:
+        return proceed()
+    kept, reduced = lengths
+    as_numpy = isinstance(array, mx.np.ndarray)
+    module, pick = (mx.np, mx.npx.pick) if as_numpy else (mx.nd, mx.nd.pick)
+    with mx.autograd.pause():
+        value = proceed()
+    rows = module.reshape(
+        module.transpose(array, axes=(*kept, *reduced)), (int(np.prod([array.shape[axis] for axis in kept])), -1)
+    )
+    with mx.autograd.pause():
+        find = module.argmax if "max" in operation.name else module.argmin
+        places = find(rows, axis=1)
+    picked = module.reshape(pick(rows, places, axis=1), value.shape)
+    with mx.autograd.pause():
+        same = picked == value  # unlike where there is a NaN
+    return module.where(same, picked, value)
+
+
+def _reduced(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
+    """The axes that are kept, and those that are reduced; None where there is nothing to choose, or too much."""
+    given = attributes.get("axis")
+    axes: Sequence[int] = () if given is None else given if isinstance(given, (tuple, list)) else (given,)
+    reduced = sorted({axis % array.ndim for axis in axes}) if axes else list(range(array.ndim))
+    kept = [axis for axis in range(array.ndim) if axis not in reduced]
+    if str(attributes.get("exclude", False)) in ("True", "1"):
+        kept, reduced = reduced, kept
+    length = int(np.prod([array.shape[axis] for axis in reduced]))
+    return (kept, reduced) if 1 < length <= LAST_PLACE and array.size else None
+
+
+#: By the operators' names.
+_REWRITTEN: Final[dict[str, Handler]] = {
+    "_npi_std": _deviation,
+    "_npi_var": _deviation,
+    "_npi_where_lscalar": _where,
+    "_npi_where_rscalar": _where,
+    "_npi_einsum": _einsum,
+    "_npi_matmul": _matmul,
+    "_npi_norm": _norm,
+    **dict.fromkeys(("max", "min", "_np_max", "_np_min"), _extreme),
+}
+
+
+# Functions of the user's
+
+_calls = Interception(lambda: import_mxnet().autograd.Function, "__call__")
+_made = Interception(lambda: import_mxnet().operator.CustomOp, "__init__")
+
+
+class Functions:
+    """The `autograd.Function`s that one forward pass calls, and the `CustomOp`s that it makes.
+
+    MXNet calls their `backward` from C, in a thread of its own. Of an Exception it makes an error that names none of it; of
+    Ctrl-C and SystemExit nothing at all, and the gradient is what was in memory.
+    """
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Those that are called meanwhile in this thread are heard of."""
+        with _calls.by(self._called), _made.by(self._making):
+            yield
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """What one of them raises while their gradients are computed and read is raised afterwards."""
+        try:
+            yield
+        finally:
+            if self._error is not None:
+                raise self._error
+
+    def _called(self, original: Callable[..., Any], function: Any, *inputs: Any) -> Any:
+        if type(function).__module__.startswith("embgrad_gluon."):
+            return original(function, *inputs)
+        function.backward = self._keeping(function.backward, [(one.shape, one.ctx, one.dtype) for one in inputs])
+        return original(function, *inputs)  # once: MXNet lets no function be called again
+
+    def _making(self, original: Callable[..., Any], operator: Any, *given: Any, **named: Any) -> None:
+        original(operator, *given, **named)
+        operator.backward = self._keeping(operator.backward)  # which writes its gradients, and returns none
+
+    def _keeping(self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]] = ()) -> Callable[..., Any]:
+        def kept(*gradients: Any, **named: Any) -> Any:
+            try:
+                return backward(*gradients, **named)
+            except BaseException as error:
+                self._error = error
+            zeros = import_mxnet().nd.zeros  # nobody will see them
+            return tuple(zeros(shape, context, dtype) for shape, context, dtype in inputs)
+
+        return kept
+
+
+# The user's own passes
+
+#: The forms of batch norm.
+NORMS: Final = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+
+#: The operators that are looked at.
+GUARDED: Final = (*NORMS, "LeakyReLU", "Pooling", "RNN")
+
+
+class Guards:
+    """What the user's forward passes held. What is wrong is wrong in their training, too."""
+
+    def __init__(self) -> None:
+        self._wrong: dict[str, str] = {}
+        self._norm_modes: set[bool] = set()
+
+    def look_at(self, operation: Operation) -> None:
+        """An operator is about to run, while it is recorded."""
+        if operation.name in NORMS:
+            self._batch_norm(operation)
+        elif operation.name == "Pooling":
+            self._pooling(operation)
+        elif operation.name == "LeakyReLU":
+            self._leaky_relu(operation)
+        elif operation.name == "RNN":
+            self._rnn(operation)
+
+    def expect_right(self, operators: Collection[str], *, training: bool) -> None:
+        """Refuse a backward pass whose gradient is wrong.
+
+        Args:
+            operators: those between the user's loss and the point.
+            training: the mode of the backward pass.
+
+        Raises:
+            UnsupportedError: it is.
+        """
+        wrong = {name: reason for name, reason in WRONG.items() if reason != OWN}  # a loss of its own is the user's
+        wrong |= self._wrong
+        if self._norm_modes - {training}:
+            reason = "ran in another mode than that of the backward pass, of which MXNet's gradient is wrong: give both one mode"
+            wrong |= dict.fromkeys(NORMS, reason)
+        for operator in sorted(wrong.keys() & set(operators)):
+            raise UnsupportedError(
+                f"between the point and the loss is the operator {operator!r}, which {wrong[operator]}; expected operators whose "
+                "gradient is right, since this one is wrong in your training, too"
+            )
+
+    def _batch_norm(self, operation: Operation) -> None:
+        if str(operation.attributes.get("use_global_stats", False)) != "True":
+            self._norm_modes.add(bool(import_mxnet().autograd.is_training()))
+
+    def _pooling(self, operation: Operation) -> None:
+        if operation.attributes.get("pool_type", "max") == "max" and not import_mxnet().autograd.is_training():
+            self._wrong["Pooling"] = "takes the maxima in evaluation mode, of which MXNet keeps no record: use record()"
+
+    def _leaky_relu(self, operation: Operation) -> None:
+        kind = operation.attributes.get("act_type")
+        if kind == "selu" or (kind == "rrelu" and not import_mxnet().autograd.is_training()):
+            self._wrong["LeakyReLU"] = f"is of the type {kind!r}, which has a wrong gradient in MXNet"
+
+    def _rnn(self, operation: Operation) -> None:
+        data, weights = operation.inputs[:2]
+        training, mode = import_mxnet().autograd.is_training(), operation.attributes.get("mode")
+        if _is_native(data):
+            if not is_recorded(data) or (mode != "lstm" and not is_recorded(weights)):
+                self._wrong["RNN"] = (
+                    "is a recurrent layer of which MXNet computes some gradients wrongly unless those of its input and its "
+                    "weights are computed, too: do not freeze it"
+                )
+            if training and mode == "gru" and _drops_between_layers(operation):
+                self._wrong["RNN"] = (
+                    "is a GRU of several layers with dropout between them, of which MXNet's gradient is wrong"
+                )

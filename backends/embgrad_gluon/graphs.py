@@ -1,278 +1,447 @@
-"""Runs hybridised blocks, SymbolBlocks and those to be compiled by kept graphs of embgrad's own, their lookups made before."""
+"""Runs hybridised blocks and SymbolBlocks operator by operator, so that lookups are seen and operators cured as any block's."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import json
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.drawing import DRAWS, Drawing
-from embgrad.escaping import Escaping
+import numpy as np
+
+from embgrad.errors import UnsupportedError, listed
 from embgrad.generators import generators_kept
-from embgrad.structures import first
-from embgrad.traces import Traces
-from embgrad.watching import PointWatch
-from embgrad_gluon.attributes import Attributes, arrays_kept
-from embgrad_gluon.cures import Cures
-from embgrad_gluon.graph import Body
+from embgrad.interception import Interception
+from embgrad.locks import process_lock
+from embgrad.structures import PLAIN
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.keptgraph import Kept
+from embgrad_gluon.lookup import invoke, unwatched
 from embgrad_gluon.modules import unheard
-from embgrad_gluon.opening import opened, same_outputs
-from embgrad_gluon.operators import (
-    OnSymbolBlock,
-    at_cached_graphs,
-    at_forward,
-    run_open,
-    watching,
-)
-from embgrad_gluon.structure import Structure, structure
-from embgrad_gluon.tracing import (
-    NO_ARGUMENT,
-    OWN,
-    UntraceableError,
-    leaves,
-    traced,
-)
-from embgrad_gluon.walk import block_names
+from embgrad_gluon.state import DRAWING, Attributes
+from embgrad_gluon.walk import all_blocks, input_names
 
-__all__ = ["Graphs"]
+__all__ = [
+    *(
+        "VARIABLE",
+        "Apart",
+        "Entry",
+        "Graph",
+        "Node",
+        "OnSymbolBlock",
+        "OnValue",
+        "at_cached_graphs",
+        "expect_agreement",
+    ),
+    *("graph_of", "imperatively", "output_names", "run_open"),
+]
 
-#: What is said of a model of which no part can be a graph.
-NO_HYBRID_BLOCK: Final = (
-    "the forward pass came by no HybridBlock, and the Python of a plain Block works on arrays alone"
-)
+_cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
+_scope = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
 
-#: What is said of a block that is given more than a graph can be.
-OTHER_ARGUMENTS: Final = "its arguments are not arrays, or lists of them"
+#: A value in a graph: its node's number and which of the node's outputs it is.
+Entry = tuple[int, int]
+
+#: `on_value(node_number, output_index, array)` gives the array that goes on in the value's place, the array itself where it is
+#: only looked at, an `Apart` where its users are given different ones.
+OnValue = Callable[[int, int, Any], Any]
+
+#: Takes a SymbolBlock that is about to run and its arguments; while it is open gives what sees the graph's values, or None.
+OnSymbolBlock = Callable[[Any, Sequence[Any]], AbstractContextManager[OnValue | None]]
 
 
-class Graphs:
-    """The graphs that run in one forward pass.
+def _nobody(_block: Any, _args: Sequence[Any]) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
-    A graph gives what the block's operators give one by one: the lookups are made before it, by the same operators, so that
-    they are seen, checked and replaced likewise. What has a block inside that is a point runs its Python, and the blocks in it
-    are graphs each: points lie at the borders of blocks.
 
-    Args:
-        parts: the model's parts.
-        watch: names the blocks that are points.
-        compiled: HybridBlocks that are not hybridised run as graphs, too.
+def at_cached_graphs(handler: Callable[..., Any]) -> AbstractContextManager[None]:
+    """While it is open, this thread's hybridised blocks and SymbolBlocks return `handler(original, block, *args)`."""
+    return _cached.by(handler)
 
-    Attributes:
-        bodies: by the names of MXNet's recorded graph, what of it is a graph of ours.
-        also: arrays whose gradient must be asked for along with those of the points.
-        why: why a block that was to be a graph ran operator by operator; None where none did.
-        began: whether any graph ran, to the end or not.
-        unpulled: the graphs among them whose gradients were never compared with those of their blocks' Python.
-    """
 
-    def __init__(self, parts: Sequence[Any], watch: PointWatch, *, compiled: bool) -> None:
-        self.bodies: dict[str, Body] = {}
-        self.also: list[Any] = []
-        self.why: str | None = None
-        self.began = False
-        self.unpulled: list[Kept] = []
-        self._compiled = compiled
-        self._open = 0
-        self._around: set[int] = set()
-        if watch.hears_modules:
-            named = {block: path for block, (path, _) in block_names(parts).items()}
-            points = {block for block, path in named.items() if path in watch.modules | watch.counted}
-            self._around = {id(block) for block in structure(parts).blocks if _has_below(block, points)}
-            unknown = (watch.modules | watch.counted) - {named[block] for block in points}
-            if unknown:
-                self._open = 1
-                self.why = (
-                    f"the point {min(unknown)!r} is no block of the model's, but inside of a SymbolBlock, or in a list"
-                )
+@contextlib.contextmanager
+def imperatively(on_symbol_block: OnSymbolBlock = _nobody) -> Iterator[None]:
+    """Run this thread's hybridised blocks and SymbolBlocks operator by operator; their cached graphs stay as they are."""
+    depth = 0
 
-    @property
-    def uncompiled(self) -> str | None:
-        """Why the forward pass was not made by kept graphs; None where it was."""
-        return self.why if self.why is not None or self.began else NO_HYBRID_BLOCK
-
-    @contextlib.contextmanager
-    def running(self, on_symbol_block: OnSymbolBlock) -> Iterator[None]:
-        """While it is open, this thread's blocks run as graphs where they can, and operator by operator elsewhere."""
-
-        def run(_: Any, block: Any, *args: Any) -> Any:
-            return self._run(block, args, lambda: opened(block, args, on_symbol_block))
-
-        def forward(original: Callable[..., Any], block: Any, *args: Any) -> Any:
-            if block._active or first(args, _is_array) is None:
-                return original(block, *args)
-            return self._run(block, args, lambda: original(block, *args))
-
-        with at_cached_graphs(run), at_forward(forward) if self._compiled else contextlib.nullcontext():
-            yield
-
-    def _run(self, block: Any, args: Sequence[Any], proceed: Callable[[], Any]) -> Any:
-        if self._open or id(block) in self._around or not (self._compiled or _is_graph(block)):
-            return proceed()
+    def run(_original: Any, block: Any, *args: Any) -> Any:
+        nonlocal depth
+        if depth == 0:  # an agreement is that of all blocks inside, too
+            expect_agreement(block, args)
+        depth += 1
         try:
-            returned = self._by_graph(block, args)
-        except UntraceableError as reason:
-            self.why = self.why or f"{type(block).__name__} {block.name!r} cannot be traced: {reason}"
-        else:
-            return returned
-        self._open += 1
-        try:
-            return proceed()
+            return run_open(block, args, on_symbol_block)
         finally:
-            self._open -= 1
+            depth -= 1
 
-    def _by_graph(self, block: Any, args: Sequence[Any]) -> Any:
-        """What the block gives.
+    with at_cached_graphs(run):
+        yield
 
-        Raises:
-            UntraceableError: it has no graph that gives the same.
-        """
-        mx = import_mxnet()
+
+def run_open(block: Any, args: Sequence[Any], on_symbol_block: OnSymbolBlock = _nobody) -> Any:
+    """Run a hybridised block or a SymbolBlock operator by operator."""
+    mx = import_mxnet()
+    if isinstance(block, mx.gluon.SymbolBlock):
+        with on_symbol_block(block, args) as on_value:
+            return _run_symbol(block, args, on_value)
+    # As `HybridBlock.forward` goes on where it is not hybridised. The block's own flag stays, since other threads see it.
+    return block.hybrid_forward(mx.ndarray, *args, **_arrays(block, block._reg_params, block.params.values(), args))
+
+
+def _arrays(block: Any, parameters: Mapping[str, Any], waiting: Iterable[Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Return the parameters' arrays by name; those that wait for their shapes get them from the arguments."""
+    try:
+        return {name: parameter.data() for name, parameter in parameters.items()}
+    except import_mxnet().gluon.parameter.DeferredInitializationError:
+        block.infer_shape(*args)
+        for parameter in waiting:
+            parameter._finish_deferred_init()
+    return {name: parameter.data() for name, parameter in parameters.items()}
+
+
+# A hybridised block's Python and its graph must agree
+
+#: How far a graph may be from its Python, relative to its largest number: rounding, in another order of operations.
+TOLERANCES: Final = {"float16": 5e-2, "float32": 1e-3, "float64": 1e-8}
+
+#: What holds state, or draws, so that two runs of it need not give the same.
+VARYING: Final = frozenset({*DRAWING, "Custom"} - {"Dropout"})
+
+_agreed: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+
+
+def expect_agreement(block: Any, args: Sequence[Any]) -> None:
+    """Compare the outputs of a block's Python and of its graph: once for each graph and setting of the blocks' attributes.
+
+    Raises:
+        UnsupportedError: they differ.
+    """
+    mx = import_mxnet()
+    if isinstance(block, mx.gluon.SymbolBlock) or block._cached_op is None:
+        return
+    blocks, graph = all_blocks([block]), block._cached_graph[1]
+    settings = (block._cached_op, *map(_settings, blocks))
+    # A graph that was made for other arguments, such as for lengths beside the ids, says nothing of a call without them.
+    if _agreed.get(block) == settings or _given(mx.gluon.block._flatten(list(args), "input")[1]) != _given(
+        block._in_format
+    ):
+        return
+    if not _varies(graph):
+        attributes = Attributes(blocks)
         try:
-            flat, in_format = mx.gluon.block._flatten(list(args), "input")
-        except ValueError:  # a number, a string or a dict, which the Python of a block may take
-            raise UntraceableError(OTHER_ARGUMENTS) from None
-        inside = structure([block])
-        _expect_plain(inside.blocks, flat)
-        key = _key(block, inside, in_format)
-        kept = _traces.get([block], key, lambda: _made(block, in_format, len(flat)))
-        if isinstance(kept, str):
-            raise UntraceableError(kept)
-        try:
-            with next(array.context for array in flat if array is not None):
-                if not _is_graph(block):
-                    self._expect_agreement(kept, block, args, flat)
-                    self.unpulled += [] if kept.pulled else [kept]
-                outputs = kept(flat, self)
-        except mx.gluon.parameter.DeferredInitializationError:
-            raise UntraceableError("its parameters have no values yet") from None
-        return mx.gluon.block._regroup(outputs, kept.out_format)
-
-    def _expect_agreement(self, kept: Kept, block: Any, args: Sequence[Any], flat: Sequence[Any]) -> None:
-        """Compare what a graph of ours gives and what the block's Python gives.
-
-        To Python a symbol has the length 1 and the one item 0, as an array may have, and no sizes: once for each of the
-        arguments' shapes.
-
-        Raises:
-            DeferredInitializationError: a parameter has no value yet.
-            UntraceableError: they differ, or MXNet fails at one of them, or the Python keeps arrays for whoever reads them.
-        """
-        shapes = tuple(None if array is None else array.shape for array in flat)
-        if kept.apart is None and not kept.compared.get(shapes, False):
-            mx = import_mxnet()
-            try:
-                outputs = kept.outputs(flat)
-                kept.apart = self._apart(block, args, outputs, kept.out_format)
-            except mx.gluon.parameter.DeferredInitializationError:
-                raise
-            except mx.MXNetError as error:
-                raise UntraceableError(f"its graph failed ({str(error).partition(chr(10))[0]})") from None
-            kept.compared.put(shapes, True)
-        if kept.apart is not None:
-            raise UntraceableError(kept.apart)
-
-    def _apart(self, block: Any, args: Sequence[Any], outputs: Sequence[Any], out_format: Any) -> str | None:
-        """What a block's Python does otherwise than its graph; None where nothing is seen of it."""
-        blocks = structure([block]).blocks
-        attributes, before = Attributes(blocks), arrays_kept(blocks)
-        try:
-            returned = self._by_python(block, args)
-            new = [name for one, (name, _) in arrays_kept(blocks).items() if one not in before]
+            with generators_kept(), mx.autograd.pause(train_mode=False), unwatched(), unheard():
+                _compare(block, _by_graph(block, graph, args), _by_python(block, args))
         finally:
             attributes.put_back()
-        if not same_outputs((outputs, out_format), returned):
-            return "its Python gives something else on arrays than on symbols"
-        return f"its Python keeps an array in the attribute {min(new)!r}, which a graph does not" if new else None
-
-    def _by_python(self, block: Any, args: Sequence[Any]) -> Any:
-        """What the block's Python gives, in which blocks that are hybridised run as graphs; nobody watches it."""
-        uncompiled = copy.copy(self)
-        uncompiled.bodies, uncompiled.also, uncompiled._compiled = {}, [], False
-        nobody = uncompiled.running(lambda _block, _args: contextlib.nullcontext())
-        self._open += 1
-        try:
-            with generators_kept(), nobody, watching(Cures(False).handlers()), unheard():
-                return run_open(block, args)
-        finally:
-            self._open -= 1
+    _agreed[block] = settings
 
 
-#: By block its graphs, or why there is none.
-_traces: Traces[Kept | str] = Traces()
+def _compare(block: Any, graph: Sequence[Any], python: Sequence[Any]) -> None:
+    if len(graph) != len(python) or not all(map(_agree, graph, python)):
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} is hybridised, and its graph does not give what its Python gives, which "
+            "embgrad runs: something that the Python goes by has changed since the graph was made, or it goes another way for "
+            "F=mx.nd. Expected both to compute the same: call hybridize() again, which makes the graph anew"
+        )
 
 
-def _made(block: Any, in_format: Any, count: int) -> Kept | str:
-    """The block's graph, or why there is none."""
-    places = list(leaves(in_format))
-    names = [None if leaf == NO_ARGUMENT else f"{OWN}input{place}" for place, leaf in enumerate(places)]
-    if len(names) != count:
-        return OTHER_ARGUMENTS
-    blocks, symbol = structure([block]).blocks, import_mxnet().sym.Symbol
-    attributes = Attributes(blocks)
-    escaping = Escaping(blocks, (), (import_mxnet().nd.NDArray, symbol), lambda value: issubclass(type(value), symbol))
-    try:
-        with Drawing([*attributes.generators, *escaping.generators]) as drawing:
-            made = traced(block, names, in_format)
-        return DRAWS if drawing.seen and not _is_graph(block) else Kept(block, made, names)
-    except UntraceableError as reason:
-        return str(reason)
-    except Exception as error:  # its Python is run on symbols, of which it may expect anything
-        said = str(error).strip().partition("\n")[0]
-        return f"its Python does not run on symbols ({type(error).__name__}: {said})"
-    finally:
-        attributes.put_back()
-        escaping.put_back()
+def _agree(graph: Any, python: Any) -> bool:
+    a, b = (
+        array.astype(np.result_type(array, np.float32), copy=False) for array in (python.asnumpy(), graph.asnumpy())
+    )
+    largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    allowed = TOLERANCES.get(np.dtype(graph.dtype).name, 0.0) * largest
+    return a.shape == b.shape and np.allclose(a, b, rtol=0, atol=allowed, equal_nan=True)
 
 
-def _key(block: Any, inside: Structure, in_format: Any) -> Hashable:
-    """Everything that a block's graph depends on, beside the shapes and values that it takes."""
-    graph = block._cached_graph[1] if _is_graph(block) else None
-    recording = import_mxnet().autograd.is_recording()
-    held, dtypes = inside.identity()  # `cast` tells the blocks, whose Python may go by it
-    return _Same(held), dtypes, repr(in_format), _Same(graph), recording
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """Stands for an object, and is equal where that is the same."""
-
-    held: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
-
-
-def _is_graph(block: Any) -> bool:
-    """Whether it runs as a graph of its own: a SymbolBlock, or one that was hybridised and has run since."""
-    return isinstance(block, import_mxnet().gluon.SymbolBlock) or (block._active and block._cached_op is not None)
-
-
-def _expect_plain(inside: Sequence[Any], flat: Sequence[Any]) -> None:
-    """Refuse a call that a graph would not make as the block's Python does."""
+def _by_graph(block: Any, graph: Any, args: Sequence[Any]) -> list[Any]:
+    """Return the graph's outputs, computed beside the block's own, whose memory may be in use."""
     mx = import_mxnet()
-    if any(one._forward_hooks or one._forward_pre_hooks for one in inside[1:]):
-        raise UntraceableError("a block inside of it has a hook, which a graph does not call")
-    if any(getattr(one, "_callback", None) is not None for one in inside):
-        raise UntraceableError("it has a hook on its operators")
-    if mx.autograd.is_training():
-        raise UntraceableError("it runs under autograd.train_mode()")
-    arrays = [array for array in flat if array is not None]
-    if any(isinstance(array, mx.np.ndarray) for array in arrays):
-        raise UntraceableError("its arrays are those of mx.np")
-    if any(array.stype != "default" for array in arrays) or len({array.context for array in arrays}) != 1:
-        raise UntraceableError("its arguments are sparse, or not all in one place")
+    given = [array for array in mx.gluon.block._flatten(list(args), "input")[0] if array is not None]
+    inputs = [given[entry] if is_input else entry.data() for is_input, entry in block._cached_op_args]
+    outputs = mx.nd.CachedOp(graph, [])(*inputs)
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
-def _has_below(block: Any, points: set[int]) -> bool:
-    return any(id(child) in points or _has_below(child, points) for child in block._children.values())
+def _by_python(block: Any, args: Sequence[Any]) -> list[Any]:
+    symbolic = import_mxnet().gluon.SymbolBlock
+
+    def inner(original: Callable[..., Any], child: Any, *given: Any) -> Any:
+        return original(child, *given) if isinstance(child, symbolic) else run_open(child, given)
+
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError(
+            f"{type(block).__name__} {block.name!r} is hybridised, and its Python, which embgrad runs, enters autograd.pause() "
+            "or another scope of mxnet.autograd, of which its graph knows nothing: expected F.stop_gradient in its place, and "
+            "hybridize() again, which makes the graph anew"
+        )
+
+    with at_cached_graphs(inner), _scope.by(refuse):
+        returned = run_open(block, args)
+    return list(import_mxnet().gluon.block._flatten(returned, "output")[0])
 
 
-def _is_array(value: object) -> bool:
-    return isinstance(value, import_mxnet().nd.NDArray)
+def _given(in_format: Any) -> list[Any]:
+    """Return Gluon's description of arguments, less those left out at the end, which is -1 for each."""
+    given = list(in_format) if isinstance(in_format, (list, tuple)) else [in_format]
+    while given and given[-1] == -1:
+        given.pop()
+    return given
+
+
+def _varies(graph: Any) -> bool:
+    """Return whether two runs of a graph may give different numbers."""
+    nodes = json.loads(graph.tojson())["nodes"]
+    return any(
+        node["op"] in VARYING or (node["op"] == "Dropout" and (node.get("attrs") or {}).get("mode") == "always")
+        for node in nodes
+    )
+
+
+def _settings(block: Any) -> Hashable:
+    """Return the identities of a block and its parameters, and its plain attributes, by which its Python may go."""
+    plain = [
+        (name, value if isinstance(value, PLAIN) else repr(value))
+        for name, value in vars(block).items()
+        if _is_plain(value)
+    ]
+    return (id(block), *map(id, block._reg_params.values()), *plain)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, PLAIN):
+        return True
+    held = value.values() if type(value) is dict else value if type(value) in (list, tuple) else None
+    return held is not None and all(isinstance(entry, PLAIN) for entry in held)
+
+
+# The graphs of SymbolBlocks
+
+#: The operator of a node that is none: an input or a parameter.
+VARIABLE: Final = "null"
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A value that is not the same for all that use it.
+
+    Attributes:
+        given: gives the array for a user: a node's number, or the number of the nodes for the caller.
+    """
+
+    given: Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of a graph.
+
+    Attributes:
+        op: the operator's own name, or `VARIABLE`.
+        name: as the graph names it; several nodes may have one name.
+        attributes: what the operator is called with.
+        inputs: the values that it takes, in order, auxiliary states included.
+    """
+
+    op: str
+    name: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A symbol's nodes, in an order in which they can be run.
+
+    Attributes:
+        symbol: the symbol itself.
+        nodes: by number.
+        heads: the values that it returns.
+        inputs: the names of those variables that are arguments of the block; the others are parameters.
+        as_numpy: whether its values are arrays of mx.np.
+        finished: by a node's number the nodes whose values nothing needs after it.
+    """
+
+    symbol: Any
+    nodes: tuple[Node, ...]
+    heads: tuple[Entry, ...]
+    inputs: tuple[str, ...]
+    as_numpy: bool
+    finished: tuple[tuple[int, ...], ...]
+
+
+_graphs: weakref.WeakKeyDictionary[Any, Graph] = weakref.WeakKeyDictionary()
+
+
+def graph_of(block: Any) -> Graph:
+    """Return the graph of a SymbolBlock, parsed once for as long as the block has it, since MXNet's JSON leaks memory.
+
+    Raises:
+        UnsupportedError: a node of it has a graph of its own.
+    """
+    symbol = block._cached_graph[1]
+    with process_lock:
+        known = _graphs.get(block)
+    if known is None or known.symbol is not symbol:
+        known = _parsed(block, symbol)
+        with process_lock:
+            _graphs[block] = known
+    return known
+
+
+def output_names(model: Any) -> tuple[str, ...]:
+    """Return the names that a SymbolBlock's symbol gives to the outputs; none for another model."""
+    if not isinstance(model, import_mxnet().gluon.SymbolBlock):
+        return ()
+    return tuple(model._cached_graph[1].list_outputs())
+
+
+def _run_symbol(block: Any, args: Sequence[Any], on_value: OnValue | None) -> Any:
+    """Run a SymbolBlock; `on_value` sees every value as soon as it is there, inputs and parameters included."""
+    utilities = import_mxnet().gluon.block
+    graph = graph_of(block)
+    flat, structure = utilities._flatten(list(args), "input")
+    if structure != block._in_format:  # as the block itself says it
+        raise ValueError(
+            f"{type(block).__name__} {block.name!r} was called with {len(args)} arguments of structure {structure}: expected "
+            f"{listed(input_names(block))}, of structure {block._in_format}"
+        )
+    known = {name: array for name, array in zip(input_names(block), flat, strict=True) if array is not None}
+    parameters = dict(block.collect_params().items())
+    # Another backend of MXNet's may have added some of its own to the graph.
+    parameters |= {entry.name: entry for is_input, entry in block._cached_op_args if not is_input}
+    names = [node.name for node in graph.nodes if node.op == VARIABLE and node.name not in known]
+    wanted = {name: parameters[name] for name in names}
+    known |= _arrays(block, wanted, wanted.values(), args)
+    if graph.as_numpy:  # Gluon may have loaded the parameters as arrays of the older kind, also where it runs mx.np
+        known = {name: array.as_np_ndarray() for name, array in known.items()}
+    values = _values(graph, known, on_value)
+    return utilities._regroup([_value(values, head, len(graph.nodes)) for head in graph.heads], block._out_format)
+
+
+def _values(graph: Graph, known: Mapping[str, Any], on_value: OnValue | None) -> dict[int, Sequence[Any]]:
+    """Return by node the values that are left in the end: those of the heads."""
+    fills = _Fills(graph, known)
+    values: dict[int, Sequence[Any]] = {}
+    for number, node in enumerate(graph.nodes):
+        if node.op == VARIABLE:
+            outputs = [known[node.name]]
+        else:
+            inputs = [_value(values, entry, number) for entry in node.inputs]
+            outputs = invoke(*fills.operator(number, inputs), graph.as_numpy)
+        if on_value is not None:
+            outputs = [on_value(number, output, array) for output, array in enumerate(outputs)]
+        values[number] = outputs
+        for done in graph.finished[number]:
+            del values[done]
+    return values
+
+
+def _value(values: Mapping[int, Sequence[Any]], entry: Entry, user: int) -> Any:
+    value = values[entry[0]][entry[1]]
+    return value.given(user) if isinstance(value, Apart) else value
+
+
+class _Fills:
+    """The operators of a graph's nodes for inputs of these shapes.
+
+    What fills an array from nothing, such as a recurrent layer's first state, may leave sizes, or the dtype, to what takes
+    the array. MXNet infers them over the whole graph before it runs; here they are inferred when the first such node comes.
+    """
+
+    def __init__(self, graph: Graph, known: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._known = known
+        self._inferred: dict[str, dict[Entry, Any]] = {}
+        mx = import_mxnet()
+        self._context = mx.current_context()
+        self._unknown = -1 if mx.util.is_np_shape() else 0
+
+    def operator(self, number: int, inputs: list[Any]) -> tuple[str, list[Any], dict[str, Any]]:
+        """Return a node's operator with the inputs and the attributes that it is called with."""
+        node = self._graph.nodes[number]
+        op, attributes = node.op, dict(node.attributes)
+        if node.inputs:
+            return op, inputs, attributes
+        if self._context != import_mxnet().cpu():
+            attributes["ctx"] = str(self._context)
+        shape = attributes.get("shape")
+        if isinstance(shape, (tuple, list)) and self._unknown in shape:
+            attributes["shape"] = self._infer("shape", number)
+        if op == "_zeros_without_dtype":
+            op, attributes["dtype"] = "_zeros", np.dtype(self._infer("type", number)).name
+        return op, inputs, attributes
+
+    def _infer(self, what: str, number: int) -> Any:
+        """Return the node's shape or type."""
+        if what not in self._inferred:
+            self._inferred[what] = self._infer_all(what)
+        inferred = self._inferred[what][number, 0]
+        if inferred is None or (what == "shape" and (len(inferred) == 0 or self._unknown in inferred)):
+            node = self._graph.nodes[number]
+            raise UnsupportedError(
+                f"node {number}, {node.name!r}, of the symbol is {node.op!r} with attributes {dict(node.attributes)}, and "
+                f"what takes its array does not tell the {what}: expected a {what} that follows from the inputs; export the "
+                "net again with the sizes given"
+            )
+        return inferred
+
+    def _infer_all(self, what: str) -> dict[Entry, Any]:
+        internals = self._graph.symbol.get_internals()
+        names = set(internals.list_inputs())
+        given = {
+            name: array.shape if what == "shape" else array.dtype
+            for name, array in self._known.items()
+            if name in names
+        }
+        inferred = getattr(internals, f"infer_{what}_partial")(**given)[1]
+        heads = json.loads(internals.tojson())["heads"]
+        return {(head[0], head[1]): value for head, value in zip(heads, inferred, strict=True)}
+
+
+def _parsed(block: Any, symbol: Any) -> Graph:
+    described = json.loads(symbol.tojson())
+    for number, node in enumerate(described["nodes"]):
+        if node.get("subgraphs"):
+            raise UnsupportedError(
+                f"node {number} of SymbolBlock {block.name!r}, {node['name']!r}, is {node['op']!r}, an operator with a graph of "
+                "its own (a loop, a condition, or operators fused for a device), into which embgrad cannot see: expected plain "
+                "operators; build the net from its Python class and load the parameters with load_parameters, or export it with "
+                "its loops unrolled and without optimize_for"
+            )
+    nodes = tuple(_node(node) for node in described["nodes"])
+    heads = tuple((head[0], head[1]) for head in described["heads"])
+    as_numpy = isinstance(symbol, import_mxnet().sym.numpy._Symbol)
+    return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _finished(nodes, heads))
+
+
+def _node(node: Mapping[str, Any]) -> Node:
+    # Those of two underscores are notes of MXNet's own, such as __lr_mult__.
+    given = {key: value for key, value in (node.get("attrs") or {}).items() if not key.startswith("__")}
+    if node["op"] != "Custom":  # whose arguments are strings
+        given = {key: _literal(value) for key, value in given.items()}
+    return Node(node["op"], node["name"], given, tuple((entry[0], entry[1]) for entry in node["inputs"]))
+
+
+def _literal(text: str) -> Any:
+    """Return an attribute as Python code would have passed it: a number, a truth value, None or a tuple; else the string."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, (bool, int, float, tuple, list, type(None))) else text
+
+
+def _finished(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
+    last = {number: number for number in range(len(nodes))}
+    for number, node in enumerate(nodes):
+        last |= {source: number for source, _ in node.inputs}
+    needed = {number for number, _ in heads}
+    finished: list[list[int]] = [[] for _ in nodes]
+    for source, number in last.items():
+        if source not in needed:
+            finished[number].append(source)
+    return tuple(map(tuple, finished))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +16,7 @@ from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
 from embgrad.errors import UnsupportedError
 from embgrad.structures import copied
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.structure import Structure
-from embgrad_gluon.symbolic import input_names
+from embgrad_gluon.walk import all_parameters, input_names
 
 __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widened"]
 
@@ -25,14 +24,14 @@ __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_l
 TRIPLE: Final = ["data0", "data1", "data2"]
 
 
-def call_model(model: Any, known: Structure, batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
+def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it could not take.
 
     Raises:
         BatchError: the batch has nothing for an argument of the model's.
         UnsupportedError: a sequence of parts, and nothing that says how to call them.
     """
-    convert = _Conversion(known.parameters(), len(batch))
+    convert = _Conversion(all_parameters(parts), len(batch))
     if call is not None:
         return call(model, convert(batch.inputs())), ()
     if isinstance(model, (list, tuple)):
@@ -165,15 +164,13 @@ class GluonArrays:
 
     Args:
         training: the mode of the forward pass that they come from.
-        reading: is called with an array before its values are waited for.
     """
 
     kind = "an MXNet array"
     scalars: tuple[tuple[int, ...], ...] = ((), (1,))  # the older kind has no shape ()
 
-    def __init__(self, *, training: bool = False, reading: Callable[[Any], None] = lambda array: None) -> None:
+    def __init__(self, *, training: bool = False) -> None:
         self._training = training
-        self._reading = reading
 
     def is_tensor(self, value: object) -> bool:
         """Whether it is an array of either kind."""
@@ -185,7 +182,6 @@ class GluonArrays:
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
         """The values in memory of their own; half precision widened. Raises what the operators before it failed with."""
-        self._reading(tensor)
         return widened(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:

@@ -1,24 +1,109 @@
-"""Finds the lookups of a forward pass by watching its operators."""
+"""Sees the operators that MXNet runs imperatively in this thread, and among them the lookups."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.arrays import whole_numbers
 from embgrad.errors import BatchError
+from embgrad.interception import Interception
 from embgrad.points import UNNAMED_TABLE, layout_of
-from embgrad_gluon.graph import is_recorded
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.operators import Handler, Operation
-from embgrad_gluon.structure import structure
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import memory
+from embgrad_gluon.walk import is_recorded, memory, tables
 
-__all__ = ["HINT", "Lookups", "Tables"]
+__all__ = ["HINT", "LOOKUPS", "Handler", "Lookups", "Operation", "Tables", "invoke", "unwatched", "watching"]
+
+# Every generated function of mx.nd, mx.sym's imperative twin F, mx.np and mx.npx, and every method of an array, ends in
+# this global of `mxnet.ndarray.register`: nn.Embedding, F.Embedding, take, x.take and W[ids] alike.
+_invoke = Interception(lambda: import_mxnet().ndarray.register, "_imperative_invoke")
+
+
+@dataclass
+class Operation:
+    """One operator that is about to run. A handler may change its inputs and attributes.
+
+    Attributes:
+        name: the operator's own name, whatever the alias under which it was called.
+        inputs: the arrays.
+        attributes: by name.
+        out: the array that the caller wants the output in; None for a new one.
+    """
+
+    name: str
+    inputs: list[Any]
+    attributes: dict[str, Any]
+    out: Any
+
+
+#: Takes an operation and what runs it; gives the output.
+Handler = Callable[[Operation, Callable[[], Any]], Any]
+
+
+@contextlib.contextmanager
+def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] | None = None) -> Iterator[None]:
+    """This thread's operators of these names go to their handlers.
+
+    Args:
+        handlers: by the operators' names.
+        substitute: gives what takes the place of an array that an operator of any name takes.
+    """
+    by_address = {_address(name): (name, handler) for name, handler in handlers.items()}
+
+    def handle(original: Any, operator: int, inputs: Any, keys: Any, values: Any, out: Any, *kind: Any) -> Any:
+        watched = by_address.get(operator)
+        if substitute is not None:
+            inputs = [substitute(array) for array in inputs]
+        if watched is None:
+            return original(operator, inputs, keys, values, out, *kind)
+        name, handler = watched
+        operation = Operation(name, list(inputs), dict(zip(keys, values, strict=True)), out)
+
+        def proceed() -> Any:
+            attributes = operation.attributes
+            return original(operator, operation.inputs, list(attributes), list(attributes.values()), out, *kind)
+
+        return handler(operation, proceed)
+
+    with _invoke.by(handle):
+        yield
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """While it is open, nobody sees what operators this thread runs."""
+    return _invoke.by(lambda original, *given: original(*given)) if _invoke.heard else contextlib.nullcontext()
+
+
+def invoke(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:
+    """Runs an operator as the generated function of its name does."""
+    mx = import_mxnet()
+    as_list, as_numpy = mx.base._output_is_list(name), as_numpy or mx.base._is_np_op(name)
+    keys, values = list(attributes), list(attributes.values())
+    outputs = mx.ndarray.register._imperative_invoke(_address(name), inputs, keys, values, None, as_numpy, as_list)
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+@functools.cache
+def _address(name: str) -> int:
+    """The operator's handle, by which the generated functions call it; aliases share it."""
+    base = import_mxnet().base
+    handle = ctypes.c_void_p()
+    base.check_call(base._LIB.NNGetOpHandle(base.c_str(name), ctypes.byref(handle)))
+    return int(handle.value or 0)
+
+
+# Lookups among the operators
+
+#: The operators that may be lookups.
+LOOKUPS: Final = ("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd")
 
 #: What is not seen, for messages.
 HINT = (
@@ -48,12 +133,8 @@ class Lookups:
 
     def handlers(self) -> dict[str, Handler]:
         """By the operators' names."""
-        return {
-            "Embedding": self._embedding,
-            "_contrib_SparseEmbedding": self._embedding,
-            "take": self._take,
-            "gather_nd": self._gather,
-        }
+        handlers = (self._embedding, self._embedding, self._take, self._gather)
+        return dict(zip(LOOKUPS, handlers, strict=True))
 
     def _embedding(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
         indices, table = operation.inputs[:2]
@@ -110,7 +191,7 @@ class Tables:
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
         self._known: dict[tuple[int, tuple[int, ...]], str] = {}
-        self._named: dict[tuple[int, ...] | None, list[tuple[str, Any]]] | None = None
+        self._parameters: list[tuple[str, Any]] | None = None
 
     def path(self, table: Any, shape: tuple[int, ...]) -> str:
         """The path of the table's owner. Of several owners an embedding has it, or else the first."""
@@ -122,21 +203,12 @@ class Tables:
         return self._known.get(key, UNNAMED_TABLE)
 
     def _learn(self, shape: tuple[int, ...]) -> None:
-        if self._named is None:  # not before: a model may make its blocks when it is first called
-            self._named = defaultdict(list)
-            for entry in structure(self._parts).tables():
-                self._named[_shape(entry[1])].append(entry)
-        for path, parameter in (*self._named.get(shape, ()), *self._named.get(None, ())):
-            if parameter._stype == "default":
-                for array in parameter._data or ():
-                    if array.shape == shape:
-                        self._known.setdefault((memory(array), shape), path)
-
-
-def _shape(parameter: Any) -> tuple[int, ...] | None:
-    """A parameter's shape; None where it is not known yet, or only its array knows, as a SymbolBlock's."""
-    known = parameter._shape
-    return None if known is None or min(known, default=1) <= 0 else tuple(known)
+        if self._parameters is None:  # not before: a model may make its blocks when it is first called
+            self._parameters = tables(self._parts)
+        for path, parameter in self._parameters:
+            for array in parameter._data or ():
+                if array.shape == shape and array.stype == "default":
+                    self._known.setdefault((memory(array), shape), path)
 
 
 def _whole(path: str, indices: np.ndarray) -> np.ndarray:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.interception import Interception
-from embgrad_gluon.graph import tape_name
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.operators import Operation
+from embgrad_gluon.lookup import Operation
+from embgrad_gluon.walk import recorded_symbol
 
-__all__ = ["Needed", "layer_norm"]
-
-# What every backward pass ends in, of `autograd.grad`, `autograd.backward` and an array's own `backward`.
-_passes = Interception(lambda: import_mxnet().base._LIB, "MXAutogradBackwardEx")
+__all__ = ["LayerNorms"]
 
 #: Of fewer numbers MXNet's own gradient takes no longer than a call of Python's out of MXNet does.
 FEWEST: Final = 1 << 14
@@ -26,53 +21,42 @@ FEWEST: Final = 1 << 14
 DTYPES: Final = (np.float32, np.float64)
 
 
-class Needed:
-    """Tells the norms of one forward pass until when a pullback needs what they keep.
+class LayerNorms:
+    """The layer norms of one pass that have a gradient of ours.
 
-    Attributes:
-        given_up: whether the pullback that runs is the last. A model or an objective that has made a backward pass of its own
-            may have others that still wait, of which nothing tells which is which: then nothing is given up.
-    """
-
-    def __init__(self) -> None:
-        self.given_up = False
-        self._passed = False
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Backward passes that this thread makes meanwhile are the user's."""
-
-        def passing(original: Callable[..., Any], *args: Any) -> Any:
-            self._passed = True
-            return original(*args)
-
-        with _passes.by(passing):
-            yield
-
-    def give_up(self) -> None:
-        """What is recorded is forgotten in the pullback that comes now."""
-        self.given_up = not self._passed
-
-
-def layer_norm(
-    operation: Operation, proceed: Callable[[], Any], *, is_wanted: Callable[[Any], bool], needed: Needed
-) -> Any:
-    """What the operator gives, bit for bit, with a gradient of ours where that of its input alone is asked for.
+    MXNet holds the functions of a graph in circles, so that what they keep for the pullback is freed by `release`.
 
     Args:
-        operation: LayerNorm.
-        proceed: runs it.
-        is_wanted: whether the gradient with respect to an array is asked for.
-        needed: tells in a pullback whether there may be another.
+        is_wanted: returns whether the gradient with respect to an array is asked for.
     """
-    if not _serves(operation, is_wanted):
-        return proceed()
-    mx, attributes = import_mxnet(), operation.attributes
-    attributes["output_mean_var"] = True
-    with mx.autograd.pause():
-        rows, mean, deviation = proceed()
-    array, scale = operation.inputs[:2]
-    return _function()(rows, (array, mean, deviation, scale), needed)(array)
+
+    def __init__(self, is_wanted: Callable[[Any], bool]) -> None:
+        self._is_wanted = is_wanted
+        self._made: list[Any] = []
+
+    def run(self, operation: Operation, proceed: Callable[[], Any]) -> Any:
+        """Run the operator, bit for bit, with a gradient of ours where that of its input alone is asked for.
+
+        Args:
+            operation: LayerNorm.
+            proceed: runs it.
+        """
+        if not _serves(operation, self._is_wanted):
+            return proceed()
+        mx, attributes = import_mxnet(), operation.attributes
+        attributes["output_mean_var"] = True
+        with mx.autograd.pause():
+            rows, mean, deviation = proceed()
+        array, scale = operation.inputs[:2]
+        function = _function()(rows, (array, mean, deviation, scale))
+        self._made.append(function)
+        return function(array)
+
+    def release(self) -> None:
+        """Free the arrays that the pullbacks needed."""
+        for function in self._made:
+            function.kept = ()
+        self._made.clear()
 
 
 def _serves(operation: Operation, is_wanted: Callable[[Any], bool]) -> bool:
@@ -86,9 +70,15 @@ def _serves(operation: Operation, is_wanted: Callable[[Any], bool]) -> bool:
         and axis in (-1, array.ndim - 1)
         and operation.out is None
         and str(operation.attributes.get("output_mean_var", False)) in ("False", "0")
-        and tape_name(array) is not None  # MXNet loses what its functions give to an array that is marked itself
-        and not any(is_wanted(one) or tape_name(one) is not None for one in others)
+        and _is_computed(array)  # MXNet loses what its functions give to an array that is marked itself
+        and not any(is_wanted(other) or _is_computed(other) for other in others)
     )
+
+
+def _is_computed(array: Any) -> bool:
+    """Return whether an operator that was recorded gave the array."""
+    symbol = recorded_symbol(array)
+    return symbol is not None and symbol.get_children() is not None
 
 
 @functools.cache
@@ -102,21 +92,17 @@ def _function() -> type:
         ∂L/∂x = (q − mean(q) − x̂ · mean(q · x̂)) / deviation.
         """
 
-        def __init__(self, rows: Any, kept: tuple[Any, ...], needed: Needed) -> None:
+        def __init__(self, rows: Any, kept: tuple[Any, ...]) -> None:
             super().__init__()
             self._rows = rows
-            self._kept: tuple[Any, ...] | None = kept
-            self._needed = needed
+            self.kept = kept
 
         def forward(self, _array: Any) -> Any:
             rows, self._rows = self._rows, None
             return rows
 
         def backward(self, cotangent: Any) -> Any:
-            assert self._kept is not None, "what a pullback needs is given up in the last"
-            normed, mean, deviation, scale = (one.asnumpy() for one in self._kept)
-            if self._needed.given_up:
-                self._kept = None
+            normed, mean, deviation, scale = (array.asnumpy() for array in self.kept)
             scaled = cotangent.asnumpy()
             normed -= mean
             normed /= deviation

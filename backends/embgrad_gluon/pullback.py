@@ -1,29 +1,33 @@
-"""Pulls cotangents back through a recorded forward pass, stage by stage where gradients are edited on their way."""
+"""Pulls cotangents back through a recorded forward pass, and finds in MXNet's recorded graph which arrays a gradient reaches."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from embgrad.answering import Cotangents
 from embgrad.backend import Change
 from embgrad.errors import UnsupportedError
-from embgrad_gluon.graph import Body, reached, recorded_before
+from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.tap import Kept
+from embgrad_gluon.walk import recorded_symbol
 
-__all__ = ["Pullback", "Pulled"]
+__all__ = ["Pullback", "Pulled", "Way", "are_drawn_in_order", "differentiable_inputs", "is_regrouped", "way_to"]
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What one set of cotangents gave; None where no way leads there.
+    """The gradients of one set of cotangents; None where no gradient reaches an array.
 
     Attributes:
         gradients: by the points' keys, as they went on up.
@@ -40,20 +44,16 @@ class Pullback:
     """The way back through one forward pass.
 
     The graph is cut at each point whose gradient is edited. The cotangents are pulled back to the cuts, in the reverse
-    order of the forward pass; what comes is edited in NumPy, and is the cotangent of what lies below the cut. MXNet's own
-    custom functions would do it in one go, but swallow exceptions, and lose gradients on leaves.
+    order of the forward pass; the gradient there is edited in NumPy, and is the cotangent of what lies below the cut. MXNet's
+    own custom functions would do it in one go, but swallow exceptions, and lose gradients on leaves.
 
     Args:
-        kept: the points that were kept hold of, by key, in the order of the forward pass.
+        kept: the points that are read, by key, in the order of the forward pass.
         wanted: the keys of those whose gradient is wanted.
         others: further arrays whose gradient is wanted.
         also: arrays whose gradient must be asked for along with the others, see `Cures`.
-        edits: by key what takes the place of a gradient.
+        edits: by key the function of a gradient whose result takes its place.
         training: the mode of the forward pass.
-        bodies: by their names in the recorded graph the graphs that run as one operator.
-        first: where what is recorded may be forgotten after the last pullback, the number of the first operator of the forward
-            pass, see `next_number`: what was recorded before is the user's. None where all is to be kept.
-        forgetting: is called before a pullback in which what is recorded is forgotten.
     """
 
     def __init__(
@@ -65,104 +65,80 @@ class Pullback:
         edits: Mapping[str, Change],
         *,
         training: bool,
-        bodies: Mapping[str, Body],
-        first: int | None = None,
-        forgetting: Callable[[], None],
     ) -> None:
-        self._bodies = bodies
-        self._first = first
-        self._forgetting = forgetting
         self._kept = kept
         self._wanted = tuple(wanted)
         self._edited = [key for key in kept if key in edits]  # in the order of the forward pass
         self._edits = edits
         self._training = training
         keys = list(dict.fromkeys((*wanted, *self._edited)))
-        self._places = {key: place for place, key in enumerate(keys)}
+        self._index = {key: index for index, key in enumerate(keys)}
         self._others = slice(len(keys), len(keys) + len(others))
         self._variables = [*(kept[key].mark for key in keys), *others, *also]
         self._asked = len(keys) + len(others)
         self._ways: dict[int, tuple[Any, Sequence[bool]]] = {}
 
-    def __call__(self, cotangents: Cotangents, meanwhile: Callable[[], None], *, last: bool) -> Pulled:
-        """The gradients for one set of cotangents.
-
-        Args:
-            cotangents: the set.
-            meanwhile: is called while MXNet computes.
-            last: there is no other set after it.
-        """
-        found: list[Any] = [None] * self._asked
-        heads = [(output, native_like(cotangent, output)) for output, cotangent in cotangents]
-        self._pull(heads, found, last=last and not self._edited)
-        meanwhile()
-        before: dict[str, np.ndarray | None] = {}
-        for key in reversed(self._edited):
-            before[key] = self._edit(key, found)
+    def __call__(self, cotangents: Cotangents) -> Pulled:
+        """Return the gradients for one set of cotangents."""
+        gradients: list[Any] = [None] * self._asked
+        self._pull([(output, native_like(cotangent, output)) for output, cotangent in cotangents], gradients)
+        before = {key: self._edit(key, gradients) for key in reversed(self._edited)}
         with _computed():
-            gradients = [None if one is None else widened(one.asnumpy()) for one in found]
-        return Pulled(
-            {key: gradients[self._places[key]] for key in self._wanted},
-            before,
-            gradients[self._others],
-        )
+            values = [None if array is None else widened(array.asnumpy()) for array in gradients]
+        return Pulled({key: values[self._index[key]] for key in self._wanted}, before, values[self._others])
 
-    def _edit(self, key: str, found: list[Any]) -> np.ndarray | None:
-        """What came to the point; the edited takes its place and goes on to what lies below."""
-        place, kept = self._places[key], self._kept[key]
-        came = found[place]
+    def _edit(self, key: str, gradients: list[Any]) -> np.ndarray | None:
+        """Return the gradient that came to the point; the edited one takes its place and goes on to what lies below."""
+        index, kept = self._index[key], self._kept[key]
+        came = gradients[index]
         if came is None:
             return None
         with _computed():
             before = widened(came.asnumpy())
-        found[place] = native_like(self._edits[key](before.copy()), kept.gone_on)
+        gradients[index] = native_like(self._edits[key](before.copy()), kept.gone_on)
         if kept.below is not None:
-            self._pull([(kept.below, found[place])], found)
+            self._pull([(kept.below, gradients[index])], gradients)
         return before
 
-    def look_at(self, output: Any) -> None:
-        """Looks at the way from an output, which is not needed before it is pulled back: while MXNet computes it."""
-        # What is wrong with it is said when it is pulled back.
-        with contextlib.suppress(UnsupportedError):
-            self._way(output)
-
-    def _pull(self, heads: Sequence[tuple[Any, Any]], found: list[Any], *, last: bool = False) -> None:
-        """Adds what comes from some outputs to what was found.
-
-        Args:
-            heads: the outputs with their cotangents.
-            found: of the arrays whose gradients are asked for.
-            last: nothing is pulled back after it.
-        """
-        heads = [head for head in heads if any(self._way(head[0])[: self._asked])]
+    def _pull(self, heads: Sequence[tuple[Any, Any]], gradients: list[Any]) -> None:
+        """Add the gradients that come from outputs with cotangents, the heads, to those of the arrays."""
+        heads = [head for head in heads if any(self._reached(head[0])[: self._asked])]
         if not heads:
             return
-        there = [any(ways) for ways in zip(*(self._way(output) for output, _ in heads), strict=True)]
-        places = [place for place, way in enumerate(there) if way]
-        variables = [self._variables[place] for place in places]
-        # Of what the user recorded before nothing may be forgotten.
-        first = self._first if last else None
-        keep = first is None or any(recorded_before(output, first) for output, _ in heads)
-        if not keep:
-            self._forgetting()
-        for place, gradient in zip(places, _gradients(heads, variables, self._training, keep=keep), strict=True):
-            if place < self._asked:
-                found[place] = gradient if found[place] is None else found[place] + gradient
+        reached = [any(ways) for ways in zip(*(self._reached(output) for output, _ in heads), strict=True)]
+        indices = [index for index, is_reached in enumerate(reached) if is_reached]
+        with _computed():
+            pulled = import_mxnet().autograd.grad(
+                [output for output, _ in heads],
+                [self._variables[index] for index in indices],
+                head_grads=[cotangent for _, cotangent in heads],
+                retain_graph=True,  # other sets follow, and the user may have recorded some of it
+                train_mode=self._training,
+            )
+        for index, gradient in zip(indices, pulled, strict=True):
+            if index < self._asked:
+                gradients[index] = gradient if gradients[index] is None else gradients[index] + gradient
 
-    def _way(self, output: Any) -> Sequence[bool]:
-        """For each variable whether a gradient comes to it from the output."""
+    def _reached(self, output: Any) -> Sequence[bool]:
+        """Return for each variable whether a gradient comes to it from the output."""
         if id(output) not in self._ways:
-            self._ways[id(output)] = (output, reached(output, self._variables, self._bodies))
+            way = way_to(output, self._variables)
+            _expect_right(way)
+            self._ways[id(output)] = (output, way.reached)
         return self._ways[id(output)][1]
+
+
+def _expect_right(way: Way) -> None:
+    for operator in sorted(way.operators & WRONG.keys()):
+        raise UnsupportedError(
+            f"between the lookup and the objective is the operator {operator!r}, which {WRONG[operator]}: expected an "
+            "operator with the gradient of its value, such as softmax in place of SoftmaxOutput"
+        )
 
 
 @contextlib.contextmanager
 def _computed() -> Iterator[None]:
-    """What MXNet fails at while gradients are computed and read is said as such.
-
-    Raises:
-        UnsupportedError: it failed.
-    """
+    """Raise the errors of MXNet while gradients are computed and read as UnsupportedErrors that say so."""
     try:
         yield
     except import_mxnet().MXNetError as error:
@@ -179,13 +155,199 @@ def _computed() -> Iterator[None]:
         ) from error
 
 
-def _gradients(heads: Sequence[tuple[Any, Any]], variables: Sequence[Any], training: bool, *, keep: bool) -> list[Any]:
-    with _computed():
-        found = import_mxnet().autograd.grad(
-            [output for output, _ in heads],
-            variables,
-            head_grads=[cotangent for _, cotangent in heads],
-            retain_graph=keep,
-            train_mode=training,
-        )
-    return list(found)
+# Reachability in the recorded graph. MXNet gives zeros for no gradient, and an error or zeros for an array that none reaches.
+
+
+@dataclass(frozen=True)
+class Way:
+    """The part of a recorded graph between an output and some variables.
+
+    Attributes:
+        reached: for each variable whether a gradient can come to it.
+        operators: those on the way.
+        nodes: the whole graph, as MXNet's JSON describes it.
+    """
+
+    reached: list[bool]
+    operators: frozenset[str]
+    nodes: Sequence[dict[str, Any]]
+
+
+def way_to(output: Any, variables: Sequence[Any]) -> Way:
+    """Return the way from an output to marked variables."""
+    symbol = recorded_symbol(output)
+    if symbol is None:
+        return Way([False] * len(variables), frozenset(), [])
+    graph, names = _read_graph(symbol), [recorded_symbol(variable).name for variable in variables]
+    nodes, heads = graph["nodes"], [head[0] for head in graph["heads"]]
+    below = _below(nodes, set(names))
+    reached = [any(name in below[head] for head in heads) for name in names]
+    return Way(reached, frozenset(_operators(nodes, heads, below)), nodes)
+
+
+def _below(nodes: Sequence[dict[str, Any]], names: set[str]) -> list[set[str]]:
+    """Return for each node those of the variables that a gradient reaches from it. A node comes after its inputs."""
+    below: list[set[str]] = []
+    for node in nodes:
+        own = names & {node["name"]} if node["op"] == "null" else set()
+        below.append(own.union(*(below[source] for source in differentiable_inputs(node))))
+    return below
+
+
+def _operators(nodes: Sequence[dict[str, Any]], heads: Sequence[int], below: Sequence[set[str]]) -> Iterator[str]:
+    """Yield the operators between the heads and the variables."""
+    waiting = [head for head in heads if below[head]]
+    seen = set(waiting)
+    while waiting:
+        node = nodes[waiting.pop()]
+        yield node["op"]
+        above = {source for source in differentiable_inputs(node) if below[source]} - seen
+        seen |= above
+        waiting.extend(above)
+
+
+def is_regrouped(way: Way, mark: Any) -> bool:
+    """Return whether a mark that is added to an array makes MXNet add up the array's gradient in another order than without.
+
+    It adds up all that come to an array at once. What comes through the sum with the mark, and what comes to the array past
+    it, are added up apart; of two numbers the order does not matter.
+    """
+    name = recorded_symbol(mark).name
+    marks = {number for number, node in enumerate(way.nodes) if node["op"] == "null" and node["name"] == name}
+    uses: Counter[tuple[int, int]] = Counter((entry[0], entry[1]) for node in way.nodes for entry in node["inputs"])
+    for number, node in enumerate(way.nodes):
+        entries = [(entry[0], entry[1]) for entry in node["inputs"]]
+        if any(source in marks for source, _ in entries):
+            past = sum(uses[entry] - 1 for entry in entries if entry[0] not in marks)
+            return past > 0 and past + uses[number, 0] > 2
+    return False
+
+
+def are_drawn_in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
+    """Return whether operators ran in the order in which MXNet runs a graph of theirs.
+
+    Args:
+        outputs: of the graph.
+        drawn: the outputs of the operators, in the order in which they ran.
+    """
+    symbols = [recorded_symbol(array) for array in drawn]
+    if any(symbol is None for symbol in symbols):
+        return False
+    ran = [symbol.list_outputs()[0].rpartition("_output")[0] for symbol in symbols]
+    graphs = [_named_operators(symbol.debug_str()) for symbol in map(recorded_symbol, outputs) if symbol is not None]
+    return list(dict.fromkeys(name for graph in graphs for _, name in graph if name in set(ran))) == ran
+
+
+# Which inputs of an operator a gradient goes to
+
+#: Operators for which MXNet has no gradient and puts zeros, by their names without the affixes of their kinds.
+NO_GRADIENT: Final = frozenset(
+    (
+        *("BlockGrad", "all", "all_finite", "allclose", "any", "arange_like", "argmax", "argmax_channel", "argmin"),
+        *("argsort", "around", "bincount", "box_iou", "box_nms", "ceil", "equal", "fix", "floor", "getnnz", "greater"),
+        *("greater_equal", "histogram", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "less", "less_equal"),
+        *("lesser", "lesser_equal", "logical_and", "logical_not", "logical_or", "logical_xor", "nonzero", "not_equal"),
+        *("one_hot", "ones_like", "rint", "round", "sample_multinomial", "shape_array", "sign", "size_array", "trunc"),
+        *("full_like", "unique", "zeros_like"),
+    )
+)
+
+#: The same operator for scalars, with broadcasting and for mx.np: `_greater_scalar`, `broadcast_greater`, `_npi_greater`.
+AFFIXES: Final = re.compile(r"^_?(npi_|npx_|np_|contrib_|broadcast_)?|_scalar$")
+
+#: Random numbers: MXNet has no gradient with respect to their distribution's parameters.
+RANDOM: Final = re.compile(r"_?(sample_\w+|random_\w+_like)")
+
+#: The inputs through which a gradient goes, where not all of them, by the same names: indices, conditions and lengths get none.
+DIFFERENTIABLE: Final = {
+    **dict.fromkeys(
+        ("SequenceLast", "SequenceMask", "SequenceReverse", "boolean_mask", "broadcast_like", "pick"), (0,)
+    ),
+    **dict.fromkeys(
+        ("batch_take", "gather_nd", "like", "reshape_like", "slice_like", "take"), (0,)
+    ),  # "like": broadcast_like
+    **dict.fromkeys(("Embedding", "SparseEmbedding"), (1,)),
+    "index_copy": (0, 2),
+    "where": (1, 2),
+}
+
+
+def differentiable_inputs(node: Mapping[str, Any]) -> list[int]:
+    """Return the nodes of the inputs to which a gradient goes, of a node as MXNet's JSON describes it."""
+    name = _plain_name(node["op"])
+    if name in NO_GRADIENT or RANDOM.fullmatch(name) or _gives_indices(name, node.get("attrs", {})):
+        return []
+    through = DIFFERENTIABLE.get(name)
+    return [entry[0] for index, entry in enumerate(node["inputs"]) if through is None or index in through]
+
+
+@functools.cache
+def _plain_name(operator: str) -> str:
+    return AFFIXES.sub("", operator)
+
+
+def _gives_indices(name: str, attributes: Mapping[str, Any]) -> bool:
+    """Return whether it is a topk of indices or a mask, or a cast to whole numbers."""
+    if name == "topk":
+        return attributes.get("ret_typ", "indices") in ("indices", "mask")
+    return name in ("Cast", "cast") and "int" in str(attributes.get("dtype"))
+
+
+# Recorded graphs are read from what MXNet prints of them: their JSON, which says the same, leaks memory each time it is made.
+
+#: An operator with its name.
+OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$", re.MULTILINE)
+
+#: An output of a node: of the graph's, or an input of another node's.
+ENTRY: Final = re.compile(r"\t(output|arg|cdep)\[\d+\]=(.+)\((\d+)\)(?: version=\d+)?")
+
+#: What stands alone in a line.
+HEADINGS: Final = frozenset({"Symbol Outputs:", "Inputs:", "Attrs:", "Control deps:", "-" * 20, ""})
+
+
+def _named_operators(text: str) -> list[tuple[str, str]]:
+    """Return from the text of a graph its operators with their names, in the order in which MXNet runs them."""
+    return [(operator or placeholder, name) for operator, placeholder, name in OPERATOR.findall(text)]
+
+
+def _read_graph(symbol: Any) -> dict[str, Any]:
+    """Return the graph as its JSON would describe it: `nodes`, each with `op`, `name`, `inputs` and `attrs`, and `heads`."""
+    parsed = _parsed(symbol.debug_str())
+    return json.loads(symbol.tojson()) if parsed is None else parsed
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    """Return the graph; None where the text does not tell it: two nodes of one name, or lines that mean something else."""
+    nodes: list[dict[str, Any]] = []
+    numbers: dict[str, int] = {}
+    outputs: list[tuple[str, int]] = []
+    in_attributes = False
+    for line in text.splitlines():
+        operator = OPERATOR.match(line)
+        if operator is not None or line.startswith("Variable:"):
+            name = line[len("Variable:") :] if operator is None else operator[3]
+            if name in numbers:
+                return None
+            numbers[name] = len(nodes)
+            kind = "null" if operator is None else operator[1] or operator[2]
+            nodes.append({"op": kind, "name": name, "inputs": [], "attrs": {}})
+            in_attributes = False
+        elif line in HEADINGS:
+            in_attributes = line == "Attrs:"
+        elif in_attributes and line.startswith("\t") and "=" in line:
+            key, _, value = line[1:].partition("=")
+            nodes[-1]["attrs"][key] = value
+        elif (entry := ENTRY.fullmatch(line)) is not None and not in_attributes:
+            if entry[1] == "output":
+                outputs.append((entry[2], int(entry[3])))
+            elif entry[2] not in numbers:
+                return None
+            elif entry[1] == "arg":
+                nodes[-1]["inputs"].append([numbers[entry[2]], int(entry[3]), 0])
+        else:
+            return None
+    if not outputs and len(nodes) == 1:  # the text of a graph of one node does not tell its output
+        outputs = [(nodes[0]["name"], 0)]
+    if not outputs or any(name not in numbers for name, _ in outputs):
+        return None
+    return {"nodes": nodes, "heads": [[numbers[name], output, 0] for name, output in outputs]}

@@ -1,4 +1,4 @@
-"""The blocks and parameters of a model, with their attribute paths."""
+"""The blocks, parameters and tables of a model with their attribute paths, and facts about single arrays."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ import numpy as np
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
-    "all_blocks",
-    "all_parameters",
-    "block_names",
-    "held_by",
-    "memory",
-    "named_blocks",
-    "named_parameters",
-    "own_parameters",
-    "paths",
-    "same_bits",
-    "table_path",
-    "unique_names",
+    *("all_blocks", "all_parameters", "block_names", "input_names", "is_recorded", "memory", "named_blocks"),
+    *("named_parameters", "paths", "recorded_symbol", "same_bits", "table_path", "tables", "unique_names"),
 ]
 
 
 def all_blocks(parts: Sequence[Any]) -> list[Any]:
-    """Each block once."""
+    """Return each block once."""
     found: dict[int, Any] = {}
     waiting = list(reversed(parts))
     while waiting:
@@ -40,18 +30,14 @@ def all_blocks(parts: Sequence[Any]) -> list[Any]:
 
 
 def all_parameters(parts: Sequence[Any]) -> list[Any]:
-    """Each parameter once, with those that `collect_params` leaves out, and without its checks, which take long."""
-    found = {id(p): p for block in all_blocks(parts) for p in held_by(block)}
-    return list(found.values())
-
-
-def held_by(block: Any) -> list[Any]:
-    """A block's own parameters, those of its children among them where it has made them; some twice."""
-    return [*block.params.values(), *block._reg_params.values()]
+    """Return each parameter once, with those that `collect_params` leaves out, and without its checks, which take long."""
+    blocks = all_blocks(parts)
+    held = [p for block in blocks for p in (*block.params.values(), *block._reg_params.values())]
+    return list({id(p): p for p in held}.values())
 
 
 def named_blocks(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Each block with its attribute path, once for each way to it: "" is a model alone, a number a part of several."""
+    """Yield each block with its attribute path, once for each way to it: "" is a model alone, a number a part of several."""
     for number, part in enumerate(parts):
         yield from _below(part, str(number) if len(parts) > 1 else "")
 
@@ -63,7 +49,7 @@ def _below(block: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def block_names(parts: Sequence[Any]) -> dict[int, tuple[str, tuple[str, ...]]]:
-    """By a block's id its path, and its other names: further paths, and the one that Gluon gave it."""
+    """Return by a block's id its path and its other names: further paths, and the name that Gluon gave it."""
     paths: dict[int, list[str]] = defaultdict(list)
     blocks = {}
     for path, block in named_blocks(parts):
@@ -76,8 +62,8 @@ def block_names(parts: Sequence[Any]) -> dict[int, tuple[str, tuple[str, ...]]]:
     }
 
 
-def own_parameters(block: Any) -> dict[str, Any]:
-    """A block's own parameters by name, less those of its children."""
+def _own_parameters(block: Any) -> dict[str, Any]:
+    """Return a block's own parameters by name, less those of its children."""
     # A SymbolBlock's attributes are what its parameters' names do not share; the names themselves say more.
     opaque = isinstance(block, import_mxnet().gluon.SymbolBlock)
     owned = dict(block.params.items() if opaque else block._reg_params)
@@ -87,7 +73,7 @@ def own_parameters(block: Any) -> dict[str, Any]:
 
 
 def _held_below(block: Any) -> set[int]:
-    """The parameters that the blocks inside hold as attributes: they may have been made by the block around them."""
+    """Return the parameters that the blocks inside hold as attributes: the block around them may have made them."""
     held: set[int] = set()
     for child in block._children.values():
         held |= {id(parameter) for parameter in child._reg_params.values()} | _held_below(child)
@@ -95,7 +81,7 @@ def _held_below(block: Any) -> set[int]:
 
 
 def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each way to it."""
+    """Return each parameter with its attribute path, as `_collect_params_with_prefix` spells it, once for each way to it."""
     return [pair for number, part in enumerate(parts) for pair in _named(part, str(number) if len(parts) > 1 else "")]
 
 
@@ -104,14 +90,14 @@ def _named(block: Any, path: str) -> Iterator[tuple[str, Any]]:
     if spelled is not plain:  # as gluonnlp's attention, whose names are those of an older release
         yield from block._collect_params_with_prefix(path).items()
         return
-    for name, parameter in own_parameters(block).items():
+    for name, parameter in _own_parameters(block).items():
         yield f"{path}.{name}" if path else name, parameter
     for name, child in block._children.items():
         yield from _named(child, f"{path}.{name}" if path else str(name))
 
 
 def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
-    """Each parameter once, under the first of its names."""
+    """Return each parameter once, under the first of its names."""
     seen: set[int] = set()
     found: dict[str, Any] = {}
     for name, parameter in named_parameters(parts):
@@ -122,19 +108,38 @@ def unique_names(parts: Sequence[Any]) -> Mapping[str, Any]:
 
 
 def table_path(name: str) -> str:
-    """The path of a table: that of its block where the parameter is called `weight`."""
+    """Return the path of a table: that of its block where the parameter is called `weight`."""
     return name.removesuffix(".weight")
 
 
+def tables(parts: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the parameters that may be tables, each once, with their paths: an embedding's before the others."""
+    nn = import_mxnet().gluon
+    embeddings = (nn.nn.Embedding, nn.contrib.nn.SparseEmbedding)
+    found: dict[int, tuple[str, Any]] = {}
+    for path, block in sorted(named_blocks(parts), key=lambda pair: not isinstance(pair[1], embeddings)):
+        for name, parameter in _own_parameters(block).items():
+            found.setdefault(id(parameter), (table_path(f"{path}.{name}" if path else name), parameter))
+    return list(found.values())
+
+
 def paths(parts: Sequence[Any]) -> list[str]:
-    """The names under which the blocks and the tables can be named."""
+    """Return the names under which the blocks and the tables can be named."""
     blocks = [name for path, also in block_names(parts).values() for name in (path, *also)]
     tables = [table_path(name) for name, _ in named_parameters(parts)]
     return list(dict.fromkeys(name for name in (*blocks, *tables) if name))
 
 
+def input_names(block: Any) -> list[str]:
+    """Return the names of a SymbolBlock's inputs, in the order of its arguments."""
+    return [symbol.name for symbol in block._cached_graph[0]]
+
+
+# Single arrays
+
+
 def memory(array: Any) -> int:
-    """Where an array's values lie, once they are computed."""
+    """Return where an array's values lie, once they are computed."""
     base = import_mxnet().base
     array.wait_to_read()  # else this thread and the one that computes them may both allocate the memory
     address = ctypes.c_void_p()
@@ -142,18 +147,34 @@ def memory(array: Any) -> int:
     return int(address.value or 0)
 
 
-def same_bits(one: Any, other: Any) -> bool:
-    """Whether two arrays of one shape and dtype hold the same, read where they lie. The first may be NumPy's."""
+def same_bits(array: Any, other: Any) -> bool:
+    """Return whether two arrays of one shape and dtype hold the same, read where they lie. The first may be NumPy's."""
     if other.ctx.device_type != "cpu" or other.size == 0:
-        held = one if isinstance(one, np.ndarray) else one.asnumpy()
+        held = array if isinstance(array, np.ndarray) else array.asnumpy()
         return bool(np.array_equal(held, other.asnumpy(), equal_nan=True))
-    return bool((_bits(one) == _bits(other)).all())
+    return bool((_bits(array) == _bits(other)).all())
 
 
 def _bits(array: Any) -> np.ndarray:
-    """The array's memory as whole numbers. No longer than the array lives."""
+    """Return the array's memory as whole numbers. It is valid no longer than the array lives."""
     width = np.dtype(array.dtype).itemsize
     if isinstance(array, np.ndarray):
         return array.reshape(-1).view(f"u{width}")
     held = (ctypes.c_char * (width * array.size)).from_address(memory(array))
     return np.frombuffer(held, dtype=f"u{width}")
+
+
+def recorded_symbol(array: Any) -> Any:
+    """Return the array's recorded history as a symbol; None where it has none."""
+    mx = import_mxnet()
+    try:
+        return mx.autograd.get_symbol(array)
+    except mx.MXNetError as error:
+        if "not part of a computation graph" in str(error):
+            return None
+        raise
+
+
+def is_recorded(array: Any) -> bool:
+    """Return whether the array is a variable of a graph, or was computed from one while it was recorded."""
+    return recorded_symbol(array) is not None

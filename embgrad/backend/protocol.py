@@ -306,6 +306,8 @@ class Backend(Protocol):
         package: the framework's import name, such as "torch".
         extra: the extra of embgrad that installs the framework; None where nothing is to install.
         supports: abilities, of `ABILITIES`; asking for what is absent is an UnsupportedError.
+
+    A backend may have a mapping `instead` as well: by an absent ability the end of the error's message, which says what to do.
     """
 
     name: str

@@ -22,7 +22,6 @@ MODES: Final = {
     "TensorFlow, SavedModel": "tensorflow",
     "Gluon, imperative": "gluon",
     "Gluon, hybridised": "gluon",
-    "Gluon, compile=True": "gluon",
     "Gluon, SymbolBlock": "gluon",
     "NumPy, the reference": "reference",
 }

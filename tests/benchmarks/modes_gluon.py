@@ -42,18 +42,6 @@ def hybridised(case: Case) -> Mode:
     return _mode(case, net, _cut_ways(case, net), lambda: embgrad.gradients(net, batch, case.asked()))
 
 
-def compiled(case: Case) -> Mode:
-    """The net as it is, where a trace may be kept; the forward pass is the hybridised net's."""
-    net, hybrid, batch = _net(case.checkpoint, ""), _net(case.checkpoint, "hybridised"), case.batch()
-    hybrid(*_inputs(case))
-    return _mode(
-        case,
-        hybrid,
-        _cut_ways(case, hybrid),
-        lambda: embgrad.gradients(net, batch, case.asked(), compile=True),
-    )
-
-
 def exported(case: Case) -> Mode:
     """A SymbolBlock of the exported net."""
     block = _exported(case.checkpoint)
@@ -70,7 +58,6 @@ def exported(case: Case) -> Mode:
 MODES = {
     "Gluon, imperative": imperative,
     "Gluon, hybridised": hybridised,
-    "Gluon, compile=True": compiled,
     "Gluon, SymbolBlock": exported,
 }
 

@@ -57,9 +57,9 @@ STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "gluon": {
         **COMMON,
-        "the forward pass, watched": ("embgrad_gluon.run:_forward", "embgrad_gluon.run:_wait_for"),
+        "the forward pass, watched": ("embgrad_gluon.run:_run_forward", "embgrad_gluon.run:_wait_for"),
         "the backward pass": ("embgrad_gluon.pullback:Pullback.__call__",),
-        "the way to the lookup in the graph": ("embgrad_gluon.pullback:Pullback.look_at",),
+        "the way to the lookup in the graph": ("embgrad_gluon.pullback:way_to",),
         "the model's state looked at and put back": ("embgrad_gluon.run:as_found",),
         "the call planned, and its arrays": ("embgrad_gluon.inputs:plan_call",),
         "the lookups as a whole": ("embgrad_gluon.lookup:Lookups._look_up",),

@@ -74,13 +74,9 @@ objective in NumPy takes some 1.4 times as long as one `tf.function`, since all 
 the pullback needs of the forward pass then goes from one to the other.
 - TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
 to the lookup but by the gradient of the whole table.
-- Gluon: the net's graph is cut at the lookup, as by hand. Imperative, MXNet's backward pass of a layer norm takes ten times \
-its forward pass, by hand as well; the same gradient in a few passes over memory takes less than two, and that is what \
-runs in its place, in a net that runs operator by operator. Within a graph it cannot be put in its place. There it is the \
-softmax of attention, over so many scores of each row as the example is long, that MXNet computes by a plain loop, in ten \
-times what oneDNN takes for all scores: the graph's softmax runs over scores that are masked where an example ends, and over \
-all where none ends before the last position, as in these batches. That makes the gradient's forward pass faster than the net's \
-own, so that the whole can take less than 2.05 of the net's. What the graph gives then differs from the net's in the last bits.
+- Gluon: hybridised nets and SymbolBlocks run operator by operator, and by hand as a graph that is cut at the lookup. \
+MXNet's backward pass of a layer norm takes ten times its forward pass, by hand as well; the same gradient in a few passes \
+over memory takes less than two, and runs in its place.
 - PyTorch: the operations are those of code by hand, one for one, but that of the same few rows alone the pullback \
 multiplies these alone: a sixth of its products' time at 16 × 128. The weights take part by their values alone, as in a \
 frozen model, so that a third less is kept. Above code by hand are the watching of each function, the copies that are \
@@ -109,8 +105,7 @@ in PyTorch, is the sum of what `saved_tensors_hooks` is handed, each memory once
 - The model is all-MiniLM-L6-v2 (6 layers, 384, 30,522 rows) with real weights, random ids, nothing masked; the \
 objective is the sum of the pooled output. Growth and overhead are measured on a BERT with random weights of 2 \
 layers × 128.
-- A SavedModel and a SymbolBlock are exported from the same models and loaded again. Gluon's `compile=True` is \
-compared with the hybridised net, its graph being that.
+- A SavedModel and a SymbolBlock are exported from the same models and loaded again.
 - The largest size is measured in one mode a framework.
 - PyTorch's `compile=True` is left out for one position, and for one example but where overhead is measured: \
 torch.compile takes minutes for each, in code by hand as in ours.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from embgrad_gluon.opening import imperatively
+from embgrad_gluon.graphs import imperatively
 
 from tests.gluon.helpers import DIM, ROWS, mx
 from tests.gluon.test_bert import BATCH, loaded

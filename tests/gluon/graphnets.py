@@ -1,13 +1,10 @@
-"""Nets that run as graphs, and their results operator by operator and by kept graphs."""
+"""Nets that are hybridised or exported in the tests."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
-import pytest
-from embgrad_gluon import graphs
 
 import embgrad
 from tests.gluon.helpers import DIM, ROWS, mx, relative
@@ -16,10 +13,6 @@ nn, autograd, nd = mx.gluon.nn, mx.autograd, mx.nd
 HybridBlock = mx.gluon.HybridBlock
 
 OBJECTIVE = embgrad.Projection(np.array([0.7, -0.4, 0.2]))
-
-
-def of_positions(returned: Any) -> Any:
-    return (returned * nd.arange(1, returned.shape[1] + 1, dtype=returned.dtype)).sum(axis=1)
 
 
 class Layered(HybridBlock):
@@ -67,23 +60,6 @@ def gated(rows: Any) -> Any:
     with autograd.pause():
         gate = rows.sigmoid()
     return (rows * gate).mean(axis=1)
-
-
-def plain(net: Any, *args: Any, **options: Any) -> Any:
-    """The result of the net's operators one by one."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(graphs, "_is_graph", lambda block: False)
-        return embgrad.gradients(net, *args, **options)
-
-
-def compiled(net: Any, *args: Any, **options: Any) -> Any:
-    """The result of kept graphs, without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", embgrad.EmbgradWarning)
-        found = embgrad.gradients(net, *args, compile=True, **options)
-    assert found.provenance["compiled"]
-    assert found.provenance["uncompiled"] is None
-    return found
 
 
 def tolerance_of(net: Any) -> float:

@@ -14,7 +14,6 @@ from tests.keeping import (
     SlottedBuilder,
     Way,
     assert_left_and_seen,
-    assert_left_by_traces,
     assert_parts_stay,
     assert_put_back_after_an_error,
 )
@@ -64,12 +63,6 @@ def test_calls_leave_what_is_kept_and_see_what_the_user_keeps(way: str) -> None:
     kept = model.kept
     assert_left_and_seen(model, kept, OURS[way])
     assert model.kept is kept
-
-
-@pytest.mark.parametrize("way", OURS)
-def test_traces_leave_what_is_kept(way: str) -> None:
-    model = net(way)
-    assert_left_by_traces(model, model.kept, OURS[way])
 
 
 def test_what_an_error_leaves_is_put_back() -> None:

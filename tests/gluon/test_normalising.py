@@ -210,7 +210,7 @@ def test_nothing_is_kept_of_a_call() -> None:
     try:
         embgrad.gradients(net, IDS, objective())
         left = [one for one in gc.get_objects() if type(one) is normalising._function()]
-        assert not [one for one in left if one._kept is not None]
+        assert not [one for one in left if one.kept]
     finally:
         gc.enable()
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon import graph
-from embgrad_gluon import structure as structures
 from embgrad_gluon.walk import all_blocks
 
 import embgrad
@@ -20,7 +16,7 @@ nn, autograd = mx.gluon.nn, mx.autograd
 
 IDS = distinct_ids()
 
-#: More positions than those of which the recorded graph is kept.
+#: Many positions.
 MANY = np.random.default_rng(0).integers(0, ROWS, (8, 40))
 
 OBJECTIVE = embgrad.Projection(np.array([0.7, -0.4, 0.2]))
@@ -169,17 +165,6 @@ def test_dropout_that_is_changed_between_two_calls_counts() -> None:
     np.testing.assert_allclose(trained.values, expected(net, IDS), rtol=1e-5, atol=1e-7)
 
 
-def test_a_net_that_is_gone_leaves_nothing_behind() -> None:
-    net = made()
-    embgrad.gradients(net, IDS, OBJECTIVE)
-    key, gone = (id(net),), weakref.ref(net)
-    assert key in structures._known
-    del net
-    gc.collect()
-    assert gone() is None
-    assert key not in structures._known
-
-
 class Branches(mx.gluon.HybridBlock):
     """Two outputs by the same operators, one of the ids and one of something that has nothing to do with them."""
 
@@ -201,13 +186,6 @@ def test_graphs_that_look_alike_are_told_apart() -> None:
         np.testing.assert_allclose(found.values, 1 - np.tanh(found.activations) ** 2, rtol=1e-5)
         with pytest.raises(embgrad.NoGradientError):
             embgrad.gradients(net, IDS, embgrad.Sum(output="second"))
-
-
-def test_graphs_that_were_looked_into_are_few() -> None:
-    net = made()
-    for position in range(graph.MOST_KNOWN + 8):
-        embgrad.gradients(net, IDS, lambda logits, n=position: sum([logits] * (n + 1)).sum(axis=1))
-    assert len(graph._known) <= graph.MOST_KNOWN
 
 
 def test_a_large_batch_gives_what_its_examples_give() -> None:

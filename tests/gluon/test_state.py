@@ -108,7 +108,7 @@ def test_a_call_warns_of_nothing() -> None:
     net = built(lambda: nn.Embedding(ROWS, DIM), distinct_ids(), "float32")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for options in ({}, {"compile": True}, {"batch_size": 1}):
+        for options in ({}, {"batch_size": 1}):
             embgrad.gradients(net, distinct_ids(), embgrad.Sum(position=-1), **options)
 
 
@@ -397,11 +397,10 @@ class Growing(mx.gluon.Block):
 
 @pytest.mark.parametrize(
     "option",
-    [{}, {"at": "E"}, {"compile": True}, {"override": {"word": lambda rows: rows}}],
+    [{}, {"at": "E"}, {"override": {"word": lambda rows: rows}}],
     ids=lambda one: "".join(one),
 )
 @pytest.mark.parametrize("by_call", [False, True])
-@pytest.mark.filterwarnings("ignore:compile=True")  # it is no hybrid block
 def test_what_is_given_along_is_each_passs_own(option: dict[str, Any], by_call: bool) -> None:
     call = (lambda model, inputs: model(inputs["input_ids"], inputs["given"])) if by_call else None
     net = Growing()

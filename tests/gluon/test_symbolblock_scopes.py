@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.opening import imperatively
+from embgrad_gluon.graphs import graph_of, imperatively
 from embgrad_gluon.scopes import scopes
-from embgrad_gluon.symbolic import graph_of
 
 import embgrad
 from embgrad.points import split_name
@@ -49,7 +48,7 @@ def test_the_scopes_of_an_exported_bert_are_a_chain(tmp_path: Path) -> None:
     # What the scopes name is what the cells take and give, by the net's own blocks.
     taken: dict[int, np.ndarray] = {}
     with imperatively(
-        lambda *_: contextlib.nullcontext(lambda number, _place, _name, array: taken.setdefault(number, array))
+        lambda *_: contextlib.nullcontext(lambda number, _output, array: taken.setdefault(number, array))
     ):
         block(*(nd.array(array) for array in BATCH.to_gluonnlp()))
     seen: list[tuple[np.ndarray, np.ndarray]] = []
