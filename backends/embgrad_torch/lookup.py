@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
-from embgrad_torch.fewrows import linear
 from embgrad_torch.listening import expect_uncompiled
 from embgrad_torch.operands import (
     ACCUMULATING,
@@ -175,8 +174,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         """A function that combines weights with activations."""
         if torch.is_grad_enabled():
             args, kwargs = values_of_weights(args, kwargs, self._wanted or ())
-            if func is functional.linear:
-                return linear(*args, **kwargs)
         return func(*args, **kwargs)
 
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
