@@ -20,12 +20,12 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
-from embgrad_torch.inputs import parameters, to_numpy
+from embgrad_torch.inputs import has_values, parameters, to_numpy
 from embgrad_torch.listening import Listening, compiled_calls, expect_uncompiled, expect_untransformed
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
-from embgrad_torch.ours import is_running
 from embgrad_torch.run import points
+from embgrad_torch.state import is_running
 from embgrad_torch.tap import is_floating
 from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
 
@@ -319,7 +319,7 @@ def _whole_numbers(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, 
 
 
 def _is_whole(name: str, tensor: Any) -> bool:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or not has_values(tensor):
         return False
     whole = not tensor.is_floating_point() and not tensor.is_complex() and not tensor.is_quantized
     return whole and (tensor.dtype is not torch.bool or name in NAMES["mask"])
