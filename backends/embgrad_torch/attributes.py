@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from embgrad.nested import Arrays, Held, held_in, is_entered, nested, put_back
+from embgrad.nested import Arrays, Held, are_same, held_in, is_entered, nested, put_back
 
 __all__ = ["Attributes"]
+
+_flat: Final[Any] = itertools.chain.from_iterable
 
 #: What may be a tensor, or a pair of tensors.
 TENSORS: Final = frozenset({torch.Tensor, tuple, list})
@@ -38,23 +40,27 @@ class Attributes:
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        self._own = [(own, Held([*own.values()], [*own])) for own in map(vars, modules)]
-        values = [*itertools.chain.from_iterable(held.values for _, held in self._own)]
+        # Of a thousand attributes hardly one is of interest: what is done to all is done by the interpreter's own functions.
+        own = list(map(vars, modules))
+        values = list(_flat(map(dict.values, own)))
         of_the_user = [
             value
-            for own, _ in self._own
-            for name, value in own.items()
+            for attributes in own
+            for name, value in attributes.items()
             if name not in OF_TORCH and is_entered(type(value))
         ]
         inner = nested(of_the_user, SIZES)
         self._objects = inner.objects
         self._arrays = Arrays([*(one for one in values if type(one) is np.ndarray), *inner.arrays])
-        containers = {id(one): one for one in (*filter(_is_container, values), *inner.containers)}.values()
-        # Most are empty, such as those of hooks; one of the user's classes may say so of itself and not be.
-        self._empty = [one for one in containers if type(one) in CONTAINERS and not one]
-        self._filled = [(one, held_in(one)) for one in containers if type(one) not in CONTAINERS or one]
+        containers = [one for one in (*values, *inner.containers) if type(one) in CONTAINERS]
+        # Most are empty, such as those of hooks. One of the user's classes may say so of itself and not be.
+        self._empty = [one for one in containers if not one]
+        filled = [one for one in inner.containers if type(one) not in CONTAINERS] + list(filter(None, containers))
+        self._filled = [(one, held_in(one)) for one in filled if type(one) is not dict]
+        self._dicts = [*own, *(one for one in filled if type(one) is dict)]
+        self._before = list(map(dict, self._dicts))
         kept = [*(one for one in values if type(one) in TENSORS), *inner.arrays]
-        flat = itertools.chain.from_iterable([(one,) if type(one) not in (tuple, list) else one for one in kept])
+        flat = _flat([one if type(one) in (tuple, list) else (one,) for one in kept])
         self.tensors = list({id(one): one for one in flat if type(one) is torch.Tensor}.values())
 
     def put_back(self) -> None:
@@ -63,10 +69,14 @@ class Attributes:
             one.put_back()
         for container in filter(None, self._empty):
             put_back(container, Held((), ()))
-        for container, before in (*self._own, *self._filled):
-            put_back(container, before)
+        if not all(are_same(_all(get, self._dicts), _all(get, self._before)) for get in (dict.keys, dict.values)):
+            for container, before in zip(self._dicts, self._before, strict=True):
+                put_back(container, Held([*before.values()], [*before]))
+        for container, held in self._filled:
+            put_back(container, held)
         self._arrays.put_back()
 
 
-def _is_container(value: Any) -> bool:
-    return type(value) in CONTAINERS
+def _all(get: Callable[[dict[str, Any]], Iterable[Any]], dicts: Sequence[dict[str, Any]]) -> list[Any]:
+    """The keys or the values of all dicts, and how many each has."""
+    return [*map(len, dicts), *_flat(map(get, dicts))]

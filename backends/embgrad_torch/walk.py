@@ -17,13 +17,14 @@ from embgrad.locks import locks_of
 __all__ = [
     "Structure",
     "TablePaths",
+    "by_identity",
     "further_paths",
     "is_compiled_wrapper",
     "named_parameters",
     "paths",
     "place_of",
     "spelled",
-    "table_paths",
+    "tables",
     "walk",
 ]
 
@@ -142,27 +143,31 @@ def named_parameters(walked: Iterable[tuple[str, Any]], *, repeated: bool = Fals
                 yield spelled(_joined(path, name)), parameter
 
 
-def table_paths(walked: Iterable[tuple[str, Any]]) -> dict[Any, str]:
-    """The attribute paths of the matrices of modules with these paths, by identity and by their place in memory.
+def tables(walked: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The matrices of modules with these paths, each with its path, those of embeddings first.
 
     A table called `weight` has its module's path. One that several modules share has that of an embedding, or
     of the first.
     """
-    paths: dict[Any, str] = {}
     found = []
     for path, module in walked:
         embedding = isinstance(module, EMBEDDINGS)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and tensor.dim() == 2:
                 found.append((not embedding, _table_path(spelled(path), name), tensor))
-    for _, path, tensor in sorted(found, key=operator.itemgetter(0)):
+    return [(path, tensor) for _, path, tensor in sorted(found, key=operator.itemgetter(0))]
+
+
+def by_identity(found: Iterable[tuple[str, Any]]) -> dict[int, str]:
+    """By the identity of a table its path, of several the first."""
+    paths: dict[int, str] = {}
+    for path, tensor in found:
         paths.setdefault(id(tensor), path)
-        paths.setdefault(place_of(tensor), path)
     return paths
 
 
 class TablePaths:
-    """What `table_paths` gives, for tables that are looked up.
+    """The paths of tables that are looked up.
 
     Args:
         walked: the modules with their paths.
@@ -172,13 +177,17 @@ class TablePaths:
     def __init__(self, walked: Sequence[tuple[str, Any]], known: Mapping[int, str | None] | None = None) -> None:
         self._walked = walked
         self._known = known or {}
-        self._paths: dict[Any, str] | None = None
+        self._paths: dict[int, str] | None = None
 
     def of(self, table: Any) -> str | None:
         """The attribute path of a table; None where it is no module's, nor in the memory of one."""
         if self._paths is None:
-            self._paths = table_paths(self._walked)
-        return self._known.get(id(table)) or self._paths.get(id(table)) or self._paths.get(place_of(table))
+            self._paths = by_identity(tables(self._walked))
+        known = self._known.get(id(table)) or self._paths.get(id(table))
+        if known is None:  # it may be another tensor in the same memory, such as a parameter's `.data`
+            place = place_of(table)
+            known = next((path for path, one in tables(self._walked) if place_of(one) == place), None)
+        return known
 
 
 def _table_path(module: str, name: str) -> str:
@@ -199,4 +208,4 @@ def paths(model: Any) -> list[str]:
     walked = walk(parts)
     further = [path for some in further_paths(parts, walked).values() for path in some]
     own = [spelled(path) for path, _ in walked]
-    return list(dict.fromkeys(path for path in (*own, *table_paths(walked).values(), *further) if path))
+    return list(dict.fromkeys(path for path in (*own, *by_identity(tables(walked)).values(), *further) if path))

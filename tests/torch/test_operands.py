@@ -441,9 +441,7 @@ def _penalty_by_backward(model: Any, value: Any) -> Any:
 @pytest.mark.parametrize("penalty", [_penalty_by_grad, _penalty_by_backward])
 @pytest.mark.parametrize("of", ["objective", "model"])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_gradients_of_all_weights_are_the_tables_too(
-    penalty: Callable[[Any, Any], Any], of: str
-) -> None:
+def test_gradients_of_all_weights_are_the_tables_too(penalty: Callable[[Any, Any], Any], of: str) -> None:
     def between(model: Any, rows: Any) -> Any:
         states = model.inner(rows).tanh()
         return states * penalty(model, states.sin().sum()) if of == "model" else states

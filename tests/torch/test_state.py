@@ -590,9 +590,7 @@ def _itself(logits: torch.Tensor) -> torch.Tensor:
     [(Small, _itself), (Checkpointing, embgrad.Sum()), (Checkpointing, _itself), (Adapting, embgrad.Sum())],
 )
 @pytest.mark.parametrize("raising", [False, True])
-def test_gradients_that_are_being_accumulated_stay_what_they_are(
-    kind: Any, objective: Any, raising: bool
-) -> None:
+def test_gradients_that_are_being_accumulated_stay_what_they_are(kind: Any, objective: Any, raising: bool) -> None:
     """A user who accumulates over several batches may ask in between."""
     model = kind()
     model(tensor()).sum().backward()

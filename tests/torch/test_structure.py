@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch.walk import Structure, TablePaths, table_paths, walk
+from embgrad_torch.walk import Structure, TablePaths, by_identity, tables, walk
 from torch import nn
 
 import embgrad
@@ -204,7 +204,7 @@ def test_tables_go_by_the_same_paths() -> None:
     walked = walk([model])
     paths = TablePaths(walked)
     for one in (model.table.weight, model.fixed, model.head.weight, model.inner[0].weight):
-        assert paths.of(one) == table_paths(walked)[id(one)]
+        assert paths.of(one) == by_identity(tables(walked))[id(one)]
     assert paths.of(model.table.weight) == "table"
     assert paths.of(model.table.weight.data) == "table"
     assert paths.of(torch.zeros(3, 4)) is None
