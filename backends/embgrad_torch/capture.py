@@ -20,6 +20,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
+from embgrad_torch.checkpoints import segments_watched
 from embgrad_torch.inputs import has_values, parameters, to_numpy
 from embgrad_torch.listening import Listening, compiled_calls, expect_uncompiled, expect_untransformed
 from embgrad_torch.lookup import LookupMode
@@ -45,6 +46,7 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         stack.callback(one.close)
         stack.enter_context(hooked(model, one.begin, one.end))
         stack.enter_context(one.beside)
+        stack.enter_context(segments_watched())
         compiled = stack.enter_context(compiled_calls())
         yield
         if compiled.ran and not one.heard and not one.called_beside:

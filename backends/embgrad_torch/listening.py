@@ -16,8 +16,8 @@ from torch._C._dynamo import eval_frame
 from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
 from embgrad.tolerance import coarsest
+from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
 from embgrad_torch.inputs import computed_in, is_transformed, to_numpy
-from embgrad_torch.segments import in_reentrant_segment, in_segment
 from embgrad_torch.tap import expect_unwritten, going_on
 
 __all__ = ["Calls", "Listening", "compiled_calls", "expect_uncompiled", "expect_untransformed"]

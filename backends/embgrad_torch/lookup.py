@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
+from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.inputs import has_values, is_transformed
 from embgrad_torch.listening import expect_uncompiled
-from embgrad_torch.recomputing import Made, made_again
 from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import At
 from embgrad_torch.walk import TablePaths

@@ -19,12 +19,12 @@ from embgrad.responding import Respond
 from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
+from embgrad_torch.checkpoints import segments_ended
 from embgrad_torch.inputs import TorchTensors, computed_in, is_floating
 from embgrad_torch.lookup import Differentiated, LookupMode
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import counted, pull_back
-from embgrad_torch.segments import segments_ended
 from embgrad_torch.state import Accumulating, Weights, as_found, drawn_by_the_user, random_as_found, running
 from embgrad_torch.tap import Taps, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths
