@@ -20,12 +20,13 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
-from embgrad_torch.inputs import parameters, to_numpy
+from embgrad_torch.checkpoints import segments_watched
+from embgrad_torch.inputs import has_values, parameters, to_numpy
 from embgrad_torch.listening import Listening, compiled_calls, expect_uncompiled, expect_untransformed
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
-from embgrad_torch.ours import is_running
 from embgrad_torch.run import points
+from embgrad_torch.state import is_running
 from embgrad_torch.tap import is_floating
 from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
 
@@ -45,6 +46,7 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         stack.callback(one.close)
         stack.enter_context(hooked(model, one.begin, one.end))
         stack.enter_context(one.beside)
+        stack.enter_context(segments_watched())
         compiled = stack.enter_context(compiled_calls())
         yield
         if compiled.ran and not one.heard and not one.called_beside:
@@ -319,7 +321,7 @@ def _whole_numbers(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, 
 
 
 def _is_whole(name: str, tensor: Any) -> bool:
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or not has_values(tensor):
         return False
     whole = not tensor.is_floating_point() and not tensor.is_complex() and not tensor.is_quantized
     return whole and (tensor.dtype is not torch.bool or name in NAMES["mask"])

@@ -1,32 +1,19 @@
-"""Random numbers: those that a pass of embgrad's own draws are as if they had not been, but for those of the user's functions."""
+"""Random numbers of objectives that kept traces call twice, until they are made anew."""
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from embgrad.generators import generators_kept
-from embgrad.redrawing import SharedGenerator
+from embgrad_torch.state import random_as_found
 
-__all__ = ["DrawnAgain", "of_the_user", "random_as_found"]
-
-_generator: Final = SharedGenerator(torch.default_generator.get_state, torch.default_generator.set_state)
-
-of_the_user: Final = _generator.of_the_user
-
-
-def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[Any]:
-    """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
-    if training:
-        return contextlib.nullcontext()
-    return torch.random.fork_rng([device]) if device.type == "cuda" else _generator.as_found()
+__all__ = ["DrawnAgain", "random_as_found"]
 
 
 class DrawnAgain:

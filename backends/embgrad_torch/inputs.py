@@ -21,8 +21,12 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import CallPlan, parameters_of, plan_call
 from embgrad.errors import OutputError, UnsupportedError
 from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras
+from embgrad.tolerance import coarsest
 
-__all__ = ["Plan", "TorchTensors", "device_of", "dtype_name", "like", "plan", "planned", "to_numpy", "to_tensors"]
+__all__ = [
+    *("Plan", "TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_transformed"),
+    *("like", "plan", "planned", "to_numpy", "to_tensors"),
+]
 
 CPU: Final = torch.device("cpu")
 
@@ -284,6 +288,41 @@ def device_of(modules: Iterable[Any]) -> Any:
 def dtype_name(dtype: Any) -> str:
     """A dtype of PyTorch's, as NumPy would spell it."""
     return str(dtype).removeprefix("torch.")
+
+
+def computed_in(tensors: Sequence[Any]) -> str:
+    """The coarsest dtype of some tensors and of autocast, if that is on where they are."""
+    dtypes = {one.dtype for one in tensors}
+    for kind in {one.device.type for one in tensors} & {"cpu", "cuda"}:
+        if torch.is_autocast_enabled(kind):
+            dtypes.add(torch.get_autocast_dtype(kind))
+    return coarsest(dtype_name(one) for one in dtypes)
+
+
+def is_transformed() -> bool:
+    """Return whether this runs inside torch.vmap or another transform of torch.func."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def has_values(tensor: Any) -> bool:
+    """Return whether a strided tensor has memory of its own: those inside a transform of torch.func have none to be read."""
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+def is_floating(value: object) -> bool:
+    """Return whether it is a tensor at which a gradient can be taken and read."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.is_floating_point()
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.device.type != "meta"
+        and has_values(value)
+    )
 
 
 class TorchTensors:

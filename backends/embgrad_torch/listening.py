@@ -16,9 +16,8 @@ from torch._C._dynamo import eval_frame
 from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
 from embgrad.tolerance import coarsest
-from embgrad_torch.answered import computed_in
-from embgrad_torch.inputs import to_numpy
-from embgrad_torch.segments import in_reentrant_segment, in_segment
+from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
+from embgrad_torch.inputs import computed_in, is_transformed, to_numpy
 from embgrad_torch.tap import expect_unwritten, going_on
 
 __all__ = ["Calls", "Listening", "compiled_calls", "expect_uncompiled", "expect_untransformed"]
@@ -123,7 +122,7 @@ def _differentiable(tensor: Any) -> Any:
 
 def expect_untransformed() -> None:
     """Refuse to listen inside a transform of torch.func, whose tensors have no values."""
-    if torch._C._functorch.maybe_current_level() is not None:
+    if is_transformed():
         raise UnsupportedError(
             "the model is called inside torch.func.grad, torch.vmap or another transform of torch.func, where tensors have no "
             "values that could be kept: expected loss.backward() or torch.autograd.grad in the loop that you capture, or the "

@@ -14,22 +14,17 @@ from torch.overrides import TorchFunctionMode
 from embgrad.errors import UnsupportedError
 from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
-from embgrad_torch.fewrows import linear
+from embgrad_torch.checkpoints import Made, made_again
+from embgrad_torch.inputs import has_values, is_transformed
 from embgrad_torch.listening import expect_uncompiled
-from embgrad_torch.operands import (
-    ACCUMULATING,
-    MAYBE_BY_WEIGHTS,
-    OPERATORS,
-    Differentiated,
-    is_by_weights,
-    values_of_weights,
-)
-from embgrad_torch.ours import is_running
-from embgrad_torch.recomputing import Made, made_again
+from embgrad_torch.state import ACCUMULATING, is_running
 from embgrad_torch.tap import At
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["LookupMode", "Read", "unheard"]
+__all__ = ["DIFFERENTIATING", "Differentiated", "LookupMode", "Read"]
+
+#: The functions that take gradients.
+DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
 
 
 class Read(NamedTuple):
@@ -43,7 +38,6 @@ class Read(NamedTuple):
             it picks rows out of activations.
         max_norm: rows with a larger norm are to be scaled in the table itself.
         norm_type: of which norm.
-        made: it has been made, in a table that is on the processor, where PyTorch refuses indices outside of it.
     """
 
     table: Any
@@ -52,7 +46,10 @@ class Read(NamedTuple):
     indexing: bool = False
     max_norm: float | None = None
     norm_type: float = 2.0
-    made: bool = False
+
+
+class Differentiated(BaseException):
+    """The model takes gradients of weights, which must then be trainable. Nobody's handler is to stop it."""
 
 
 class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
@@ -66,30 +63,27 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         at: what happens at the points.
         pulling: whether this is the backward pass.
         suspended_grad: whether the forward pass switched gradients off somewhere.
-        differentiated: whether the model took gradients of weights itself, where it had the weights' values alone.
-        on_read: called where rows may be looked up.
+        frozen: whether weights are frozen for the pass.
+        differentiated: whether the model took gradients of such weights itself.
         on_accumulating: called before the model has gradients accumulated in leaves itself.
 
     Args:
         watch: see above.
         at: see above.
         paths: the tables' attribute paths.
-        wanted: the identities of the weights whose gradients are asked for: the model's functions get the values of all others
-            alone. None where they are to get the weights themselves.
     """
 
-    def __init__(self, watch: PointWatch, at: At, paths: TablePaths, wanted: Collection[int] | None = None) -> None:
+    def __init__(self, watch: PointWatch, at: At, paths: TablePaths) -> None:
         super().__init__()
         self.watch = watch
         self.at = at
         self.pulling = False
         self.suspended_grad = False
+        self.frozen = False
         self.differentiated = False
-        self.on_read: Callable[[], None] = unheard
-        self.on_accumulating: Callable[[], None] = unheard
-        self._wanted = wanted
-        self._handlers = _HANDLERS if wanted is None else _HANDLERS_WITHOUT_WEIGHTS
+        self.on_accumulating: Callable[[], None] = lambda: None
         self._paths = paths
+        self._handlers = _HANDLERS
         self._made: list[tuple[str, np.ndarray, Made]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
 
@@ -124,11 +118,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         rows = self._rows(read, lambda: func(*args, **kwargs))
         return func(*args, **kwargs) if rows is None else rows
 
-    def on_gave(self, module: Any, indices: Any, gave: Any) -> Any:
-        """A plain `nn.Embedding` has looked up rows: those that go on in their place."""
-        read = Read(module.weight, indices, _wrapped(module.padding_idx, module.weight), made=True)
-        return self._rows(read, lambda: gave if torch.is_grad_enabled() else gave.detach())
-
     def on_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """A bag of embeddings: a lookup, which has a point at each position, and a bag of its rows."""
         indices, table = args
@@ -149,7 +138,6 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def on_closed_bag(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """A bag on a level at which it cannot be taken apart any more."""
-        self.on_read()
         for tensor in [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]:
             if not tensor.is_floating_point() and layout_of(tensor.cpu().numpy(), self.watch.batch.ids) is not None:
                 raise UnsupportedError(
@@ -171,17 +159,13 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.suspended_grad = self.suspended_grad or not args[0]
         return func(*args, **kwargs)
 
-    def on_operator(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """A function that combines weights with activations."""
-        if torch.is_grad_enabled():
-            args, kwargs = values_of_weights(args, kwargs, self._wanted or ())
-            if func is functional.linear:
-                return linear(*args, **kwargs)
-        return func(*args, **kwargs)
-
     def on_differentiating(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """Gradients that the model takes: those of weights, where these take part by their values alone, would be lost."""
-        if self._wanted is not None and is_by_weights(func, args, kwargs, pulling=self.pulling):
+        """Gradients that the model takes: those of weights are lost where these are frozen.
+
+        In a pullback without `inputs`, checkpointed segments are differentiated, whatever becomes of their weights.
+        """
+        inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
+        if self.frozen and not (self.pulling and (inputs is None or not _holds_any_frozen(inputs))):
             self.differentiated = True
             raise Differentiated
         if func in ACCUMULATING:
@@ -190,10 +174,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
 
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
         """The rows that go on; None where it is no lookup in a table after all."""
-        self.on_read()
-        if torch._C._functorch.maybe_current_level() is not None and (
-            _is_transformed(read.table) or _is_transformed(read.indices)
-        ):
+        if is_transformed() and not (has_values(read.table) and has_values(read.indices)):
             if read.indexing:
                 return None
             raise UnsupportedError(
@@ -207,7 +188,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         if self.pulling:
             return self._again(read, path, indices, compute, word=layout is not None)
         shape = read.table.shape
-        key = self.watch.see(path, indices, shape[0], shape[1], read.padding, inside=read.made)
+        key = self.watch.see(path, indices, shape[0], shape[1], read.padding)
         self._scale(read)
         self._expect_numbers(read, path, asked=key is not None)
         self._made.append((path, indices, Made(key, torch.is_grad_enabled())))
@@ -258,8 +239,16 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
             torch.embedding_renorm_(table, read.indices.contiguous(), read.max_norm, read.norm_type)
 
 
-def unheard() -> None:
-    """Nobody is to be told."""
+def _holds_any_frozen(inputs: Any) -> bool:
+    """Return whether what gradients are taken by is, or holds, what has none; what can be read but once may."""
+    if isinstance(inputs, torch.Tensor):
+        return not inputs.requires_grad
+    if isinstance(inputs, torch.autograd.graph.GradientEdge):
+        weight = getattr(inputs.node, "variable", None)
+        return weight is not None and not weight.requires_grad
+    if isinstance(inputs, Mapping):
+        inputs = list(inputs.values())
+    return not isinstance(inputs, (list, tuple)) or any(map(_holds_any_frozen, inputs))
 
 
 def _bag(rows: Any, indices: Any, vocab: int, kwargs: Mapping[str, Any]) -> Any:
@@ -315,10 +304,6 @@ def _indexing(table: Any, index: Any) -> Read | None:
     return Read(table, index, indexing=True)
 
 
-def _is_transformed(tensor: Any) -> bool:
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
 def _as_numpy(read: Read) -> np.ndarray:
     try:
         indices: np.ndarray = read.indices.detach().cpu().numpy()  # which copies nothing that is there already
@@ -355,14 +340,7 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
     torch.ops.aten.embedding_bag.padding_idx: LookupMode.on_closed_bag,
     torch.ops.higher_order.cond: LookupMode.on_choice,
     torch._C._set_grad_enabled: LookupMode.on_grad_mode,
-    **dict.fromkeys(ACCUMULATING, LookupMode.on_differentiating),
-}
-
-#: The same where functions are given the values of weights.
-_HANDLERS_WITHOUT_WEIGHTS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
-    **dict.fromkeys(OPERATORS, LookupMode.on_operator),
-    **dict.fromkeys(MAYBE_BY_WEIGHTS, LookupMode.on_differentiating),
-    **_HANDLERS,
+    **dict.fromkeys(DIFFERENTIATING, LookupMode.on_differentiating),
 }
 
 #: The functions that look up rows, for a compiler that traces into the watching: it takes no dict of functions.

@@ -13,12 +13,12 @@ import torch
 from embgrad.points import INPUT, OUTPUT
 from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
-from embgrad_torch.recomputing import Made, made_again
+from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.storages import is_held_by_others
 from embgrad_torch.tap import At, is_floating
 from embgrad_torch.walk import is_compiled_wrapper, spelled
 
-__all__ = ["ModuleWatch", "heard", "hooked", "hooked_all"]
+__all__ = ["ModuleWatch", "hooked", "hooked_all"]
 
 
 @dataclass
@@ -186,7 +186,10 @@ def _start(tensor: Any) -> int:
 
 
 class _Hook:
-    """A hook of ours. A copy of it, in a copy of the model or in a file, does nothing."""
+    """A hook of ours. A copy of it, in a copy of the model or in a file, does nothing.
+
+    In another thread, one that took the hooks up while they were being removed may call it without the keywords.
+    """
 
     def __init__(self, ask: Callable[..., Any] | None) -> None:
         self._ask = ask
@@ -196,67 +199,32 @@ class _Hook:
 
 
 class _Before(_Hook):
-    def __call__(self, module: Any, *told: Any) -> Any:
+    def __call__(self, module: Any, *given: Any) -> Any:
         """The arguments with which a call goes on, or None for the same."""
-        return None if self._ask is None or len(told) != 2 else self._ask(module, *told)
+        return None if self._ask is None or len(given) != 2 else self._ask(module, *given)
 
 
 class _After(_Hook):
-    def __call__(self, module: Any, *told: Any) -> Any:
+    def __call__(self, module: Any, *given: Any) -> Any:
         """What takes the place of what a call returned, or None."""
-        return None if self._ask is None else self._ask(module, told[-1])
+        return None if self._ask is None else self._ask(module, given[-1])
 
 
-class _Gave(_Hook):
-    def __call__(self, module: Any, *told: Any) -> Any:
-        """What takes the place of what a call returned, or None."""
-        return None if self._ask is None else self._ask(module, *told)
-
-
-class hooked:  # noqa: N801  # used as a function is
+@contextlib.contextmanager
+def hooked(module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> Iterator[None]:
     """Meanwhile `before(module, args, kwargs)` and `after(module, returned)` are asked at each call, behind the user's hooks.
 
-    They hear of calls in every thread. One that has taken the hooks up while they are being removed finds the first without
-    the mark that it takes keywords. They are put where `register_forward_hook` would put them, which takes several times as
-    long.
+    They hear of calls in every thread, and `after` also of those that an exception ends.
     """
-
-    def __init__(self, module: Any, before: Callable[..., Any], after: Callable[..., Any]) -> None:
-        self._module = module
-        self._before, self._after = _Before(before), _After(after)
-
-    def __enter__(self) -> None:
-        module, before, after = self._module, self._before, self._after
-        module._forward_pre_hooks_with_kwargs[before] = True
-        module._forward_pre_hooks[before] = before
-        module._forward_hooks_always_called[after] = True
-        module._forward_hooks[after] = after
-
-    def __exit__(self, *told: object) -> None:
-        module, before, after = self._module, self._before, self._after
-        for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):
-            hooks.pop(before, None)
-        for hooks in (module._forward_hooks, module._forward_hooks_always_called):
-            hooks.pop(after, None)
-
-
-class heard:  # noqa: N801  # used as a function is
-    """Meanwhile `gave(module, args, returned)` is asked at each call, behind the user's hooks, for what takes its place.
-
-    Args:
-        module: the module.
-        gave: what is asked. Of a call by keywords it gets no arguments.
-    """
-
-    def __init__(self, module: Any, gave: Callable[..., Any]) -> None:
-        self._hooks = module._forward_hooks
-        self._hook = _Gave(gave)
-
-    def __enter__(self) -> None:
-        self._hooks[self._hook] = self._hook
-
-    def __exit__(self, *told: object) -> None:
-        self._hooks.pop(self._hook, None)
+    handles = (
+        module.register_forward_pre_hook(_Before(before), with_kwargs=True),
+        module.register_forward_hook(_After(after), always_call=True),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextlib.contextmanager

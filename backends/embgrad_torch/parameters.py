@@ -12,7 +12,7 @@ import torch
 from embgrad.backend import ParameterValues, Request, TableRest
 from embgrad.points import WORD, split_name
 from embgrad_torch.inputs import dtype_name
-from embgrad_torch.walk import further_paths, named_parameters, spelled, table_paths
+from embgrad_torch.walk import by_identity, further_paths, named_parameters, spelled, tables
 
 __all__ = ["Tables", "parameter_values", "trainable"]
 
@@ -87,7 +87,7 @@ class Tables:
 
 
 def _by_table_path(walked: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    paths = table_paths(walked)
+    paths = by_identity(tables(walked))
     found: dict[str, Any] = {}
     for _, one in named_parameters(walked):
         if id(one) in paths and one.is_floating_point():

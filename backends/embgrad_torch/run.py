@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
 
-from embgrad.answering import values_at
+from embgrad.answering import Answer, answer, native_answer, values_at
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
-from embgrad.errors import PointError
 from embgrad.points import Lookup
 from embgrad.replaying import Tries, wrapped
 from embgrad.responding import Respond
+from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
-from embgrad_torch.answered import answered_by, dtype_of, leaves
-from embgrad_torch.attributes import Attributes
-from embgrad_torch.drawing import of_the_user, random_as_found
-from embgrad_torch.lookup import LookupMode
+from embgrad_torch.checkpoints import segments_ended
+from embgrad_torch.inputs import TorchTensors, computed_in, is_floating
+from embgrad_torch.lookup import Differentiated, LookupMode
 from embgrad_torch.modules import ModuleWatch
-from embgrad_torch.operands import ByWeights, Differentiated
-from embgrad_torch.ours import running
 from embgrad_torch.parameters import Tables, parameter_values, trainable
-from embgrad_torch.pullback import Pulled, counted, pull_back
-from embgrad_torch.segments import segments_ended
-from embgrad_torch.state import as_found, gradients_apart, with_gradients_apart
-from embgrad_torch.structure import Changed, Structure, recalled, structure
+from embgrad_torch.pullback import counted, pull_back
+from embgrad_torch.state import Accumulating, Weights, as_found, drawn_by_the_user, random_as_found, running
 from embgrad_torch.tap import Taps, expect_unwritten
-from embgrad_torch.walk import TablePaths, further_paths
-from embgrad_torch.ways import Elsewhere, Watched, Ways
+from embgrad_torch.walk import Structure, TablePaths, further_paths
 
-__all__ = ["points", "run"]
+__all__ = ["answered_by", "dtype_of", "points", "run"]
 
 Made = TypeVar("Made")
 
@@ -47,32 +39,34 @@ _NOTHING: Final = Request((), lambda outputs: [])
 
 @dataclass(frozen=True)
 class _Pass:
-    """What a forward pass needs to know, with the model in the state for it.
+    """A forward pass, with the model in the state for it.
 
     Attributes:
-        wanted: the identities of the weights whose gradients are asked for, where functions get the others' values alone.
-        watched: makes the pass be watched.
+        request: what is asked, whose functions find the weights as the user has them.
+        parameters: the parameters that are asked for.
+        tables: the tables that are.
     """
 
+    request: Request
     mode: LookupMode
     taps: Taps
-    modules: Sequence[tuple[str, Any]]
+    known: Structure
+    weights: Weights
     device: Any
-    training: bool
-    wanted: set[int]
-    watched: AbstractContextManager[Any]
+    parameters: Mapping[str, Any]
+    tables: Tables
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
     """What a forward pass reaches."""
 
-    def seen(weights: bool) -> list[Point]:
+    def reached(frozen: bool) -> list[Point]:
         watch = PointWatch(batch, None)
-        with _prepared(structure(as_parts(model)), watch, _NOTHING, weights=weights) as one:
-            _forward(model, batch, call, one)
+        with _prepared(Structure(as_parts(model)), watch, _NOTHING, frozen=frozen) as this:
+            _forward(model, batch, call, this)
         return watch.points()
 
-    return _with_weights_if_need_be(seen)
+    return _frozen_if_can_be(reached)
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
@@ -81,169 +75,141 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         from embgrad_torch.kept import run_kept
 
         return run_kept(model, batch, request, lambda other: run(model, batch, replace(other, compiled=False)))
-    if request.parameters or request.training:  # a second forward pass would draw other random numbers
-        return _run(model, batch, request, weights=True)
-    parts = as_parts(model)
-    known = recalled(parts)
-    if known is not None:
-        with contextlib.suppress(Changed):
-            return _run_known(model, batch, request, known)
-    return _run_known(model, batch, request, structure(parts))
+    # A function of the user's may use the weights; and in training mode a second pass would draw other random numbers.
+    if request.parameters or request.training or isinstance(request.respond, NativeObjective):
+        return _run(model, batch, request, frozen=False)
+    tries = Tries(request)
+    return _frozen_if_can_be(lambda frozen: _run(model, batch, tries.next(), frozen=frozen))
 
 
-def _run_known(model: Any, batch: TokenBatch, request: Request, known: Structure) -> Run:
-    """The same, where a pass may be watched in part."""
-    ways = _ways(known, batch, request)
-    if ways is None:
-        tries = Tries(request)
-        return _with_weights_if_need_be(lambda weights: _run(model, batch, tries.next(), weights=weights))
-    if ways.seen:
-        with contextlib.suppress(Elsewhere, PointError):  # it may be there, and not where it was
-            return _run(model, batch, request, known, weights=True, ways=ways, whole=False)
-    return _run(model, batch, request, known, weights=True, ways=ways)
-
-
-def _ways(known: Structure, batch: TokenBatch, request: Request) -> Ways | None:
-    """The ways known of a model through which a pass is made that need not be watched as a whole; None where it must be."""
-    if request.call is not None or request.override or request.add or request.times:
-        return None
-    if known.ways is None or not known.ways.serve(batch.ids.size) or any(":" in name for name in request.reached):
-        return None
-    return known.ways
-
-
-def _with_weights_if_need_be(make: Callable[[bool], Made]) -> Made:
-    """What a pass gives that has the values of weights alone, or the weights where anything differentiates by them."""
+def _frozen_if_can_be(make: Callable[[bool], Made]) -> Made:
+    """What a pass gives whose weights are frozen, or trainable where the model takes gradients by them itself."""
     try:
-        return make(False)
-    except Differentiated:
         return make(True)
+    except Differentiated:
+        return make(False)
 
 
-def _run(
-    model: Any,
-    batch: TokenBatch,
-    request: Request,
-    known: Structure | None = None,
-    *,
-    weights: bool,
-    ways: Ways | None = None,
-    whole: bool = True,
-) -> Run:
-    parts = as_parts(model)
-    known = known or structure(parts)
-    request = wrapped(request, functools.partial(with_gradients_apart, known))
+def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:
+    known = Structure(as_parts(model))
     watch = PointWatch(batch, request.reached, request.times)
-    with _prepared(known, watch, request, weights=weights, ways=ways, whole=whole) as one:
-        parameters = trainable(known.walked) if request.parameters else {}
-        tables = Tables(parts, known.walked if request.tables else (), request)
-        one.wanted.update(map(id, tables.parameters))
-        with tables.differentiable() if tables.parameters else contextlib.nullcontext():
-            since = counted() if parameters or tables.parameters else 0
-            returned, unused = _forward(model, batch, request.call, one)
-            expect_unwritten(one.taps.aliased)
+    with _prepared(known, watch, request, frozen=frozen) as this:
+        request, taps, tables = this.request, this.taps, this.tables
+        wanted = [*this.parameters.values(), *tables.parameters]
+        with tables.differentiable():
+            since = counted() if wanted else 0
+            returned, unused = _forward(model, batch, request.call, this)
+            expect_unwritten(taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            with _of_objective(request), _without_weights(request, weights):
-                answered = answered_by(returned, batch, request)
-            wanted = [*parameters.values(), *tables.parameters]
-            pulled = pull_back(answered.sets, one.taps, wanted, one.mode, lambda: leaves(parts), since)
-            if one.mode.differentiated:  # and the model has caught what told of it
+            answered = _answered_by(returned, batch, this)
+            pulled = pull_back(answered.sets, taps, wanted, this.mode, known.parameters, since)
+            if this.mode.differentiated:  # and the model has caught what told of it
                 raise Differentiated
-        dtype = dtype_of(request, one.taps, chosen, answered, returned, parts)
+        dtype = dtype_of(request, taps, chosen, answered, returned, known.parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
     found = {key: watch.found(key) for key in keys.values()}
     paths = {key: lookup.path for key, lookup in found.items() if isinstance(lookup, Lookup)}
-    rests = tables.rests(paths, below[len(parameters) :])
+    count = len(this.parameters)
     return Run(
-        values_at(keys, watch, one.taps.values, [one.points for one in pulled], _befores(pulled), rests),
+        values_at(
+            keys,
+            watch,
+            taps.values,
+            [one.points for one in pulled],
+            [one.before for one in pulled],
+            tables.rests(paths, below[count:]),
+        ),
         dtype,
         unused,
         answered.objective,
-        parameter_values(parameters, below[: len(parameters)]) if request.parameters else None,
+        parameter_values(this.parameters, below[:count]) if request.parameters else None,
     )
 
 
 @contextlib.contextmanager
-def _prepared(
-    known: Structure,
-    watch: PointWatch,
-    request: Request,
-    *,
-    weights: bool,
-    ways: Ways | None = None,
-    whole: bool = True,
-) -> Iterator[_Pass]:
+def _prepared(known: Structure, watch: PointWatch, request: Request, *, frozen: bool) -> Iterator[_Pass]:
     device = inputs.device_of(known.modules)
-    attributes: Attributes | None = None
-    try:
-        with (
-            running(),
-            as_found(known, device, training=request.training) as attributes,
-            random_as_found(device, training=request.training),
-        ):
-            if ways is not None and not whole:
-                ways.expect_settled(attributes)
-            learning = ways is not None and (not whole or ways.learn(attributes))
-            walked = known.walked
-            taps = Taps(request, attached=weights)
-            wanted: set[int] = set()
-            mode = LookupMode(watch, taps, TablePaths(walked, known.tables), None if weights else wanted)
-            mode.on_accumulating = functools.partial(gradients_apart, known)
-            modules = ModuleWatch(
-                watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
-            )
-            also = further_paths(known.parts, walked) if watch.everything else {}
-            watched: AbstractContextManager[Any] = mode
-            if ways is not None and learning:
-                watched = Watched(mode, known.modules, ways, whole=whole, cut=not taps.attached)
-            try:
-                with modules.on(walked, also):
-                    yield _Pass(mode, taps, walked, device, request.training, wanted, watched)
-            finally:
-                mode.put_back()
-                taps.marks.clear()  # whose hooks know the taps: nothing is to wait for the garbage collector
-    finally:
-        if ways is not None and attributes is not None:
-            ways.settings = attributes.settings
+    with (
+        running(),
+        as_found(known, device, training=request.training) as weights,
+        random_as_found(device, training=request.training),
+    ):
+        walked = known.walked
+        parameters = trainable(walked) if request.parameters else {}
+        tables = Tables(known.parts, walked if request.tables else (), request)
+        request = wrapped(request, lambda function: _as_the_users(function, weights))
+        taps = Taps(request, attached=not frozen)
+        mode = LookupMode(watch, taps, TablePaths(walked))
+        mode.frozen = frozen and weights.freeze(tables.parameters)
+        mode.on_accumulating = weights.gradients_apart
+        modules = ModuleWatch(
+            watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
+        )
+        try:
+            with modules.on(walked, further_paths(known.parts, walked) if watch.everything else {}):
+                yield _Pass(request, mode, taps, known, weights, device, parameters, tables)
+        finally:
+            mode.put_back()
+            taps.marks.clear()  # whose hooks know the taps: nothing is to wait for the garbage collector
 
 
-def _forward(model: Any, batch: TokenBatch, call: Call | None, one: _Pass) -> tuple[Any, tuple[str, ...]]:
+def _as_the_users(function: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:
+    """A function of the user's, which finds the weights trainable; what it accumulates is accumulated apart."""
+
+    def called(given: Any) -> Any:
+        with weights.as_the_user_has_them(), Accumulating(weights.gradients_apart):
+            return function(given)
+
+    return called
+
+
+def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> tuple[Any, tuple[str, ...]]:
     """What the model returns, and what of the batch it was not given."""
-    make, unused = inputs.plan(model, batch, call, one.device)
-    with one.watched:
+    make, unused = inputs.plan(model, batch, call, this.device)
+    with this.mode:
         try:
             with segments_ended():
                 returned = make()
         except Exception as failure:
-            if one.mode.differentiated:  # and the model has caught what told of it
+            # The model may have caught what told of it, or asked for the gradient of what has none.
+            if this.mode.differentiated or (this.mode.frozen and "grad" in str(failure)):
                 raise Differentiated from None
-            one.mode.watch.expect_some((type(module).__name__ for _, module in one.modules), failure)
+            this.mode.watch.expect_some((type(module).__name__ for module in this.known.modules), failure)
             raise
-    if one.mode.differentiated:
+    if this.mode.differentiated:
         raise Differentiated
     return returned, unused
 
 
-def _of_objective(request: Request) -> AbstractContextManager[None]:
-    """What an objective of the user's own draws is drawn; those of embgrad draw nothing."""
-    ours = isinstance(request.respond, Respond) and request.respond.is_ours
-    return contextlib.nullcontext() if ours else of_the_user()
+def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
+    """The objective's answer; one of the user's own draws, and finds the weights trainable."""
+    if isinstance(this.request.respond, Respond) and this.request.respond.is_ours:
+        return answered_by(returned, batch, this.request)
+    with drawn_by_the_user(), this.weights.as_the_user_has_them():
+        return answered_by(returned, batch, this.request)
 
 
-def _without_weights(request: Request, weights: bool) -> AbstractContextManager[Any]:
-    """A function of the user's may differentiate what a pass returned by weights, and is stopped if these are not there."""
-    return contextlib.nullcontext() if weights or not isinstance(request.respond, NativeObjective) else ByWeights()
+def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
+    """The objective's answer to what the model returned."""
+    if isinstance(request.respond, NativeObjective):
+        value = request.respond.function(returned)
+        return native_answer(value, request.respond, batch, TorchTensors(), several=request.several)
+    return answer(returned, request, TorchTensors())
 
 
-def _befores(pulled: Sequence[Pulled]) -> list[Any]:
-    return [one.before for one in pulled]
+def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
+    """The coarsest of those of the points, of the outputs that were read and of autocast; else of an output or a parameter."""
+    met = [taps.marks[chosen[name]] for name in request.points]
+    met += [output for one in answered.sets for output, _ in one]
+    if not met:
+        parameters = (parameter for part in parts for parameter in part.parameters())
+        met.append(next(one for one in (first(returned, is_floating), *parameters) if one is not None))
+    return computed_in(met)
 
 
 def _unseen(known: Structure) -> str:
     """What cannot be watched in this model, for the message where a lookup was not found."""
-    if known.ways is not None:  # what is remembered of a model has no such modules
-        return ""
     found = [path or type(one).__name__ for path, one in known.walked if isinstance(one, torch.jit.ScriptModule)]
     if not found:
         return ""

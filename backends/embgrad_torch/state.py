@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
+from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.keras_inputs import is_keras
-from embgrad.locks import held
+from embgrad.locks import held, process_lock
+from embgrad.redrawing import SharedGenerator
 from embgrad_torch.attributes import Attributes
-from embgrad_torch.operands import Accumulating
-from embgrad_torch.settings import cast_anew, computed_anew, is_computing_once, uncompiled, without_cudnn
-from embgrad_torch.structure import Changed, Structure
-from embgrad_torch.tap import Differentiable
-from embgrad_torch.undoing import Undoing
-from embgrad_torch.versions import HAVE_VERSIONS
+from embgrad_torch.inputs import is_transformed
+from embgrad_torch.walk import Structure
 
-__all__ = ["as_found", "gradients_apart", "with_gradients_apart"]
+__all__ = [
+    *("ACCUMULATING", "Differentiable", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
+    *("outside_inference", "random_as_found", "running", "with_gradients_apart"),
+]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
 #: hardly a forward pass writes to; one that does is told of. Running statistics and counters are smaller.
@@ -31,24 +33,18 @@ LARGEST_COPIED = 1 << 20
 #: The dtypes of most buffers, which no graph can hold.
 WHOLE: Final = frozenset({torch.int64, torch.int32, torch.bool})
 
-#: The types of parameters that have weights from the beginning.
-PLAIN: Final = frozenset({torch.nn.Parameter})
-
-#: What of a parameter the model may change: its place in memory, whether it is trainable, its gradient.
-_place: Final = torch.Tensor.data_ptr
-_trainable: Final = operator.attrgetter("requires_grad")
-_gradient: Final = operator.attrgetter("grad")
-_data: Final = operator.attrgetter("data")
+#: The functions that have gradients accumulated in leaves.
+ACCUMULATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.backward, torch.Tensor.backward})
 
 #: Does nothing, and can be entered as often as one likes.
 _NOTHING: Final = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attributes]:
+def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Weights]:
     """The state for one forward and backward pass, and afterwards, also after an error, the state that was.
 
-    Holds the locks of all modules: a module may belong to several models. Gives their attributes.
+    Holds the locks of all modules and parameters, as these may belong to several models. Gives the parameters.
 
     Args:
         model: the model.
@@ -57,40 +53,93 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Attri
 
     Raises:
         UnsupportedError: the model cannot be put into training mode, or its weights do not exist yet, or tensors have no values.
-        Changed: the structure was recalled, and does not hold any more.
     """
     _expect_values()
     with (
         held(model.locks),
         Differentiable(),
         _heard(),
-        cast_anew(),
-        computed_anew if is_computing_once() else _NOTHING,
-        uncompiled,
-        Undoing() as stack,
+        _cast_anew(),
+        _computed_anew if parametrize._cache_enabled else _NOTHING,
+        _uncompiled,
+        contextlib.ExitStack() as stack,
     ):
-        found = _found(model)
-        stack.callback(found.attributes.put_back)
-        stack.callback(_parameters(model, found.plain, training))
-        if found.inferring:
+        parameters = model.parameters()
+        _expect_weights(model, parameters)
+        attributes = Attributes(model.modules)
+        stack.callback(attributes.put_back)
+        weights = Weights(parameters, _rewritten(model, parameters, training))
+        stack.callback(weights.put_back)
+        if any(map(torch.Tensor.is_inference, (*parameters, *model.buffers()))):
             _make_ordinary(model, stack)
-            model.look()
-        stack.callback(_contents(found, model.buffers(), training))
-        _set_mode(model, found, training, stack)
+        stack.callback(_contents(attributes.tensors, model.buffers(), training))
+        _set_mode(model, training, stack)
         recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
-        with without_cudnn if recurrent and not training else _NOTHING:
-            yield found.attributes
+        with _without_cudnn if recurrent and not training else _NOTHING:
+            yield weights
 
 
-def gradients_apart(model: Structure) -> None:
-    """From now on gradients are accumulated in copies of what the parameters have, until they are given their own again.
+class Weights:
+    """The parameters of a model: their memory, gradients and flags, which are put back after a pass.
 
     Args:
-        model: the model, whose state is kept.
+        parameters: the parameters.
+        rewritten: those whose numbers the pass may write to.
     """
-    for parameter in _plain(model.parameters()):
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad.clone()
+
+    def __init__(self, parameters: Sequence[Any], rewritten: Sequence[Any]) -> None:
+        self._plain = _plain(parameters)
+        self._found = [(one, one.data, one.data_ptr(), one.requires_grad, one.grad) for one in self._plain]
+        self._numbers = [(one.data, one.data.clone()) for one in rewritten]
+        self._frozen: list[Any] = []
+
+    def freeze(self, wanted: Sequence[Any]) -> bool:
+        """Freeze the parameters, so that no memory is kept for gradients that nobody asks for; return whether there are any.
+
+        Args:
+            wanted: those that stay as they are.
+        """
+        stay = set(map(id, wanted))
+        self._frozen = [one for one in self._plain if id(one) not in stay and _can_be_frozen(one)]
+        _set_trainable(self._frozen, trainable=False)
+        return bool(self._frozen)
+
+    @contextlib.contextmanager
+    def as_the_user_has_them(self) -> Iterator[None]:
+        """Frozen parameters are trainable while a function of the user's runs, which may take gradients of its own."""
+        _set_trainable(self._frozen, trainable=True)
+        try:
+            yield
+        finally:
+            _set_trainable(self._frozen, trainable=False)
+
+    def gradients_apart(self) -> None:
+        """From now on gradients are accumulated in copies of what the parameters have."""
+        for one in self._plain:
+            if one.grad is not None:
+                one.grad = one.grad.clone()
+
+    def put_back(self) -> None:
+        """Give parameters that were frozen, or given other memory or another `grad`, their own again."""
+        for one, data, place, trainable, gradient in self._found:
+            if one.data_ptr() != place:
+                one.data = data
+            if one.requires_grad is not trainable:
+                one.requires_grad_(trainable)
+            if one.grad is not gradient:
+                one.grad = gradient
+        for data, before in self._numbers:
+            if not torch.equal(data, before):
+                data.copy_(before)
+
+
+def _can_be_frozen(parameter: Any) -> bool:
+    return bool(parameter.requires_grad and not parameter.is_inference())
+
+
+def _set_trainable(parameters: Sequence[Any], *, trainable: bool) -> None:
+    for one in parameters:
+        one.requires_grad_(trainable)
 
 
 def with_gradients_apart(model: Structure, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -102,96 +151,50 @@ def with_gradients_apart(model: Structure, function: Callable[[Any], Any]) -> Ca
     """
 
     def called(given: Any) -> Any:
-        with Accumulating(functools.partial(gradients_apart, model)):
+        with Accumulating(lambda: Weights(model.parameters(), ()).gradients_apart()):
             return function(given)
 
     return called
 
 
+class Accumulating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """Calls a function before gradients are accumulated in leaves.
+
+    Args:
+        before: the function.
+    """
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        super().__init__()
+        self._before = before
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if func in ACCUMULATING:
+            self._before()
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
 def _plain(parameters: Sequence[Any]) -> list[Any]:
-    """The parameters whose place in memory, gradient and numbers are taken down."""
+    """The parameters whose place in memory, gradient and numbers are kept; those of other classes see to themselves."""
     return [one for one in parameters if type(one) is torch.nn.Parameter and one.layout is torch.strided]
 
 
-class _Found:
-    """What of a model can be another after a pass, and what is known of it. It holds while nobody writes to the model.
+def _rewritten(model: Structure, parameters: Sequence[Any], training: bool) -> list[Any]:
+    """The parameters whose numbers a pass in training mode may write to.
 
-    Args:
-        model: the model, which has just been looked at.
-
-    Attributes:
-        attributes: its modules' attributes.
-        plain: the parameters whose place in memory, gradient and numbers are taken down.
-        inferring: whether parameters or buffers were made under inference mode.
-        flags: the modules' modes, by `training`, as they are now.
-        flagged: whether these are all attributes like others, and none is computed by a property or shared.
-
-    Raises:
-        UnsupportedError: there are parameters without weights.
+    A `train` of the user's own may take adapters out of the weights. Keras's averages are parameters that are not trained; its
+    seeds are left to move.
     """
-
-    def __init__(self, model: Structure) -> None:
-        parameters, buffers = model.parameters(), model.buffers()
-        _expect_weights(model, parameters)
-        self.attributes = Attributes(model)
-        self.plain = _plain(parameters)
-        self._all = [*parameters, *buffers]
-        self.inferring = self._is_inferring()
-        self.flags = _flags(model)
-        kinds = set(map(type, model.modules))
-        self.flagged = all("training" in own for own in model.own) and not any(
-            hasattr(one, "training") for one in kinds
-        )
-        self._tensors = [one for one in self.attributes.tensors() if _is_copied(one)]
-        self._copies: list[tuple[Any, Any]] = []
-        self._looked = model.looked
-
-    def hold(self, model: Structure) -> bool:
-        """Whether it does, of the model as it is now."""
-        if not (model.types_hold() and self.attributes.hold(model.own_now())) or self._is_inferring():
-            return False
-        if not self.flagged:  # no attribute of the modules need tell that these are others
-            self.flags = _flags(model)
-        model.looked = self._looked
-        return True
-
-    def _is_inferring(self) -> bool:
-        return any(map(torch.Tensor.is_inference, self._all))
-
-    def contents(self, buffers: Sequence[Any]) -> list[tuple[Any, Any]]:
-        """The buffers, and the tensors in plain attributes, with copies of what they hold now."""
-        tensors = [*buffers, *self._tensors]
-        known = {id(one): copy for one, copy in self._copies}
-        copies = [(one, _copy_of(one, known.get(id(one)))) for one in tensors]
-        self._copies = copies if sum(one.numel() for one in tensors) <= LARGEST_COPIED else []
-        return copies
-
-
-def _found(model: Structure) -> _Found:
-    """What was found by an earlier pass, where it holds, or is found now."""
-    known: _Found | None = model.found
-    if known is not None and known.hold(model):
-        return known
-    if model.recalled:
-        raise Changed
-    model.look()
-    found = _Found(model)
-    if HAVE_VERSIONS and not found.inferring:  # else nothing can tell that it holds
-        model.keep(found)
-    return found
-
-
-def _copy_of(tensor: Any, known: Any) -> Any:
-    """A copy of a tensor: an earlier one that still is one, where telling that takes no wait for a device."""
-    if (
-        known is not None
-        and tensor.is_cpu
-        and known.is_cpu
-        and known.dtype == tensor.dtype
-        and torch.equal(tensor, known)
-    ):
-        return known
-    return tensor.detach().clone()
+    if not training:
+        return []
+    every = any("train" in vars(one) or type(one).train is not torch.nn.Module.train for one in model.modules)
+    averages = any(map(is_keras, model.modules))
+    return [
+        one
+        for one in _plain(parameters)
+        if not one.is_inference() and (every or (averages and not one.requires_grad and one.is_floating_point()))
+    ]
 
 
 def _heard() -> Any:
@@ -200,7 +203,7 @@ def _heard() -> Any:
 
 
 def _expect_values() -> None:
-    if torch._C._functorch.maybe_current_level() is not None:
+    if is_transformed():
         raise UnsupportedError(
             "embgrad is called inside torch.vmap, torch.func.grad or another transform of torch.func, where tensors have no "
             "values to be read: expected a call outside of it; to transform the model's own call, pass call=..."
@@ -208,7 +211,7 @@ def _expect_values() -> None:
 
 
 def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
-    if set(map(type, parameters)) <= PLAIN or not any(map(torch.nn.parameter.is_lazy, parameters)):
+    if not any(map(torch.nn.parameter.is_lazy, parameters)):
         return
     for module in model.modules:
         if any(torch.nn.parameter.is_lazy(parameter) for parameter in module._parameters.values()):
@@ -218,23 +221,18 @@ def _expect_weights(model: Structure, parameters: Sequence[Any]) -> None:
             )
 
 
-def _set_mode(model: Structure, found: _Found, training: bool, stack: Undoing) -> None:
+def _set_mode(model: Structure, training: bool, stack: contextlib.ExitStack) -> None:
     """Evaluation mode, or training mode as the user set it up, or else as the model's own `train` sets it up.
 
     The flags are put back one by one: a model may be in both modes, and a `train` of the user's own may do more.
     """
-    evaluating = not training and any(found.flags)
-    if training or evaluating or not found.flagged:  # else they are put back as attributes are
-        stack.callback(functools.partial(_set_flags, model.modules, found.flags))
-    if evaluating:
-        _set_flags(model.modules, [False] * len(found.flags))
+    flags = list(map(_mode, model.modules))
+    stack.callback(_set_flags, model.modules, flags)
+    if not training:
+        _set_flags(model.modules, [False] * len(flags))
     for part in model.parts if training else ():
         if not part.training or "train" in vars(part):
             _train(part)
-
-
-def _flags(model: Structure) -> list[bool]:
-    return list(map(_mode, model.modules))
 
 
 def _mode(module: Any) -> bool:
@@ -259,49 +257,11 @@ def _train(part: Any) -> None:
         ) from error
 
 
-def _parameters(model: Structure, plain: Sequence[Any], training: bool) -> Callable[[], None]:
-    """What gives parameters that the model freezes, or gives other memory or another `grad`, their own again.
-
-    A `train` of the user's own may take adapters out of the weights, so that their numbers are kept, too. So are those of
-    Keras's averages, which are parameters that are not trained; its seeds are left to move.
-    """
-    rewritten = training and any(
-        "train" in vars(one) or type(one).train is not torch.nn.Module.train for one in model.modules
-    )
-    contents = list(map(_data, plain))
-    places, trainable, gradients = [list(map(get, plain)) for get in (_place, _trainable, _gradient)]
-    averages = training and any(map(is_keras, model.modules))
-    copied = [
-        (data, data.clone())
-        for data, trains in zip(contents, trainable, strict=True)
-        if (rewritten or (averages and not trains and data.is_floating_point())) and not data.is_inference()
-    ]
-
-    def put_back() -> None:
-        if list(map(_place, plain)) != places:
-            for parameter, data, place in zip(plain, contents, places, strict=True):
-                if parameter.data_ptr() != place:
-                    parameter.data = data
-        if list(map(_trainable, plain)) != trainable:
-            for parameter, flag in zip(plain, trainable, strict=True):
-                if parameter.requires_grad is not flag:
-                    parameter.requires_grad_(flag)
-        if not all(map(operator.is_, map(_gradient, plain), gradients)):
-            for parameter, gradient in zip(plain, gradients, strict=True):
-                if parameter.grad is not gradient:
-                    parameter.grad = gradient
-        for data, before in copied:
-            if not torch.equal(data, before):
-                data.copy_(before)
-
-    return put_back
-
-
-def _contents(found: _Found, buffers: Sequence[Any], training: bool) -> Callable[[], None]:
+def _contents(tensors: Sequence[Any], buffers: Sequence[Any], training: bool) -> Callable[[], None]:
     """What makes buffers, and tensors in plain attributes, that were written to or hung on a graph what they were."""
     small = [one for one in buffers if not one.is_meta and (training or one.numel() <= LARGEST_COPIED)]
-    copied = found.contents(small)
-    large = [(b, b._version) for b in buffers if b.numel() > LARGEST_COPIED] if len(small) < len(buffers) else []
+    large = [(one, one._version) for one in buffers if one.numel() > LARGEST_COPIED and not training]
+    copied = [(one, one.detach().clone()) for one in (*small, *filter(_is_copied, tensors))]
     attached = [one for one, _ in [*copied, *large] if one.dtype not in WHOLE and one.grad_fn is None]
     # What holds the numbers that it held may still be what a graph of the user's saved.
     versions = [torch.autograd._unsafe_preserve_version_counter(one) for one, _ in copied if not one.is_inference()]
@@ -337,7 +297,7 @@ def _tell_of(buffer: Any) -> None:
     )
 
 
-def _make_ordinary(model: Structure, stack: Undoing) -> None:
+def _make_ordinary(model: Structure, stack: contextlib.ExitStack) -> None:
     """Parameters made under inference mode, which autograd cannot take, as ordinary tensors in the same memory."""
     ordinary: dict[int, Any] = {}
     for module in model.modules:
@@ -345,7 +305,7 @@ def _make_ordinary(model: Structure, stack: Undoing) -> None:
             if tensor is not None and tensor.is_inference():
                 if id(tensor) not in ordinary:
                     ordinary[id(tensor)] = _ordinary(tensor)
-                stack.callback(functools.partial(setattr, module, name, tensor))
+                stack.callback(setattr, module, name, tensor)
                 setattr(module, name, ordinary[id(tensor)])
 
 
@@ -353,3 +313,129 @@ def _ordinary(tensor: Any) -> Any:
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     same = empty.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return torch.nn.Parameter(same, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else same
+
+
+# Settings of the process and of the thread
+
+
+def outside_inference() -> AbstractContextManager[Any]:
+    """Meanwhile what is made can take part in a graph."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
+class Differentiable:
+    """Meanwhile gradients are on and inference mode is off."""
+
+    def __enter__(self) -> None:
+        self._outer = outside_inference()
+        self._outer.__enter__()
+        self._before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)  # which no mode of the user's is asked about
+
+    def __exit__(self, *told: Any) -> None:
+        torch._C._set_grad_enabled(self._before)
+        self._outer.__exit__(*told)
+
+
+class Shared:
+    """A process-wide setting that is made while at least one thread needs it."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._users = 0
+        self._made: Any = None
+
+    def __enter__(self) -> None:
+        with process_lock:
+            if self._users == 0:
+                self._made = self._make()
+                self._made.__enter__()
+            self._users += 1
+
+    def __exit__(self, *told: object) -> None:
+        with process_lock:
+            self._users -= 1
+            if self._users == 0:
+                self._made.__exit__(None, None, None)
+
+
+#: Makes compiled functions run as the Python that they were made from: a compiler would trace into the watching.
+_uncompiled: Final = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+#: cuDNN has no backward pass for recurrent layers in evaluation mode.
+_without_cudnn: Final = Shared(lambda: torch.backends.cudnn.flags(enabled=False))
+
+
+class _Uncached(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """While active no cast is taken or kept, also where a block of the model's own, made earlier, turns that on again."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
+        if torch.is_autocast_cache_enabled():
+            torch.set_autocast_cache_enabled(False)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+@contextlib.contextmanager
+def _cast_anew() -> Iterator[None]:
+    """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights."""
+    torch.autocast_increment_nesting()
+    if not (torch.autocast_decrement_nesting() or torch._C._is_any_autocast_enabled()):
+        yield  # a block of the model's own drops them at its end
+        return
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with _Uncached():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@contextlib.contextmanager
+def _with_another_cache() -> Iterator[None]:
+    kept, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = kept if parametrize._cache_enabled else {}
+
+
+#: Weights that parametrizations compute, which PyTorch keeps with their graphs for as long as the user's block runs, are neither
+#: taken nor left.
+_computed_anew: Final = Shared(_with_another_cache)
+
+
+# Random numbers
+
+_generator: Final = SharedGenerator(torch.default_generator.get_state, torch.default_generator.set_state)
+
+#: A function of the user's runs inside the pass: what it draws is drawn.
+drawn_by_the_user: Final = _generator.of_the_user
+
+
+def random_as_found(device: Any, *, training: bool) -> AbstractContextManager[Any]:
+    """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
+    if training:
+        return contextlib.nullcontext()
+    return torch.random.fork_rng([device]) if device.type == "cuda" else _generator.as_found()
+
+
+# Whose pass it is
+
+_local = threading.local()
+
+
+def is_running() -> bool:
+    """Return whether this thread is in a pass of embgrad's own."""
+    return getattr(_local, "depth", 0) > 0
+
+
+@contextlib.contextmanager
+def running() -> Iterator[None]:
+    """Meanwhile this thread is in a pass of embgrad's own, which no capture hears of."""
+    _local.depth = getattr(_local, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _local.depth -= 1

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 from embgrad.backend import Request
 from embgrad.errors import UnsupportedError
-from embgrad_torch.drawing import of_the_user
-from embgrad_torch.inputs import like, to_numpy
+from embgrad_torch.inputs import is_floating, like, to_numpy
+from embgrad_torch.state import Differentiable, drawn_by_the_user, outside_inference
 
-__all__ = ["At", "Differentiable", "Taps", "expect_unwritten", "going_on", "is_floating", "outside_inference"]
+__all__ = ["At", "Differentiable", "Taps", "expect_unwritten", "going_on", "is_floating"]
 
 
 class At(Protocol):
@@ -54,18 +53,6 @@ class At(Protocol):
             aliased: others may hold the same memory, and see what is written into it.
         """
         ...
-
-
-def is_floating(value: object) -> bool:
-    """Whether it is a tensor at which a gradient can be taken and read."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and value.layout is torch.strided
-        and not value.is_nested
-        and value.device.type != "meta"
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-    )
 
 
 class Taps:
@@ -157,7 +144,7 @@ class Taps:
         """A function of the user's runs: nothing that it does is watched, but it may call embgrad, of this model too."""
         self.away += 1
         try:
-            with torch._C._EnableTorchFunction(), _Unwatched(), of_the_user():
+            with torch._C._EnableTorchFunction(), _Unwatched(), drawn_by_the_user():
                 yield
         finally:
             self.away -= 1
@@ -223,29 +210,6 @@ class Taps:
             edited = like(values, grad)
             self.gradients[key] = to_numpy(edited)
         return edited
-
-
-def outside_inference() -> AbstractContextManager[Any]:
-    """Meanwhile what is made can take part in a graph."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
-
-
-class Differentiable:
-    """Meanwhile gradients are on and inference mode is off: `enable_grad` in `inference_mode(False)`, in less time."""
-
-    def __enter__(self) -> None:
-        self._outer = outside_inference()
-        self._outer.__enter__()
-        self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)
-
-    def __exit__(self, *told: Any) -> None:
-        torch._C._set_grad_enabled(self._before)
-        self._outer.__exit__(*told)
-
-
-#: Does nothing, and can be entered as often as one likes.
-_NOTHING: Final = contextlib.nullcontext()
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:

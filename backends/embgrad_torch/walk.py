@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from embgrad.calling import as_parts
+from embgrad.locks import locks_of
 
 __all__ = [
+    "Structure",
     "TablePaths",
+    "by_identity",
     "further_paths",
     "is_compiled_wrapper",
     "named_parameters",
     "paths",
     "place_of",
     "spelled",
-    "table_paths",
+    "tables",
     "walk",
 ]
 
@@ -52,6 +54,44 @@ def walk(parts: Sequence[Any]) -> list[tuple[str, Any]]:
         seen[id(module)] = (path, module)
         waiting += [(_joined(path, name), child) for name, child in reversed(_children(module))]
     return list(seen.values())
+
+
+class Structure:
+    """The modules of a model, walked once for a pass.
+
+    Args:
+        parts: the model's parts.
+
+    Attributes:
+        parts: see above.
+        walked: the modules with their paths, each once.
+        modules: the modules.
+        paths: their paths.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        self.walked = walk(parts)
+        self.modules = [module for _, module in self.walked]
+        self.paths = [path for path, _ in self.walked]
+
+    @property
+    def locks(self) -> Sequence[Any]:
+        """The locks of the modules and of their parameters, which several models may have, see `embgrad.locks`."""
+        return locks_of([*self.modules, *self.parameters()])
+
+    def parameters(self) -> list[Any]:
+        """The parameters that the modules have now, each once."""
+        return _each_once(module._parameters for module in self.modules)
+
+    def buffers(self) -> list[Any]:
+        """The buffers that the modules have now, each once."""
+        return _each_once(module._buffers for module in self.modules)
+
+
+def _each_once(holders: Iterable[Mapping[str, Any]]) -> list[Any]:
+    tensors = itertools.chain.from_iterable([held.values() for held in holders if held])
+    return list({id(one): one for one in tensors if one is not None}.values())
 
 
 def further_paths(parts: Sequence[Any], walked: Sequence[tuple[str, Any]]) -> dict[int, tuple[str, ...]]:
@@ -103,71 +143,51 @@ def named_parameters(walked: Iterable[tuple[str, Any]], *, repeated: bool = Fals
                 yield spelled(_joined(path, name)), parameter
 
 
-def table_paths(walked: Iterable[tuple[str, Any]]) -> dict[Any, str]:
-    """The attribute paths of the matrices of modules with these paths, by identity and by their place in memory.
+def tables(walked: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """The matrices of modules with these paths, each with its path, those of embeddings first.
 
     A table called `weight` has its module's path. One that several modules share has that of an embedding, or
     of the first.
     """
-    paths: dict[Any, str] = {}
     found = []
     for path, module in walked:
         embedding = isinstance(module, EMBEDDINGS)
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and tensor.dim() == 2:
                 found.append((not embedding, _table_path(spelled(path), name), tensor))
-    for _, path, tensor in sorted(found, key=operator.itemgetter(0)):
+    return [(path, tensor) for _, path, tensor in sorted(found, key=operator.itemgetter(0))]
+
+
+def by_identity(found: Iterable[tuple[str, Any]]) -> dict[int, str]:
+    """By the identity of a table its path, of several the first."""
+    paths: dict[int, str] = {}
+    for path, tensor in found:
         paths.setdefault(id(tensor), path)
-        paths.setdefault(place_of(tensor), path)
     return paths
 
 
 class TablePaths:
-    """What `table_paths` gives, for tables that are looked up: hardly any other matrix is ever asked for.
+    """The paths of tables that are looked up.
 
     Args:
         walked: the modules with their paths.
-        known: by the identities of the tensors that the modules hold their paths, where an earlier pass has found them out.
+        known: the paths of further tensors, by their identities.
     """
 
-    def __init__(self, walked: Sequence[tuple[str, Any]], known: dict[int, str | None] | None = None) -> None:
+    def __init__(self, walked: Sequence[tuple[str, Any]], known: Mapping[int, str | None] | None = None) -> None:
         self._walked = walked
-        self._known = {} if known is None else known
-        self._held: list[Any] = []
-        self._tensors: list[Any] = []
-        self._ends: list[int] = []
-        self._identities: list[int] = []
-        self._by_place: dict[Any, str] | None = None
+        self._known = known or {}
+        self._paths: dict[int, str] | None = None
 
     def of(self, table: Any) -> str | None:
         """The attribute path of a table; None where it is no module's, nor in the memory of one."""
-        known = self._known.get(id(table))
-        if known is not None:
-            return known
-        if not self._held:
-            self._held = [held for _, one in self._walked for held in (one._parameters, one._buffers)]
-            self._tensors = list(itertools.chain.from_iterable([held.values() for held in self._held]))
-            self._identities = list(map(id, self._tensors))
-            self._ends = list(itertools.accumulate(map(len, self._held)))
-        places = list(self._places(id(table)))
-        if places:
-            path, _, name = next((one for one in places if isinstance(one[1], EMBEDDINGS)), places[0])
-            found = _table_path(spelled(path), name)
-            if id(table) in self._known:
-                self._known[id(table)] = found
-            return found
-        if self._by_place is None:
-            self._by_place = table_paths(self._walked)
-        return self._by_place.get(place_of(table))
-
-    def _places(self, identity: int) -> Iterator[tuple[str, Any, str]]:
-        """Where a tensor is held: the module's path, the module, and the name there."""
-        place = -1
-        for _ in range(self._identities.count(identity)):
-            place = self._identities.index(identity, place + 1)
-            holder = bisect.bisect_right(self._ends, place)
-            path, module = self._walked[holder // 2]
-            yield path, module, list(self._held[holder])[place - self._ends[holder]]
+        if self._paths is None:
+            self._paths = by_identity(tables(self._walked))
+        known = self._known.get(id(table)) or self._paths.get(id(table))
+        if known is None:  # it may be another tensor in the same memory, such as a parameter's `.data`
+            place = place_of(table)
+            known = next((path for path, one in tables(self._walked) if place_of(one) == place), None)
+        return known
 
 
 def _table_path(module: str, name: str) -> str:
@@ -188,4 +208,4 @@ def paths(model: Any) -> list[str]:
     walked = walk(parts)
     further = [path for some in further_paths(parts, walked).values() for path in some]
     own = [spelled(path) for path, _ in walked]
-    return list(dict.fromkeys(path for path in (*own, *table_paths(walked).values(), *further) if path))
+    return list(dict.fromkeys(path for path in (*own, *by_identity(tables(walked)).values(), *further) if path))

@@ -14,9 +14,9 @@ from embgrad.arrays import owned
 from embgrad.backend import Weight
 from embgrad.calling import as_parts
 from embgrad.checkpoint import bert_names
-from embgrad.locks import model_lock
+from embgrad.locks import held
 from embgrad_torch.inputs import dtype_name
-from embgrad_torch.walk import place_of, spelled, walk
+from embgrad_torch.walk import Structure, place_of, spelled, walk
 
 __all__ = ["alone", "putter", "weights"]
 
@@ -39,7 +39,7 @@ def weights(model: Any) -> list[Weight]:
 
 def alone(model: Any) -> AbstractContextManager[None]:
     """Meanwhile no other thread runs the model, or a part of it."""
-    return model_lock([module for _, module in walk(as_parts(model))])
+    return held(Structure(as_parts(model)).locks)
 
 
 def putter(tensor: Any) -> Callable[[np.ndarray], None]:

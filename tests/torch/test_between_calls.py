@@ -1,9 +1,8 @@
-"""What is remembered of a model from call to call: whatever is done to it between two calls is noticed, and put back."""
+"""Whatever is done to a model between two calls is noticed, and put back."""
 
 from __future__ import annotations
 
 import collections
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import attributes, structure
-from embgrad_torch.versions import versions_of
 from torch import nn
 
 import embgrad
@@ -50,17 +47,6 @@ class Net(nn.Module):
         for buffer in module._buffers.values():
             buffer += 1
         module.later = object()
-
-
-@pytest.fixture(params=["told by versions", "compared"])
-def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether dicts say that they were written to, as up to Python 3.11, or are looked at."""
-    if request.param == "compared":
-        for module in (structure, attributes):
-            monkeypatch.setattr(module, "versions_of", lambda mappings, plain=False: [object() for _ in mappings])
-        monkeypatch.setattr(attributes, "HAVE_VERSIONS", False)
-    elif sys.version_info >= (3, 12):
-        pytest.skip("dicts have no versions of their own in this Python")
 
 
 def net() -> Net:
@@ -239,7 +225,6 @@ def reference(model: Any) -> np.ndarray:
     return expected
 
 
-@pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
 @pytest.mark.parametrize("writing", [True, False], ids=["writing", "reading"])
 def test_a_change_between_calls_is_noticed_and_left_alone(change: Callable[[Any], None], writing: bool) -> None:
@@ -256,7 +241,6 @@ def test_a_change_between_calls_is_noticed_and_left_alone(change: Callable[[Any]
         before = snapshot(model)
 
 
-@pytest.mark.usefixtures("told")
 def test_a_change_and_the_change_back() -> None:
     model = net()
     first = embgrad.gradients(model, IDS, OBJECTIVE).values
@@ -269,7 +253,6 @@ def test_a_change_and_the_change_back() -> None:
         np.testing.assert_array_equal(embgrad.gradients(model, IDS, OBJECTIVE).values, first)
 
 
-@pytest.mark.usefixtures("told")
 def test_another_tensor_in_the_place_of_a_table_does_not_get_its_path() -> None:
     """Also where Python puts it where another was."""
     model = net()
@@ -324,53 +307,3 @@ def test_several_calls_at_once_leave_one_model_as_it_was() -> None:
         thread.join()
     assert not failures
     assert snapshot(model) == before
-
-
-def _set(module: Any, value: Any) -> None:
-    module.note = value
-
-
-WRITES: dict[str, Callable[[Any, Any], Any]] = {
-    "setattr": _set,
-    "object.__setattr__": lambda module, value: object.__setattr__(module, "note", value),
-    "an item": lambda module, value: vars(module).__setitem__("note", value),
-    "update": lambda module, value: vars(module).update(note=value),
-    "|=": lambda module, value: vars(module).__ior__({"note": value}),
-    "setdefault": lambda module, value: vars(module).setdefault("other", value),
-    "delattr": lambda module, value: delattr(module, "note"),
-    "pop": lambda module, value: vars(module).pop("note"),
-    "clear": lambda module, value: vars(module).clear(),
-    "__dict__": lambda module, value: setattr(module, "__dict__", dict(vars(module))),
-}
-
-
-@pytest.mark.parametrize("write", WRITES)
-def test_every_way_to_write_into_an_attribute_changes_the_version(write: str) -> None:
-    module: Any = nn.Linear(2, 2)
-    module.note = None
-    before = versions_of([vars(module)])
-    if sys.version_info < (3, 12):
-        assert versions_of([vars(module)]) == before
-    WRITES[write](module, object())
-    assert versions_of([vars(module)]) != before
-
-
-@pytest.mark.parametrize("kind", [collections.OrderedDict, collections.UserDict])
-def test_what_is_no_plain_dict_has_no_version(kind: Any) -> None:
-    """An OrderedDict's does not tell that the order is another."""
-    given = [vars(nn.Linear(2, 2)), kind(first=1, second=2)]
-    assert versions_of(given) != versions_of(given)
-
-
-def test_writing_the_same_line_a_thousand_times_changes_the_version_each_time() -> None:
-    """As the interpreter runs it once it has specialised the line, in a class without a `__setattr__` of its own."""
-
-    class Plain:
-        def __init__(self) -> None:
-            self.note: Any = None
-
-    one, seen = Plain(), set()
-    for number in range(1000):
-        one.note = [number]
-        seen.update(versions_of([vars(one)]))
-    assert len(seen) == 1000

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 import torch
-from embgrad_torch import attributes, structure
 from torch import nn
 
 import embgrad
@@ -40,21 +38,11 @@ class Net(nn.Module):
         return torch.tanh(self.inner(self.table(x)) + 0.1 * float(self._count(self.kept))).sum(1)
 
 
-@pytest.fixture(params=["told by versions", "compared"])
-def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether dicts say that they were written to, as up to Python 3.11, or are looked at."""
-    if request.param == "compared" or sys.version_info >= (3, 12):
-        for module in (structure, attributes):
-            monkeypatch.setattr(module, "versions_of", lambda mappings, plain=False: [object() for _ in mappings])
-        monkeypatch.setattr(attributes, "HAVE_VERSIONS", False)
-
-
 def net(way: str) -> Net:
     torch.manual_seed(0)
     return Net(OURS[way]).double().eval()
 
 
-@pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("way", OURS)
 def test_calls_leave_what_is_kept_and_see_what_the_user_keeps(way: str) -> None:
     model = net(way)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import segments, storages
+from embgrad_torch import checkpoints, storages
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,7 +19,6 @@ import embgrad
 def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch without the functions that 2.6 lacks."""
     monkeypatch.delattr(torch._C, "_storage_Use_Count", raising=False)
-    monkeypatch.delattr(torch._C._autograd, "_top_saved_tensors_default_hooks", raising=False)
     storages._counting.cache_clear()
     yield
     storages._counting.cache_clear()
@@ -52,19 +51,22 @@ def test_a_count_that_is_none_is_found_out() -> None:
     assert not storages._counts(lambda memory: 0)
 
 
-@pytest.mark.usefixtures("older")
 def test_a_segment_is_told_by_what_runs() -> None:
     told: list[tuple[bool, bool]] = []
 
     def segment(x: Any) -> Any:
-        told.append((segments.in_segment(), segments.in_reentrant_segment()))
+        told.append((checkpoints.in_segment(), checkpoints.in_reentrant_segment()))
         return x * 2
 
     x = torch.ones(2, requires_grad=True)
-    for reentrant in (False, True):
-        checkpoint(segment, x, use_reentrant=reentrant)
-    segment(x)
-    assert told == [(True, False), (False, True), (False, False)]
+    with checkpoints.segments_watched():
+        for reentrant in (False, True):
+            checkpoint(segment, x, use_reentrant=reentrant)
+        segment(x)
+        with torch.no_grad():
+            checkpoint(segment, x, use_reentrant=False)
+    assert told == [(True, False), (False, True), (False, False), (False, False)]
+    assert "apply" not in vars(torch.utils.checkpoint.CheckpointFunction)
 
 
 class Failing(nn.Module):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import ways
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -17,12 +18,6 @@ import embgrad
 from tests.torch.checks import IDS, VOCAB, finite_differences, own_gradient, tensor
 
 OBJECTIVE = embgrad.Logit(1)
-
-
-@pytest.fixture(autouse=True)
-def _as_of_large_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In small passes the memory does not show, and the weights stay what they are."""
-    monkeypatch.setattr(ways, "SMALL", 0)
 
 
 class Net(nn.Module):
@@ -229,37 +224,102 @@ def test_a_model_that_differentiates_by_its_weights_in_its_forward_pass(between:
     assert len(called) == 1  # the forward pass is made twice
 
 
-def test_a_model_that_differentiates_by_its_activations_needs_no_weights() -> None:
-    runs = []
-
+def test_a_model_that_differentiates_by_its_activations() -> None:
     def between(model: Any, rows: Any) -> Any:
-        runs.append(1)
         states = model.inner(rows).tanh()
         (inner,) = torch.autograd.grad(states.sum(), rows, create_graph=True)
         return states * inner
 
     model = net(between)
     given = embgrad.gradients(model, IDS, OBJECTIVE)
-    assert len(runs) == 1
     np.testing.assert_allclose(
         given.values, own_gradient(lambda: loss(model), model.table.weight), rtol=1e-10, atol=1e-14
     )
 
 
-def test_the_model_sees_its_own_weights() -> None:
+def test_the_model_sees_its_own_weights_frozen() -> None:
     seen: list[Any] = []
 
     def between(model: Any, rows: Any) -> Any:
         weight = model.inner.weight
         given = model.inner(rows)
-        seen.append((weight is kept_weight, weight.requires_grad, weight.grad_fn, weight.is_leaf, given.requires_grad))
-        seen.append((functional.linear(torch.ones(4).double(), weight).requires_grad, (weight * 1).grad_fn is not None))
+        seen.append((weight is kept_weight, weight.requires_grad, weight.is_leaf, given.requires_grad))
         return given.tanh()
 
     model = net(between)
     kept_weight = model.inner.weight
     embgrad.gradients(model, IDS, OBJECTIVE)
-    assert seen == [(True, True, None, True, True), (True, True)]
+    embgrad.gradients(model, IDS, lambda logits: logits[:, 1])
+    assert seen == [(True, False, True, True), (True, True, True, True)]
+
+
+def _nested(model: Any) -> Callable[[Any], Any]:
+    def change(values: Any) -> Any:
+        assert all(one.requires_grad for one in model.parameters())
+        found = embgrad.parameter_gradients(model, IDS, OBJECTIVE)
+        assert np.abs(found["inner.weight"]).max() > 0
+        assert all(one.requires_grad for one in model.parameters())
+        return values
+
+    return change
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_functions_of_the_users_find_the_weights_trainable(option: str) -> None:
+    model = net(WAYS["checkpoint"])
+    embgrad.gradients(model, IDS, OBJECTIVE, **{option: {"word": _nested(model)}})
+    assert all(one.requires_grad for one in model.parameters())
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_what_hangs_on_a_frozen_weight_stays(raising: bool) -> None:
+    """Hooks, the node at which its gradient arrives, and a graph of the user's own."""
+
+    def between(model: Any, rows: Any) -> Any:
+        if raising and model.raising:
+            raise ValueError("on purpose")
+        return model.inner(rows).tanh()
+
+    model = net(between)
+    heard: list[str] = []
+    model.inner.weight.register_hook(lambda gradient: heard.append("hook"))
+    model.inner.weight.register_post_accumulate_grad_hook(lambda weight: heard.append("accumulated"))
+    model.other.requires_grad_(False)
+    edge = torch.autograd.graph.get_gradient_edge(model.inner.weight)
+    model.raising = False
+    value = loss(model)
+    model.raising = True
+    with pytest.raises(ValueError, match="on purpose") if raising else contextlib.nullcontext():
+        embgrad.gradients(model, IDS, OBJECTIVE)
+    assert [name for name, one in model.named_parameters() if not one.requires_grad] == ["other"]
+    assert torch.autograd.graph.get_gradient_edge(model.inner.weight) == edge
+    assert not heard
+    value.backward()
+    assert heard == ["hook", "accumulated"]
+    assert model.inner.weight.grad is not None
+
+
+def test_two_models_that_share_parameters_in_two_threads() -> None:
+    first, second = net(WAYS["linear"]), net(WAYS["linear"])
+    second.inner.weight, second.table.weight = first.inner.weight, first.table.weight
+    expected = [embgrad.gradients(one, IDS, OBJECTIVE).values for one in (first, second)]
+    weights = embgrad.parameter_gradients(second, IDS, OBJECTIVE)["inner.weight"]
+    failures: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(30):
+            found = embgrad.gradients((first, second)[number], IDS, OBJECTIVE).values
+            asked = embgrad.parameter_gradients(second, IDS, OBJECTIVE)
+            if not (np.array_equal(found, expected[number]) and np.array_equal(asked["inner.weight"], weights)):
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert all(one.requires_grad for one in (*first.parameters(), *second.parameters()))
 
 
 def test_parametrized_weights() -> None:
@@ -378,15 +438,10 @@ def _penalty_by_backward(model: Any, value: Any) -> Any:
     return sum((one.grad**2).sum() for one in model.parameters() if one.grad is not None)
 
 
-@pytest.mark.parametrize("small", [0, ways.SMALL])
 @pytest.mark.parametrize("penalty", [_penalty_by_grad, _penalty_by_backward])
 @pytest.mark.parametrize("of", ["objective", "model"])
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_gradients_of_all_weights_are_the_tables_too(
-    penalty: Callable[[Any, Any], Any], of: str, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ways, "SMALL", small)
-
+def test_gradients_of_all_weights_are_the_tables_too(penalty: Callable[[Any, Any], Any], of: str) -> None:
     def between(model: Any, rows: Any) -> Any:
         states = model.inner(rows).tanh()
         return states * penalty(model, states.sin().sum()) if of == "model" else states

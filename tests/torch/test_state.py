@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import ways
-from embgrad_torch.undoing import Undoing
 from torch import nn
 
 import embgrad
@@ -587,17 +585,13 @@ def _itself(logits: torch.Tensor) -> torch.Tensor:
     return logits.sum(1)
 
 
-@pytest.mark.parametrize("small", [0, ways.SMALL])
 @pytest.mark.parametrize(
     ("kind", "objective"),
     [(Small, _itself), (Checkpointing, embgrad.Sum()), (Checkpointing, _itself), (Adapting, embgrad.Sum())],
 )
 @pytest.mark.parametrize("raising", [False, True])
-def test_gradients_that_are_being_accumulated_stay_what_they_are(
-    kind: Any, objective: Any, small: int, raising: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_that_are_being_accumulated_stay_what_they_are(kind: Any, objective: Any, raising: bool) -> None:
     """A user who accumulates over several batches may ask in between."""
-    monkeypatch.setattr(ways, "SMALL", small)
     model = kind()
     model(tensor()).sum().backward()
     before = [(one.grad, one.grad.clone(), one.grad._version) for one in model.parameters()]
@@ -655,18 +649,3 @@ def test_a_data_loader_with_workers_of_its_own() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(ids), batch_size=3, num_workers=2)
     found = [embgrad.gradients(model, batch, embgrad.Sum()).values for (batch,) in loader]
     np.testing.assert_array_equal(np.concatenate(found), expected)
-
-
-def test_all_is_undone_though_some_of_it_raises() -> None:
-    done: list[int] = []
-
-    def fails() -> None:
-        done.append(2)
-        raise ValueError("the second")
-
-    undoing = Undoing()
-    for step in (lambda: done.append(1), fails, lambda: done.append(3)):
-        undoing.callback(step)
-    with pytest.raises(ValueError, match="the second"), undoing:
-        pass
-    assert done == [3, 2, 1]

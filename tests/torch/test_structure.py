@@ -1,4 +1,4 @@
-"""What is remembered of a model's structure never stands for another structure, and does not keep the model alive."""
+"""A model is walked anew at each call, and nothing of it is kept alive."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import structure as structures
-from embgrad_torch.structure import structure
-from embgrad_torch.walk import TablePaths, table_paths, walk
+from embgrad_torch.walk import Structure, TablePaths, by_identity, tables, walk
 from torch import nn
 
 import embgrad
@@ -77,7 +75,7 @@ def test_a_changed_model_is_walked_again(change: Callable[[Any], None]) -> None:
     assert before.provenance["path"] == "table#0"
     change(model)
     model.eval()
-    found = structure([model])
+    found = Structure([model])
     assert [(path, id(one)) for path, one in found.walked] == [(path, id(one)) for path, one in walk([model])]
     assert list(map(id, found.parameters())) == list(map(id, model.parameters()))
     given = embgrad.gradients(model, IDS, embgrad.Logit(1))
@@ -85,14 +83,6 @@ def test_a_changed_model_is_walked_again(change: Callable[[Any], None]) -> None:
     own = own_gradient(lambda: model(tensor())[:, 1].sum(), table)
     np.testing.assert_allclose(given.values, own, rtol=1e-12, atol=1e-15)
     assert given.provenance["path"] == ("words#0" if change is _renamed else "table#0")
-
-
-def test_an_unchanged_model_is_walked_once() -> None:
-    model = net()
-    first = structure([model])
-    assert structure([model]).paths is first.paths
-    assert structure([model.inner, model.head]).paths[0] == "0"
-    assert structure([model]).paths is first.paths
 
 
 def test_the_model_is_not_kept_alive() -> None:
@@ -133,16 +123,6 @@ def test_what_was_found_of_a_model_does_not_outlive_it(knowing: bool) -> None:
     finally:
         gc.enable()
     assert [one() for one in gone] == [None] * 3
-
-
-def test_little_is_kept_of_large_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net()
-    monkeypatch.setattr(structures, "LARGEST_KEPT", 10)
-    for _ in range(2):
-        embgrad.gradients(model, IDS, embgrad.Logit(1))
-    gone = weakref.ref(model.table.weight)
-    model.table.weight = nn.Parameter(torch.randn(VOCAB, 4).double())
-    assert gone() is None
 
 
 def _moved(model: Any) -> None:
@@ -224,7 +204,7 @@ def test_tables_go_by_the_same_paths() -> None:
     walked = walk([model])
     paths = TablePaths(walked)
     for one in (model.table.weight, model.fixed, model.head.weight, model.inner[0].weight):
-        assert paths.of(one) == table_paths(walked)[id(one)]
+        assert paths.of(one) == by_identity(tables(walked))[id(one)]
     assert paths.of(model.table.weight) == "table"
     assert paths.of(model.table.weight.data) == "table"
     assert paths.of(torch.zeros(3, 4)) is None

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from embgrad_torch.attributes import Attributes
-from embgrad_torch.libraries import is_of_libraries
-from embgrad_torch.structure import structure
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -156,45 +153,6 @@ def test_code_of_the_users_in_a_model_of_a_librarys(change: Any, late: bool, mon
     own = own_gradient(lambda: model(tensor(USUAL)).pooler_output.sum(), model.embeddings.word_embeddings.weight, USUAL)
     for _ in range(3):
         np.testing.assert_allclose(embgrad.gradients(model, USUAL, objective).values, own, rtol=1e-9, atol=1e-14)
-
-
-class Norm:
-    """An object that is called in the place of a layer, and does something besides."""
-
-    def __init__(self, inner: Any, beside: Callable[[], Any]) -> None:
-        self.inner, self.beside = inner, beside
-
-    def __call__(self, value: Any) -> Any:
-        return self.inner(value) + self.beside()
-
-
-class Partial(functools.partial[Any]):
-    """The same, of a class that is made of Python's own."""
-
-    def __call__(self, value: Any) -> Any:
-        inner, beside = self.args
-        return inner(value) + beside()
-
-
-class Settings:
-    """An object that a library's code may read, or hand on to what it calls."""
-
-
-@pytest.mark.parametrize(
-    "held",
-    [Norm(len, len), Partial(map, len, len), [{"norm": Norm(len, len)}], Settings()],
-    ids=["an object", "of a class of Python's", "in containers", "one that is not called itself"],
-)
-def test_objects_of_the_users_in_a_model_of_a_librarys_are_code_of_the_users(held: Any) -> None:
-    model = bert()
-    known = structure((model,))
-    known.look()
-    assert all(map(is_of_libraries, Attributes(known).functions()))
-    del model.embeddings.LayerNorm
-    model.embeddings.LayerNorm = held
-    known = structure((model,))
-    known.look()
-    assert not all(map(is_of_libraries, Attributes(known).functions()))
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
