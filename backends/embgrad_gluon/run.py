@@ -133,7 +133,7 @@ def _run_graphs(model: Any, batch: TokenBatch, request: Request) -> tuple[Run, S
                 raise
             raise _FailedError(f"its graph failed ({str(error).partition(chr(10))[0]})") from error
     uncompiled = graphs.uncompiled if request.compiled else None
-    return replace(found, uncompiled=uncompiled, traced=graphs.began), graphs.unpulled
+    return replace(found, uncompiled=uncompiled), graphs.unpulled
 
 
 def _why_no_graphs(request: Request) -> str | None:
