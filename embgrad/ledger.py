@@ -15,7 +15,6 @@ from embgrad.calling import expect_callable
 from embgrad.disambiguation import told_apart
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.figures import length
-from embgrad.finite import run_finite
 from embgrad.forms import batch_of
 from embgrad.keywords import explained
 from embgrad.lengths import expecting_inputs
@@ -238,7 +237,7 @@ def why_no_sum(
     keys = [point.key for point in seen if point.lookup is not None and point.path == found.path]
     own = (found.own - found.head).astype(np.float64)
     request = replace(task.request(task.respond(batch)), points=tuple(keys))
-    run = run_finite(task.backend, task.model, batch, request)
+    run = task.backend.run(task.model, batch, request)
     plain, divided = [], []
     for values in (run.points[key] for key in keys):
         lookup, gradient = values.lookup, values.gradients[0]

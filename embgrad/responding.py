@@ -45,11 +45,6 @@ class Respond:
         """Whether no code of the user's runs in the callback, so that any thread may run it."""
         return type(self._objective).__module__.partition(".")[0] == "embgrad"
 
-    @property
-    def at_one_position(self) -> bool:
-        """Whether one of several positions of each example counts, as far as can be told before there is an output."""
-        return self._objective.position is not None and self._batch.shape[1] > 1
-
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """See `embgrad.backend.Reads`: the rows that count, where these are few."""
         self.shape = shape

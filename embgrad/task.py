@@ -30,7 +30,6 @@ from embgrad.errors import (
     UnsupportedError,
     level_of_user,
 )
-from embgrad.finite import run_finite
 from embgrad.locating import FewDoNotTellError, Located, Search, expect_ability, expect_each_once
 from embgrad.native import described
 from embgrad.objective import Objective
@@ -274,7 +273,7 @@ class Task:
         points = self.names if located is None else tuple(dict.fromkeys(located[name].key for name in self.names))
         request = self.request(respond, points, located, several=sets > 1 or self.split, times=times, gave=gave)
         try:
-            run = run_finite(self.backend, self.model, batch, request)
+            run = self.backend.run(self.model, batch, request)
         except (AmbiguousPointError, PointNotReachedError) as error:
             if located is not None:
                 raise

@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
@@ -19,13 +18,12 @@ from embgrad.keras_inputs import is_keras
 from embgrad.points import WORD
 from embgrad.refusals import OBJECTIVES, Refusals
 from embgrad.replaying import Recorder, ReplayError, Tries, agreeing
-from embgrad.responding import Respond
 from embgrad.structures import PLAIN
 from embgrad.traces import Traces, UnsettledError
 from embgrad_tensorflow.beside import of_the_user, snapshot_of
 from embgrad_tensorflow.exchange import FailedError, is_answering
 from embgrad_tensorflow.inputs import Plan
-from embgrad_tensorflow.rerun import OtherUseError, has_a_row_each, run_trace
+from embgrad_tensorflow.rerun import OtherUseError, run_trace
 from embgrad_tensorflow.returned import tensors_in
 from embgrad_tensorflow.state import GENERATORS, depth, wants_eager
 from embgrad_tensorflow.structure import structure
@@ -67,13 +65,11 @@ class _Form:
         traces: by the lengths, where they are exact, and what the objective uses.
         checked: those and the lengths for which a trace gave what the model gives.
         used: by the kinds of objectives what they used last, see `Trace.used`.
-        by_rows: whether traces for objectives that read few rows alone are made; not where one did not serve.
     """
 
     def __init__(self, exact: bool) -> None:
         self.refusals = Refusals()
         self.exact = exact
-        self.by_rows = True
         self.traces: dict[Hashable, Trace] = {}
         self.checked: Bounded[bool] = Bounded(SHAPES)
         self.used: Bounded[tuple[int, ...]] = Bounded(OBJECTIVES)
@@ -163,21 +159,12 @@ class _Keeper:
     def _first(self) -> Run:
         """What a trace gives, checked by what the model gives; or that."""
         generators = _Generators(self._model, self._request.training)
-        recorder, few = Recorder(self._tries.next(), _watching), _FewRows(self._request)
+        recorder = Recorder(self._tries.next(), _watching)
         asked = asked_of(self._request)
-        found = self._plain(replace(recorder.recording(), reads=few.reads))
+        found = self._plain(recorder.recording())
         if asked_of(self._request) != asked:
             return self._as_asked(found, CHANGING)
         generators.remember()
-        if few.outputs and self._form.by_rows:
-            exact = self._form.exact
-            try:
-                return self._checked(few.outputs, recorder, found, generators)
-            except _FullError as error:
-                return self._as_asked(found, str(error))
-            except FAILURES:  # it may be the rows
-                generators.put_back()
-                self._form.by_rows, self._form.exact = False, exact
         trace = self._form.traces.get(self._place(recorder.used))
         try:
             return self._checked(recorder.used, recorder, found, generators)
@@ -261,29 +248,7 @@ def _kind_of(request: Request) -> Hashable:
     respond = request.respond
     if isinstance(respond, NativeObjective):
         return code_of(respond.function)
-    return isinstance(respond, Respond) and respond.at_one_position
-
-
-class _FewRows:
-    """Takes down of which outputs an objective reads one row of each example.
-
-    Args:
-        request: what is asked.
-
-    Attributes:
-        outputs: their numbers among those that the objective reads.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self.outputs: tuple[int, ...] = ()
-        self._request = request
-
-    def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `embgrad.backend.Reads`."""
-        places = self._request.reads(name, shape)
-        if has_a_row_each(places, shape) and not self._request.several:
-            self.outputs = (*self.outputs, self._request.outputs.index(name))
-        return places
+    return None
 
 
 class _Generators:

@@ -11,13 +11,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
+from embgrad.interception import Interception
 from embgrad.points import layout_of
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.asserted import COMPARISONS, Comparisons
 from embgrad_tensorflow.bytensor import ByTensor
-from embgrad_tensorflow.following import one_after_another
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, OneHots, is_identity
 from embgrad_tensorflow.replacing import Replacing
 from embgrad_tensorflow.state import depth
@@ -51,6 +52,10 @@ SAME_TABLE: Final = ("Cast", "Identity")
 
 #: How the names of operations begin that write to a variable; `ResourceGather`s are lookups.
 WRITES: Final = ("Assign", "Resource", "Rng", "Stateful")
+
+
+#: Called by `tf.custom_gradient`, which gives the tapes another gradient of an identity's result.
+_recorded: Final = Interception(lambda: record, "record_operation")
 
 
 class _Operations(dict[Any, tuple[str, bool, bool]]):
@@ -147,19 +152,13 @@ class Watcher:
         self._comparisons = Comparisons()
         self._handlers |= dict.fromkeys(COMPARISONS, self._compared)
 
-    def tell(self, handlers: Mapping[str, Callable[..., None]]) -> None:
-        """Tell others of operations, too: of the name, operands, attributes and results."""
-        own = self._handlers
-        both = {name: one_after_another(own[name], one) for name, one in handlers.items() if name in own}
-        self._handlers = {**own, **handlers, **both}
-
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the operations of this thread, and turn a lookup outside its table into a BatchError."""
         op_callbacks.add_op_callback(self._called)
         replaces = self.points is not None and self.points.replaces
         try:
-            with self._replacing.active() if replaces else contextlib.nullcontext():
+            with _recorded.by(self._recorded_anew), self._replacing.active() if replaces else contextlib.nullcontext():
                 yield
         except BaseException as error:
             self._raise_failure()  # as it was raised: Keras adds its own text to errors that pass through a layer
@@ -289,11 +288,12 @@ class Watcher:
             return operand
         return self._reads.get(operand)
 
-    def recorded_anew(self, name: Any, outputs: Sequence[Any]) -> None:
-        """What operations gave has another gradient than theirs: that of a table is none of its variable's, nor are its rows."""
-        if name != "ReadVariableOp":  # which is so recorded itself
+    def _recorded_anew(self, original: Callable[..., Any], name: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Forget tables that get a gradient other than their operation's: a lookup in such a table is not in its variable."""
+        if name != "ReadVariableOp":  # TensorFlow records the reading of a variable itself
             for output in outputs:
                 self._reads.forget(output)
+        return original(name, outputs, *args, **kwargs)
 
     def _remember(self, tensor: Any, handle: Any) -> None:
         self._reads[tensor] = handle

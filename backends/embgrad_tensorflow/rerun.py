@@ -23,7 +23,7 @@ from embgrad_tensorflow.returned import mapped
 from embgrad_tensorflow.trace import Trace, is_placeholder
 from embgrad_tensorflow.tracing import UnfitError
 
-__all__ = ["OtherUseError", "has_a_row_each", "run_trace"]
+__all__ = ["OtherUseError", "run_trace"]
 
 
 class OtherUseError(Exception):
@@ -63,16 +63,7 @@ def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) 
         answering.before(),
     )
     unused, masked_id = left_out(planned.unused, batch, answering.watch, points.values())
-    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id, traced=True)
-
-
-def has_a_row_each(places: tuple[np.ndarray, np.ndarray] | None, shape: Any) -> bool:
-    """Whether these are rows of an output of this shape, one of each example.
-
-    Only then must a trace for few rows fail that takes one operand's rows for another's, which has fewer: of the last example
-    there is a row that it does not have. See `embgrad_tensorflow.tracedrows`.
-    """
-    return places is not None and np.array_equal(places[0], np.arange(shape[0]))
+    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
 
 
 def _changes(request: Request) -> bool:
@@ -139,10 +130,8 @@ class _Answering:
 
     def _places(self, values: Sequence[np.ndarray]) -> list[Any]:
         answer: list[Any] = []
-        for number, ((name, by_rows), shape) in enumerate(zip(self._trace.outputs, self._tell(values), strict=True)):
+        for (name, by_rows), shape in zip(self._trace.outputs, self._tell(values), strict=True):
             places = self._reads(name, tuple(map(int, shape)), by_rows=by_rows)
-            if number in self._trace.used and not has_a_row_each(places, shape):
-                raise OtherUseError(())
             rows = np.zeros((0, 2), np.int64) if places is None else np.stack(places, axis=1).astype(np.int64)
             answer += [np.bool_(places is not None), rows]
         return answer

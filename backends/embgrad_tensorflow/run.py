@@ -26,7 +26,6 @@ from embgrad_tensorflow.drawing import random_as_found
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
 from embgrad_tensorflow.kept import run_kept
-from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
 from embgrad_tensorflow.ownmask import left_out
@@ -34,7 +33,6 @@ from embgrad_tensorflow.parameters import Parameters, native_variable
 from embgrad_tensorflow.precision import TurningWatcher
 from embgrad_tensorflow.restored import plan_restored
 from embgrad_tensorflow.savedmodel import opened
-from embgrad_tensorflow.shortcuts import Shortcuts
 from embgrad_tensorflow.state import (
     Snapshot,
     eagerly,
@@ -66,8 +64,6 @@ class _Pass:
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
         self.watcher = TurningWatcher(watch, Tables(as_parts(model)), self.taps)
-        self._shortcuts = Shortcuts(self.watcher.recorded_anew)
-        self.watcher.tell(self._shortcuts.handlers)
         self._model = model
         self._request = request
 
@@ -94,7 +90,6 @@ class _Pass:
             held.enter_context(in_mode(self._request.training))
             held.enter_context(operations_as_they_are())
             held.enter_context(self.watcher.watching())
-            held.enter_context(self._shortcuts.until_another_tape())
             yield
 
 
@@ -262,8 +257,7 @@ def _pull_back(
     targets = [target for target, _ in cotangents]
     given = [tf.cast(tf.constant(one), target.dtype) for target, one in cotangents]
     sources = [*marks, *map(native_variable, variables.values())]
-    with lean_gradients():
-        gradients = taps.tape.gradient(targets, sources, output_gradients=given)
+    gradients = taps.tape.gradient(targets, sources, output_gradients=given)
     # what was looked up in the rows again comes as IndexedSlices
     return [None if one is None else taken(dense(one).numpy()) for one in gradients]
 

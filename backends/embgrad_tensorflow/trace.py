@@ -26,14 +26,11 @@ from embgrad.tolerance import coarsest
 from embgrad_tensorflow.containers import generators_of
 from embgrad_tensorflow.escaped import escaping_from
 from embgrad_tensorflow.exchange import ask
-from embgrad_tensorflow.fewrows import Rows
 from embgrad_tensorflow.graphpoints import GraphPoints
 from embgrad_tensorflow.inputs import Plan
-from embgrad_tensorflow.leangradients import lean_gradients
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.returned import tensors_in, unknown_in
 from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
-from embgrad_tensorflow.shortcuts import Shortcuts
 from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.tap import Taps, dense
@@ -153,7 +150,6 @@ class _Tracing:
         self._seeds: set[int] = set()
         self.generators: Sequence[Any] = ()
         self._facts: dict[str, Any] = {}
-        self._rows: dict[int, Rows] = {}
 
     @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:
@@ -182,11 +178,8 @@ class _Tracing:
         taps = _SymbolicTaps(tape, self._request, number)
         script = Script({*self._chosen.values(), *self._request.reached} - {"word"})
         tracer = Tracer(script, Tables(self._parts), taps)
-        shortcuts = Shortcuts(traced=True)
-        tracer.tell(shortcuts.handlers)
-        with tape, self._watched(script, tracer, taps), shortcuts.until_another_tape():
+        with tape, self._watched(script, tracer, taps):
             returned = self._planned.invoke(self._with(tensors))
-            shortcuts.passed()
         missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
         if missing:
             raise UntraceableError(f"the traced pass does not come by {missing[0]!r}")
@@ -254,8 +247,6 @@ class _Tracing:
         ranks = [one.shape.rank for one in targets]
         by_rows = [rank is None or rank == 3 for rank in ranks]
         self._facts.update(outputs=tuple(zip(self._request.outputs, by_rows, strict=True)), targets=targets)
-        if not all(by_rows[place] for place in self._used):
-            raise UntraceableError("the objective reads some rows of an output that has none")
         if not any(by_rows):
             dtypes = [one.dtype for one in targets]
             answer = ask(number, "whole", [*script.tensors, *targets], [*dtypes, tf.int32])[:-1]
@@ -267,18 +258,15 @@ class _Tracing:
         shapes = [tf.shape(one, out_type=tf.int64) for one in targets]
         places = ask(number, "places", [*script.tensors, *shapes], [tf.bool, tf.int64] * len(targets))
         read, few_of, rows_of = [], places[::2], places[1::2]
-        for place, (target, few, rows) in enumerate(zip(targets, few_of, rows_of, strict=True)):
+        for target, few, rows in zip(targets, few_of, rows_of, strict=True):
             few.set_shape([])
             rows.set_shape([None, 2])
             some = functools.partial(tf.gather_nd, target, rows)
-            read.append(some() if place in self._used else tf.cond(few, some, functools.partial(tf.identity, target)))
+            read.append(tf.cond(few, some, functools.partial(tf.identity, target)))
         answer = ask(number, "respond", read, [one.dtype for one in targets])
         whole = []
-        for place, (shape, few, rows, one) in enumerate(zip(shapes, few_of, rows_of, answer, strict=True)):
-            if place in self._used:
-                whole.append(self._of_few(place, one, rows, targets[place], shape))
-            else:
-                whole.append(self._of_any(one, few, rows, shape))
+        for shape, few, rows, one in zip(shapes, few_of, rows_of, answer, strict=True):
+            whole.append(self._of_any(one, few, rows, shape))
         return [self._shaped(one, target) for one, target in zip(whole, targets, strict=True)]
 
     def _of_any(self, one: Any, few: Any, rows: Any, shape: Any) -> Any:
@@ -295,14 +283,6 @@ class _Tracing:
 
         return tf.cond(few, scattered, lambda: tf.reshape(one, tf.concat([sets, shape], 0)))
 
-    def _of_few(self, place: int, one: Any, rows: Any, target: Any, shape: Any) -> Any:
-        """The only set of cotangents of an output, of those of some rows; which these are is known in the pullback."""
-        values = one[0]
-        values.set_shape([None, target.shape[-1] if target.shape.rank is not None else None])
-        numbers = tf.cast(rows[:, :1] * shape[1] + rows[:, 1:], tf.int32)
-        self._rows[place] = Rows(numbers, values)
-        return tf.scatter_nd(rows, values, shape)[None]
-
     def _shaped(self, cotangents: Any, target: Any) -> Any:
         """Sets of cotangents, with the shape that is known of them."""
         if target.shape.rank is not None:
@@ -313,10 +293,9 @@ class _Tracing:
         """The gradients at the points that the objective depends on; with an axis of sets first where there are several."""
 
         def pull_back(given: Sequence[Any]) -> list[Any]:
-            with lean_gradients([(given[place], rows) for place, rows in self._rows.items()]):
-                pulled = (
-                    tape.gradient(list(targets), list(marks), output_gradients=list(given)) if marks and targets else []
-                )
+            pulled = (
+                tape.gradient(list(targets), list(marks), output_gradients=list(given)) if marks and targets else []
+            )
             self._reached[:] = [one is not None for one in pulled] or [False] * len(marks)
             return [dense(one) for one in pulled if one is not None]
 

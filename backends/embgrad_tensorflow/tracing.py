@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -188,11 +188,6 @@ class Tracer:
         self._sources: dict[int, tuple[Any, Any]] = {}
         self._one_hots = _OneHots(script)
         self._failure: BaseException | None = None
-        self._others: Mapping[str, Callable[..., None]] = {}
-
-    def tell(self, handlers: Mapping[str, Callable[..., None]]) -> None:
-        """Tell others of operations that are added to this graph: of the name, operands, attributes and results."""
-        self._others = handlers
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -237,8 +232,6 @@ class Tracer:
                 self._multiplied(name, inputs, attrs, outputs[0])
             elif name.startswith(WRITES) and inputs and inputs[0].dtype == tf.resource:
                 self._wrote(name, inputs[0])
-            if name in self._others and outputs[0].graph is self._graph:
-                self._others[name](name, inputs, attrs, outputs)
         except BaseException as error:
             self._failure = error
             raise

@@ -235,7 +235,7 @@ class _Running:
             keys, self._watch, self._taps.values, [one.points for one in pulled], [one.before for one in pulled]
         )
         dtype = dtype_of(request, self._taps, chosen, answered, returned, ())
-        return Run(points, dtype, self._planned.unused, answered.objective, traced=True)
+        return Run(points, dtype, self._planned.unused, answered.objective)
 
     def _happen(self, happening: Happening) -> None:
         """What happens at a lookup or at a side of a module's call."""

@@ -239,8 +239,6 @@ class Run:
         uncompiled: where a trace was asked for why no kept trace was run; else None.
         masked_id: the id at which a model that cannot take the mask makes one of its own, as under Keras's `mask_zero`; "mask"
             then stands in `unused` only where that one differs. None where the model makes none.
-        traced: whether a graph ran whose gradients may be computed otherwise than the framework does by itself, as it does where
-            `Request.compiled` is False.
     """
 
     points: Mapping[str, PointValues]
@@ -250,7 +248,6 @@ class Run:
     parameters: Mapping[str, ParameterValues] | None = None
     uncompiled: str | None = None
     masked_id: int | None = None
-    traced: bool = False
 
 
 class Listener(Protocol):

@@ -14,7 +14,6 @@ from embgrad.backend import Backend, Call, PointValues, Request, Weight
 from embgrad.batch import TokenBatch
 from embgrad.disambiguation import told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
-from embgrad.finite import run_finite
 from embgrad.lengths import expecting_inputs
 from embgrad.locating import expect_ability
 from embgrad.native import as_objective
@@ -119,7 +118,7 @@ class Reader:
         respond = self._task.respond(self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
         try:
-            run = run_finite(self.backend, self.model, self.batch, request)
+            run = self.backend.run(self.model, self.batch, request)
             self.objective = objective_values(respond, run)
             self.size = respond.size if isinstance(respond, Respond) else 0.0
         except (NoGradientError, ObjectiveError) as failure:

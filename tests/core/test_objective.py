@@ -555,9 +555,7 @@ def test_an_objective_of_ones_own_need_not_call_ours() -> None:
     np.testing.assert_allclose(values, 3 * (output**2).sum(1))
     np.testing.assert_allclose(cotangent, 6 * output)
     assert Squares(3.0).describe() == {"class": "Squares"}
-    responding = Respond(Squares(3.0), BATCH, 1)
-    assert not responding.at_one_position
-    np.testing.assert_allclose(responding({None: output})[0][None], 6 * output)
+    np.testing.assert_allclose(Respond(Squares(3.0), BATCH, 1)({None: output})[0][None], 6 * output)
 
 
 # Outputs over a decoder's positions

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from embgrad_tensorflow import following, kept
-from tensorflow.python.eager import record
+from embgrad_tensorflow import kept
 
 from tests.tensorflow.helpers import KERAS, policy
 
@@ -19,21 +18,6 @@ def keras(request: pytest.FixtureRequest) -> Iterator[Any]:
     name = getattr(request.module, "POLICY", None)
     with contextlib.nullcontext() if name is None else policy(KERAS[request.param], name):
         yield KERAS[request.param]
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Grows by a name each time that several operations' gradients are given to the tapes as one."""
-    names: list[str] = []
-
-    class Record:
-        @staticmethod
-        def record_operation_backprop_only(name: str, *given: Any) -> None:
-            names.append(name)
-            record.record_operation_backprop_only(name, *given)
-
-    monkeypatch.setattr(following, "record", Record)
-    return names
 
 
 @pytest.fixture
