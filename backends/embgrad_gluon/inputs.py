@@ -12,8 +12,7 @@ import numpy as np
 from embgrad.arrays import owned, whole_numbers
 from embgrad.backend import Call
 from embgrad.batch import TokenBatch
-from embgrad.calling import CallPlan, parameters_of, plan_call, plan_mapping
-from embgrad.errors import UnsupportedError
+from embgrad.calling import CallPlan, expect_single, parameters_of, plan_call, plan_mapping
 from embgrad.structures import copied
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import all_parameters, input_names
@@ -34,8 +33,7 @@ def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call |
     convert = _Conversion(all_parameters(parts), len(batch))
     if call is not None:
         return call(model, convert(batch.inputs())), ()
-    if isinstance(model, (list, tuple)):
-        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+    expect_single(model)
     if isinstance(model, import_mxnet().gluon.SymbolBlock):
         arguments, unused = _by_input(model, batch)
         return model(*map(convert, arguments)), unused

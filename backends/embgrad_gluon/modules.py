@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from embgrad.backend.module_calls import ModuleCalls
 from embgrad.interception import Interception
-from embgrad.structures import first, with_first
+from embgrad.structures import first
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
@@ -63,28 +64,12 @@ class Modules:
 
     def __init__(self, parts: Sequence[Any], taps: Taps) -> None:
         self._names = block_names(parts)
-        self._taps = taps
+        self._calls = ModuleCalls(taps.watch, is_floating, taps.at)
 
     def __call__(self, block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
         """What the block gives."""
-        watch = self._taps.watch
         path, also = self._names.get(id(block), (block.name, ()))  # one that is no child, as in a list
-        if not (watch.everything or path in watch.modules):
-            if path in watch.counted:
-                watch.count(path)
-            return proceed(*args)
-        taken = first(args, is_floating)
-        key = watch.enter(path, type(block).__name__, taken, () if taken is None else taken.shape, also)
-        try:
-            if key is not None:
-                args = with_first(args, is_floating, self._taps.at(key, taken))
-            returned = proceed(*args)
-        except BaseException:
-            watch.broke()
-            raise
-        gave = first(returned, is_floating)
-        key = watch.leave(gave, () if gave is None else gave.shape)
-        return returned if key is None else with_first(returned, is_floating, self._taps.at(key, gave))
+        return self._calls.around(proceed, path, type(block).__name__, args, {}, also)
 
 
 def _is_symbol(value: object) -> bool:

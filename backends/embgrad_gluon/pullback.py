@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.answering import Cotangents
-from embgrad.backend import Change
+from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG
 from embgrad_gluon.importing import import_mxnet
@@ -52,7 +52,7 @@ class Pullback:
         wanted: the keys of those whose gradient is wanted.
         others: further arrays whose gradient is wanted.
         also: arrays whose gradient must be asked for along with the others, see `Cures`.
-        edits: by key the function of a gradient whose result takes its place.
+        changes: replace the gradients at points that are edited.
         training: the mode of the forward pass.
     """
 
@@ -62,14 +62,14 @@ class Pullback:
         wanted: Sequence[str],
         others: Sequence[Any],
         also: Sequence[Any],
-        edits: Mapping[str, Change],
+        changes: PointChanges[Any],
         *,
         training: bool,
     ) -> None:
         self._kept = kept
         self._wanted = tuple(wanted)
-        self._edited = [key for key in kept if key in edits]  # in the order of the forward pass
-        self._edits = edits
+        self._edited = [key for key in kept if changes.edits(key)]  # in the order of the forward pass
+        self._changes = changes
         self._training = training
         keys = list(dict.fromkeys((*wanted, *self._edited)))
         self._index = {key: index for index, key in enumerate(keys)}
@@ -94,11 +94,11 @@ class Pullback:
         if came is None:
             return None
         with _computed():
-            before = widened(came.asnumpy())
-        gradients[index] = native_like(self._edits[key](before.copy()), kept.gone_on)
+            came.wait_to_read()
+        gradients[index] = self._changes.gradient(key, came, kept.gone_on)
         if kept.below is not None:
             self._pull([(kept.below, gradients[index])], gradients)
-        return before
+        return self._changes.before[key]
 
     def _pull(self, heads: Sequence[tuple[Any, Any]], gradients: list[Any]) -> None:
         """Add the gradients that come from outputs with cotangents, the heads, to those of the arrays."""

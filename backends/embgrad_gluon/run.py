@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.answering import Answer, answer, native_answer, values_at
+from embgrad.answering import Answer, answer, compute_dtype, native_answer, values_at
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
@@ -89,7 +89,7 @@ def _pulled_back(model: Any, parts: Sequence[Any], batch: TokenBatch, request: R
     forward.returned = None  # what nobody reads takes no memory while the rest is pulled back
     for key in dict.fromkeys(chosen.values()):
         forward.taps.expect_unwritten(key)
-    pullback = Pullback(kept, keys, wanted.arrays, forward.also, request.edit, training=request.training)
+    pullback = Pullback(kept, keys, wanted.arrays, forward.also, forward.taps.changes, training=request.training)
     with forward.functions.raised():
         pulled = [pullback(cotangents) for cotangents in answered.sets]
     values = values_at(
@@ -206,10 +206,13 @@ def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) 
 
 
 def _compute_dtype(forward: _Forward, keys: Sequence[str], answered: Answer) -> str:
-    """Return the dtype of the first point, or else of the first output that was read, or else of the first that there is."""
-    read = [forward.taps.kept[key].gone_on for key in keys] + [output for heads in answered.sets for output, _ in heads]
-    array = read[0] if read else first(forward.returned, is_floating)
-    return "float32" if array is None else GluonArrays().dtype(array)
+    """Return the coarsest dtype of the points and of the outputs that were read, or else that of the first output."""
+    arrays = [forward.taps.kept[key].gone_on for key in keys] + [
+        output for heads in answered.sets for output, _ in heads
+    ]
+    returned = first(forward.returned, is_floating)
+    dtype = GluonArrays().dtype
+    return compute_dtype(map(dtype, arrays), [] if returned is None else [dtype(returned)])
 
 
 def _wait_for(returned: Any) -> None:

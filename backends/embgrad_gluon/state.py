@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
-
+from embgrad.backend.object_state import ObjectState
 from embgrad.errors import UnsupportedError
 from embgrad.locks import model_lock
-from embgrad.nested import Arrays, held_in, holds_any, is_same, nested, put_back, put_back_attributes
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation
 from embgrad_gluon.pullback import are_drawn_in_order
@@ -60,50 +57,23 @@ def _buffers(parts: Sequence[Any], training: bool) -> list[tuple[Any, Any]]:
 
 
 class Attributes:
-    """The attributes of blocks that are not Gluon's own, and what those of them hold that are containers, objects or arrays.
+    """The attributes of blocks that are not Gluon's own, with the containers and arrays in them.
 
     They keep from call to call a hidden state, a cache, a list of maps or a running average.
     """
 
     def __init__(self, blocks: Iterable[Any]) -> None:
-        gluons = _attributes_of_gluon()
-        self._dicts: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for block in blocks:
-            own = vars(block)
-            self._dicts.append((own, {name: own[name] for name in own.keys() - gluons}))
-        self._blocks = len(self._dicts)
-        inner = nested((value for _, values in self._dicts for value in values.values()), _sizes())
-        self._objects = inner.objects
-        of_objects = {id(held.own): held.own for held in inner.objects if type(held.own) is dict}
-        self._dicts += [(own, own.copy()) for own in of_objects.values()]
-        self._containers = [(held, held_in(held)) for held in inner.containers if id(held) not in of_objects]
-        self._numpy = Arrays(inner.arrays)
+        self._state = ObjectState(map(vars, blocks), _attributes_of_gluon(), _is_part)
         with import_mxnet().autograd.pause():
-            self._arrays = [(array, array.copy()) for array in inner.arrays if _is_copied(array)]
+            self._arrays = [(array, array.copy()) for array in self._state.values if _is_copied(array)]
 
     def put_back(self) -> None:
-        """Make all what they were, but for blocks and parameters: a net builds itself in its first call."""
-        for held in self._objects:
-            held.put_back(_holds_parts)
-        for index, (own, values) in enumerate(self._dicts):
-            gluons = _attributes_of_gluon() if index < self._blocks else frozenset()
-            put_back_attributes(own, values, lambda before, now: _holds_parts(before) or _holds_parts(now), gluons)
-        for container, before in self._containers:
-            if not (is_same(container, before) or _holds_parts(container) or _holds_parts(before.values)):
-                put_back(container, before)
-        self._numpy.put_back()
+        """Restore all but blocks and parameters: a net builds itself in its first call."""
+        self._state.restore()
         for array, values in self._arrays:
             if not same_bits(array, values):
                 with import_mxnet().autograd.pause():
                     array[...] = values
-
-
-@functools.cache
-def _sizes() -> Mapping[type, Callable[[Any], int]]:
-    """Return by the types of arrays the function that gives how many numbers an array has."""
-    mx, size = import_mxnet(), operator.attrgetter("size")
-    sparse = mx.nd.sparse.CSRNDArray, mx.nd.sparse.RowSparseNDArray
-    return dict.fromkeys((np.ndarray, mx.nd.NDArray, mx.np.ndarray, *sparse), size)
 
 
 def _is_copied(value: Any) -> bool:
@@ -118,10 +88,10 @@ def _attributes_of_gluon() -> frozenset[str]:
     return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix="")))  # with a name of its own, none is counted up
 
 
-def _holds_parts(value: object) -> bool:
-    """Return whether it is, or contains, a block or a parameter."""
+def _is_part(value: object) -> bool:
+    """Return whether it is a block or a parameter."""
     gluon = import_mxnet().gluon
-    return holds_any(value, lambda held: isinstance(held, (gluon.Block, gluon.Parameter)))
+    return isinstance(value, (gluon.Block, gluon.Parameter))
 
 
 # Random numbers

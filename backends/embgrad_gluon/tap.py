@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from embgrad.arrays import owned
-from embgrad.backend import Change, Request
+from embgrad.backend import Request
+from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
 from embgrad.watching import PointWatch
 from embgrad_gluon.importing import import_mxnet
@@ -50,12 +49,13 @@ class Taps:
     Attributes:
         watch: the same.
         kept: by key, in the order in which they were reached.
+        changes: those that are made at the points.
     """
 
     def __init__(self, watch: PointWatch, request: Request) -> None:
         self.watch = watch
         self.kept: dict[str, Kept] = {}
-        self._request = request
+        self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like)
 
     def at(self, key: str, array: Any, *, cut: bool = False) -> Any:
         """What goes on in place of the array.
@@ -65,14 +65,10 @@ class Taps:
             array: as it was computed.
             cut: nothing below is to be differentiated.
         """
-        changed = _changed(self._request.override, key, array)
-        overridden = changed is not None
-        value = array if changed is None else changed
-        added = _changed(self._request.add, key, value)
-        value = value if added is None else value + added
-        if cut or overridden:
+        value = self.changes.value(key, array)
+        if cut or self.changes.overrides(key):
             return self._keep_leaf(key, value, None, value.asnumpy())
-        if key in self._request.edit:
+        if self.changes.edits(key):
             with import_mxnet().autograd.pause():
                 leaf, copy = value.copy(), value.copy()
             return self._keep_leaf(key, leaf, value, copy)
@@ -111,10 +107,3 @@ class Taps:
         with mx.autograd.pause():
             self.kept[key] = Kept(zeros, gone_on, gone_on.copy())
         return gone_on
-
-
-def _changed(changes: Mapping[str, Change], key: str, array: Any) -> Any:
-    """What a change makes of the array's values, as an array of the same kind; None where there is no change."""
-    if key not in changes:
-        return None
-    return native_like(changes[key](owned(array.asnumpy())), array)

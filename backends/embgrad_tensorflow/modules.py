@@ -7,20 +7,20 @@ import importlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from embgrad.backend.module_calls import CallRecorder, ModuleCalls
 from embgrad.interception import Interception
 from embgrad.keras_inputs import is_keras
 from embgrad.locks import process_lock
-from embgrad.structures import first, with_first
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.structure import structure
 from embgrad_tensorflow.walk import Node
 
-__all__ = ["Calls", "Modules", "Watch", "calls_go_to", "is_floating"]
+__all__ = ["Calls", "Modules", "calls_go_to", "is_floating"]
 
 #: Where each Keras has the class of all layers.
 LAYERS: Final = {"tf_keras": "tf_keras.src.engine.base_layer", "keras": "keras.src.layers.layer"}
@@ -29,30 +29,6 @@ _interceptions: WeakKeyDictionary[type, Interception] = WeakKeyDictionary()
 
 #: Takes the key of a point and its tensor; gives what goes on.
 Passed = Callable[[str, Any], Any]
-
-
-class Watch(Protocol):
-    """What takes down the calls of modules, see `PointWatch`."""
-
-    everything: bool
-    modules: frozenset[str]
-    counted: frozenset[str]
-
-    def count(self, path: str) -> None:
-        """Take down a call that is only counted."""
-        ...
-
-    def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
-        """Take down that a call begins."""
-        ...
-
-    def leave(self, gave: Any, shape: Any) -> str | None:
-        """Take down that it ends."""
-        ...
-
-    def broke(self) -> None:
-        """Take down that it ends by an exception."""
-        ...
 
 
 class Modules:
@@ -130,19 +106,17 @@ class Calls:
 
     def __init__(
         self,
-        watch: Watch,
+        watch: CallRecorder,
         modules: Modules,
         passed: Passed,
         idle: Callable[[], bool] = lambda: False,
         *,
         traced: bool = False,
     ) -> None:
-        self._watch = watch
+        self._calls = ModuleCalls(watch, is_symbolic if traced else is_floating, passed)
         self._modules = modules
-        self._passed = passed
         self._idle = idle
         self._traced = traced
-        self._wanted = is_symbolic if traced else is_floating
         self._depth = depth()
         self._open: list[Any] = []
 
@@ -150,26 +124,18 @@ class Calls:
         """In place of a module's `__call__`. What a class calls of the class above it is the same call."""
         nested = bool(self._open) and self._open[-1] is module
         named = None if nested or not self._hears() else self._modules.name(module)
-        if named is None or not (self._watch.everything or named[0] in self._watch.modules):
-            if named is not None and named[0] in self._watch.counted:
-                self._watch.count(named[0])
+        if named is None:
             return function(module, *args, **kwargs)
+
+        def proceed(*args: Any, **kwargs: Any) -> Any:
+            self._open.append(module)
+            try:
+                return function(module, *args, **kwargs)
+            finally:
+                self._open.pop()
+
         path, also = named
-        given = first((args, kwargs), self._wanted)
-        key = self._watch.enter(path, type(module).__name__, given, () if given is None else given.shape, also)
-        self._open.append(module)
-        try:
-            if key is not None:
-                args, kwargs = with_first((args, kwargs), self._wanted, self._passed(key, given))
-            returned = function(module, *args, **kwargs)
-        except BaseException:
-            self._watch.broke()
-            raise
-        finally:
-            self._open.pop()
-        gave = first(returned, self._wanted)
-        key = self._watch.leave(gave, () if gave is None else gave.shape)
-        return returned if key is None else with_first(returned, self._wanted, self._passed(key, gave))
+        return self._calls.around(proceed, path, type(module).__name__, args, kwargs, also)
 
     def _hears(self) -> bool:
         return depth() == self._depth and not self._idle() and tf.executing_eagerly() != self._traced

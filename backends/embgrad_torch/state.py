@@ -13,11 +13,11 @@ import torch
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from embgrad.backend.object_state import ObjectState
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad.keras_inputs import is_keras
 from embgrad.locks import held, process_lock
 from embgrad.redrawing import SharedGenerator
-from embgrad_torch.attributes import Attributes
 from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 
@@ -66,17 +66,24 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Weigh
     ):
         parameters = model.parameters()
         _expect_weights(model, parameters)
-        attributes = Attributes(model.modules)
-        stack.callback(attributes.put_back)
+        attributes = ObjectState(map(vars, model.modules))
+        stack.callback(attributes.restore)
         weights = Weights(parameters, _rewritten(model, parameters, training))
         stack.callback(weights.put_back)
         if any(map(torch.Tensor.is_inference, (*parameters, *model.buffers()))):
             _make_ordinary(model, stack)
-        stack.callback(_contents(attributes.tensors, model.buffers(), training))
+        buffers = model.buffers()
+        stack.callback(_contents(_tensors_beside(attributes.values, buffers), buffers, training))
         _set_mode(model, training, stack)
         recurrent = device.type == "cuda" and any(isinstance(one, torch.nn.RNNBase) for one in model.modules)
         with _without_cudnn if recurrent and not training else _NOTHING:
             yield weights
+
+
+def _tensors_beside(values: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+    """Return the plain tensors among what modules hold, such as a hidden state, that are no buffers."""
+    known = set(map(id, buffers))
+    return [value for value in values if type(value) is torch.Tensor and id(value) not in known]
 
 
 class Weights:

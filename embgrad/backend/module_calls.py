@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from embgrad.structures import first, with_first
-from embgrad.watching import PointWatch
 
-__all__ = ["ModuleCalls"]
+__all__ = ["CallRecorder", "ModuleCalls"]
+
+
+class CallRecorder(Protocol):
+    """The part of `PointWatch` that records module calls; a trace has one of its own."""
+
+    everything: bool
+    modules: frozenset[str]
+    counted: frozenset[str]
+
+    def count(self, path: str) -> None:
+        """Count a call that is not recorded."""
+        ...
+
+    def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
+        """Record that a call begins, and return the key of its input where that is asked for."""
+        ...
+
+    def leave(self, gave: Any, shape: Any) -> str | None:
+        """Record that the innermost call ends, and return the key of its output where that is asked for."""
+        ...
+
+    def broke(self) -> None:
+        """Record that the innermost call raised."""
+        ...
 
 
 class ModuleCalls:
@@ -24,7 +47,7 @@ class ModuleCalls:
     """
 
     def __init__(
-        self, watch: PointWatch, is_floating: Callable[[object], bool], replace: Callable[[str, Any], Any]
+        self, watch: CallRecorder, is_floating: Callable[[object], bool], replace: Callable[[str, Any], Any]
     ) -> None:
         self.watch = watch
         self._is_floating = is_floating

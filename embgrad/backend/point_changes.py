@@ -58,9 +58,9 @@ class PointChanges(Generic[Tensor]):
         """Return the tensor that takes a value's place and the tensor that is added to it, each None where there is none."""
         override = addition = None
         if key in self._request.override:
-            override = self._called(self._request.override[key], tensor)
+            override = self._called(self._request.override[key], tensor, tensor)
         if key in self._request.add:
-            addition = self._called(self._request.add[key], tensor if override is None else override)
+            addition = self._called(self._request.add[key], tensor if override is None else override, tensor)
         return override, addition
 
     def value(self, key: str, tensor: Tensor) -> Tensor:
@@ -69,14 +69,20 @@ class PointChanges(Generic[Tensor]):
         value = tensor if override is None else override
         return value if addition is None else value + addition  # type: ignore[operator]
 
-    def gradient(self, key: str, gradient: Tensor) -> Tensor:
-        """Return the gradient that goes on from a point, and keep in `before` the one that an edit replaced."""
+    def gradient(self, key: str, gradient: Tensor, value: Tensor | None = None) -> Tensor:
+        """Return the gradient that goes on from a point, and keep in `before` the one that an edit replaced.
+
+        Args:
+            key: of the point.
+            gradient: the gradient that has come there.
+            value: the point's value, which the edited gradient is made like; the gradient itself where None.
+        """
         if key not in self._request.edit:
             return gradient
         self.before[key] = self._to_numpy(gradient)
-        return self._called(self._request.edit[key], gradient)
+        return self._called(self._request.edit[key], gradient, gradient if value is None else value)
 
-    def _called(self, function: Callable[[np.ndarray], np.ndarray], tensor: Tensor) -> Tensor:
+    def _called(self, function: Callable[[np.ndarray], np.ndarray], tensor: Tensor, like: Tensor) -> Tensor:
         with self._aside():
             array = function(self._to_numpy(tensor))
-        return self._like(array, tensor)
+        return self._like(array, like)

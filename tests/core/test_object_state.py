@@ -11,10 +11,7 @@ import pytest
 
 from embgrad.backend import object_state
 from embgrad.backend.object_state import ObjectState, contains
-from tests.keeping import KNOT, WAYS, Way
-
-#: The ways that write into objects of the user's classes, which are restored as references alone.
-OBJECTS = [way for way in WAYS if "object" in way or "slot" in way or way == "a namespace"]
+from tests.keeping import KNOT, OBJECTS, WAYS, Way
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -117,7 +117,7 @@ def test_compile_is_refused_with_what_to_do() -> None:
     ids = distinct_ids()
     net = hybridised(built(TextCNN, ids, "float32"), ids, "float32")
     with pytest.raises(
-        embgrad.UnsupportedError, match=r"does not support 'compile'.*hybridised net's operators run one by one"
+        embgrad.UnsupportedError, match=r"does not support 'compile'.*hybridised net runs operator by operator"
     ):
         embgrad.gradients(net, ids, OBJECTIVE, compile=True)
 

@@ -1,4 +1,4 @@
-"""What a model keeps in containers, arrays and objects of the user's own, at any depth, is what it was after a call."""
+"""What a model keeps in attributes, in containers and arrays at any depth, is what it was after a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.keeping import IDS, KNOT, VOCAB, WAYS, Way, assert_left_and_seen, assert_left_by_traces
+from tests.keeping import IDS, KNOT, OBJECTS, VOCAB, WAYS, Way, assert_left_and_seen, assert_left_by_traces
 
 
 def _written(kept: dict[str, Any], value: float) -> None:
@@ -18,7 +18,7 @@ def _written(kept: dict[str, Any], value: float) -> None:
 
 #: With what PyTorch has of its own.
 OURS: dict[str, Way] = {
-    **WAYS,
+    **{name: way for name, way in WAYS.items() if name not in OBJECTS},
     "a knot": KNOT,
     "a tensor in a dict": (lambda: {"sums": torch.zeros(()).double()}, _written, lambda kept: kept["sums"].item()),
 }
