@@ -67,7 +67,7 @@ class ObjectState:
     def restore(self) -> None:
         """Restore all, without calling code of the user's classes; unchanged containers are not written to."""
         for own, before in self._attributes:
-            if not (_are_same(own.values(), before.values()) and own.keys() == before.keys()):
+            if not (_are_same(own.values(), before.values()) and _are_same(own, before)):
                 self._restore_attributes(own, before)
         for container in filter(None, self._empty):
             if not self._holds_part(container):
@@ -118,6 +118,10 @@ class ObjectState:
             now = own.get(name, _ABSENT)
             if now is not value and name not in self._skip and not (self._holds_part(value) or self._holds_part(now)):
                 own[name] = value
+        if [name for name in own if name in before] != [name for name in before if name in own]:
+            ordered = {name: own[name] for name in (*before, *own) if name in own}
+            own.clear()
+            own.update(ordered)
 
     def _holds_part(self, value: Any) -> bool:
         return contains(value, self._is_part, self._unwrap)

@@ -17,7 +17,7 @@ OVER_RIVALS: Final = 1.0
 OF_CAPTUMS_PEAK: Final = 0.72
 SMALLER: Final = 200
 FLAT: Final = 1.05
-OVERHEAD: Final = {"PyTorch": 0.15}
+OVERHEAD: Final = {"PyTorch": 2.0}
 
 Found = Mapping[str, Sequence[Mapping[str, Any]]]
 

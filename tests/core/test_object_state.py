@@ -47,6 +47,14 @@ def test_attributes_are_restored_in_place() -> None:
     assert second == {"c": None}
 
 
+def test_the_order_of_attributes_is_restored() -> None:
+    own = {"a": 1, "b": 2, "c": 3}
+    state = ObjectState([own])
+    own["d"] = own.pop("a")
+    state.restore()
+    assert list(own.items()) == [("a", 1), ("b", 2), ("c", 3)]
+
+
 def test_objects_are_restored_as_references() -> None:
     inner = types.SimpleNamespace(keys=[1])
     own: dict[str, Any] = {"inner": inner}
