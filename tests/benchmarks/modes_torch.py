@@ -12,9 +12,8 @@ import torch
 
 import embgrad
 from tests.benchmarks.cases import POSITION, Case
-from tests.benchmarks.checking import Checking
 from tests.benchmarks.measuring import Mode
-from tests.benchmarks.ratios import CHECKING, UNCOMPILED
+from tests.benchmarks.ratios import UNCOMPILED
 
 __all__ = ["MODES", "saved_for_backward", "with_rows_apart"]
 
@@ -55,7 +54,6 @@ def plain(case: Case) -> Mode:
         backward=lambda: _backward(model, lambda: total(model(**inputs))),
         gradients=lambda: embgrad.gradients(model, batch, case.asked()),
         saved=lambda function: saved_for_backward(function, model, frozen),
-        beside={CHECKING: Checking(model, batch.to_huggingface())} if case.objective == "pooled" else {},
     )
 
 

@@ -34,7 +34,7 @@ STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "the forward pass, watched": ("embgrad_torch.run:_forward",),
         "the backward pass": ("embgrad_torch.pullback:_run_engine",),
         "before and after the backward pass": ("embgrad_torch.run:pull_back",),
-        "the model's state looked at and put back": ("embgrad_torch.run:as_found", "embgrad_torch.run:recalled"),
+        "the model's state looked at and put back": ("embgrad_torch.run:as_found", "embgrad_torch.run:Structure"),
         "the state of random numbers": ("embgrad_torch.run:random_as_found",),
         "the watching set up": ("embgrad_torch.run:_prepared",),
         "the call planned, and its tensors": ("embgrad_torch.inputs:plan",),
