@@ -51,20 +51,10 @@ Measured last on:
 
 NOTES: Final = """## Where it is below code by hand, and where above
 
-- TensorFlow, eager: the pullback leaves out what TensorFlow's gradient functions compute for operands that nobody asked \
-about (biases, constants, kernels, the table that is a language model's head). Of an objective that reads one position of \
-each example, as the pooled output does, the gradients behind the last attention have few rows that are not zero, and only \
-these are multiplied; for an objective over all positions there is nothing of that to gain. A layer norm is some ten \
-operations, each with a gradient of its own; the norm's as a whole takes half as many passes over memory, and that of \
-attention one over its weights, where TensorFlow's take five.
 - TensorFlow on a CPU without AVX-512 VNNI leaves oneDNN alone, and products of batches of matrices, as attention's are, take \
 up to three times as long. `TF_ENABLE_ONEDNN_OPTS=1`, set before it is imported, turns that on: some 0.8 of the time for all \
 modes, by hand as well.
-- In TensorFlow's graphs GELU and its like are one operation to the pullback, whose derivative is computed in the forward pass, \
-and is all that is kept of it. With compile=True that takes the peak at 16 × 128 from 419 MiB to 300, of a SavedModel from 457 \
-to 331; what need not be handed out anew at each call saves some 4 % of the time.
-- TensorFlow, compile=True: the same in one `tf.function`, which is faster than one by hand; for objectives that read one \
-position of each example there is a trace of its own, as it must know that beforehand. With `jit_compile=True` by hand \
+- TensorFlow, compile=True: the same in one `tf.function`. With `jit_compile=True` by hand \
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
 objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
 each call: it is not compiled by XLA, and stands above that for small batches, where an operation's way costs more than what \
@@ -77,19 +67,17 @@ to the lookup but by the gradient of the whole table.
 - Gluon: hybridised nets and SymbolBlocks run operator by operator, and by hand as a graph that is cut at the lookup. \
 MXNet's backward pass of a layer norm takes ten times its forward pass, by hand as well; the same gradient in a few passes \
 over memory takes less than two, and runs in its place.
-- PyTorch: the operations are those of code by hand, one for one, but that of the same few rows alone the pullback \
-multiplies these alone: a sixth of its products' time at 16 × 128. The weights take part by their values alone, as in a \
-frozen model, so that a third less is kept. Above code by hand are the watching of each function, the copies that are \
-handed over, and the clone that goes on in place of the rows, since models write into them: some 3 % at 16 × 128, which is \
-what an objective over all positions pays.
+- PyTorch: the operations are those of code by hand, one for one. The weights are frozen for the pass, so that a third less \
+is kept. Above code by hand are the watching of each function, the copies that are handed over, and the clone that goes on in \
+place of the rows, since models write into them.
 - A small call pays for what code by hand does not do: the state of all modules before and after, the check of the \
-lookup's indices, of shapes and of numbers that are not finite, and a result that knows what it is. In PyTorch up to \
-Python 3.11 dicts tell by their versions that they were not written to, so that what was found of a model is kept from call \
-to call and needs a look alone, not at its thousand attributes; and the rows of a plain `nn.Embedding` are taken from what it \
-gives. Even so these checks alone, made one after the other by code that knows its one model and can do nothing else (the \
-last column of the table of overhead), took 0.23 ms and more, where 0.15 ms are asked of the whole: the model's pass has taken \
-the processor's caches in between, so that each step begins cold. After a full backward pass, which takes all of them, a small \
-call is some tenths of a millisecond slower still.
+lookup's indices, of shapes and of numbers that are not finite, and a result that knows what it is.
+
+**These figures are of the code before its backends were cut.** Since then TensorFlow's own gradients of attention, norms, \
+activations and few rows, PyTorch's caches of small calls, and Gluon's kept graphs are gone; each saved 10 % or less, or served \
+small calls alone. Measured singly since: PyTorch at 8 × 64 1.01 to 1.02 of code by hand, a call of 1 × 8 tokens some 3 ms above \
+it; Gluon at 16 × 128 0.97 imperative and 1.00 as a SymbolBlock, which takes 615 MiB in place of 401. The next run of \
+`make bench` takes the place of these figures.
 
 ## How it is measured
 
