@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from embgrad.backend.arguments import integer_arguments
 from embgrad.keras_inputs import MODES, is_keras
 from embgrad.structures import first
 
@@ -16,18 +17,13 @@ __all__ = ["integers", "is_symbolic", "like_evaluation"]
 
 
 def integers(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arguments that are integers, in NumPy, by the parameters' names, or by their keys in a dict of inputs."""
+    """Return the arguments that are integers, as NumPy, by the parameters' names, or by their keys in a dict of inputs."""
     named = _bound(model, args, kwargs)
     given = dict(named.arguments) if named is not None else dict(kwargs)
     if named is None:
         given |= {f"argument {number}": value for number, value in enumerate(args)}
-    found: dict[str, np.ndarray] = {}
-    for name, value in given.items():
-        for inner, leaf in _leaves(name, value, model):
-            array = _whole(leaf)
-            if array is not None:
-                found.setdefault(inner, array)
-    return found
+    declared = tf.nest.flatten(getattr(model, "inputs", None) or []) if is_keras(model) else []
+    return integer_arguments(given, lambda name, value: _whole(value), [one.name for one in declared])
 
 
 def like_evaluation(
@@ -62,19 +58,6 @@ def _target(model: Any) -> Any:
         return model.call
     own = getattr(model.__call__, "python_function", None)
     return model.__call__ if own is None else own
-
-
-def _leaves(name: str, value: Any, model: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _leaves(str(key), entry, model)
-    elif isinstance(value, (list, tuple)):
-        declared = tf.nest.flatten(getattr(model, "inputs", None) or []) if is_keras(model) else []
-        named = [one.name for one in declared] if len(declared) == len(value) else []
-        for number, entry in enumerate(value):
-            yield from _leaves(named[number] if named else f"{name}.{number}", entry, model)
-    else:
-        yield name, value
 
 
 def _whole(value: Any) -> np.ndarray | None:

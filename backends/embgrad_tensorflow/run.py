@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.answering import Answer, Cotangents, answer, native_answer, values_at
+from embgrad.answering import Answer, Cotangents, answered, values_at
 from embgrad.arrays import taken
-from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run, TableRest
+from embgrad.backend import Call, ParameterValues, Point, Request, Run, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
@@ -128,14 +128,14 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         _watch_variables(tape, model, one.watcher.tables, request)
         returned = planned.call()
     chosen = _resolve(one.watcher)
-    answered = _answer(returned, planned, batch, request, tape)
+    answer = _answer(returned, planned, batch, request, tape)
     keys = list(dict.fromkeys(chosen[name] for name in request.points))
     parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
     variables = _sources(one.watcher, keys, parameters, request)
     with _run_again(one, model, batch, request):
         pulled = [
             _pull_back(one.taps, cotangents, [one.taps.kept[key] for key in keys], variables)
-            for cotangents in answered.sets
+            for cotangents in answer.sets
         ]
     below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
     found = values_at(
@@ -149,9 +149,9 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
     unused, masked_id = left_out(planned.unused, batch, one.watcher.watch, found.values())
     return Run(
         found,
-        _compute_dtype(one, keys, answered, returned, variables),
+        _compute_dtype(one, keys, answer, returned, variables),
         unused,
-        answered.objective,
+        answer.objective,
         {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
         if parameters is not None and request.parameters
         else None,
@@ -217,12 +217,8 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
 
 
 def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, tape: Any) -> Answer:
-    if isinstance(request.respond, NativeObjective):
-        with tape:
-            value = request.respond.function(returned)
-            return native_answer(value, request.respond, batch, TensorFlowTensors(), several=request.several)
     with tape:
-        return answer(returned, request, TensorFlowTensors(), planned.outputs)
+        return answered(returned, batch, request, TensorFlowTensors(), planned.outputs)
 
 
 @contextlib.contextmanager
@@ -274,11 +270,9 @@ def _values(variable: Any, gradient: np.ndarray | None) -> ParameterValues:
     return ParameterValues(tuple(map(int, native.shape)), gradient, str(native.dtype.name))
 
 
-def _compute_dtype(
-    one: _Pass, keys: Sequence[str], answered: Answer, returned: Any, variables: Mapping[str, Any]
-) -> str:
+def _compute_dtype(one: _Pass, keys: Sequence[str], answer: Answer, returned: Any, variables: Mapping[str, Any]) -> str:
     """That of the first point, or else output; the coarsest where it is turned into others on its way (mixed precision)."""
-    outputs = [target for cotangents in answered.sets for target, _ in cotangents]
+    outputs = [target for cotangents in answer.sets for target, _ in cotangents]
     given = first(returned, is_floating)
     found = [*(one.taps.kept[key] for key in keys), *outputs, *([] if given is None else [given])]
     start = next(iter([*found, *map(native_variable, variables.values())])).dtype

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import threading
 import weakref
@@ -16,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from embgrad.backend import Listener, Point
+from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.batch import TokenBatch
 from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
@@ -144,13 +144,15 @@ class _Capture:
             self._open.inner += 1
             return
         self._abandon()
-        bound = _bound(model, args, kwargs)
+        bound = named_arguments(parameters(model), args, kwargs)
         if bound is None:  # the call itself will say what is wrong with it
             return
         if torch._C._current_graph_task_id() == -1:
             self._task = None  # a backward pass that began to be told broke off
             self._gradients.clear()
-        watch = self._listener.begin(_whole_numbers(bound), lambda batch: _discovered(model, args, kwargs, batch))
+        watch = self._listener.begin(
+            integer_arguments(bound, _whole), lambda batch: _discovered(model, args, kwargs, batch)
+        )
         passing = _Passing(watch, Listening(self.came))
         walked = walk([model])
         self._listen_to(passing.modules.of(walked, {}))
@@ -299,25 +301,9 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(entry)
 
 
-def _bound(model: Any, args: Any, kwargs: Any) -> Mapping[str, Any] | None:
-    """The arguments by the parameters' names; None where they do not fit."""
-    try:
-        return inspect.Signature(parameters(model)).bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        return None
-
-
-def _whole_numbers(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, np.ndarray]:
-    """Those of the arguments that are integer tensors, also in dicts and sequences; masks may be truth values."""
-    found: dict[str, np.ndarray] = {}
-    for name, value in arguments.items():
-        if isinstance(value, Mapping):
-            found |= _whole_numbers({str(key): entry for key, entry in value.items()})
-        elif isinstance(value, (list, tuple)):
-            found |= _whole_numbers({f"{prefix}{name}.{number}": entry for number, entry in enumerate(value)})
-        elif isinstance(value, torch.Tensor) and _is_whole(name, value):
-            found[name] = to_numpy(value)
-    return found
+def _whole(name: str, value: Any) -> np.ndarray | None:
+    """Return an argument's numbers where they are whole; masks may be truth values."""
+    return to_numpy(value) if isinstance(value, torch.Tensor) and _is_whole(name, value) else None
 
 
 def _is_whole(name: str, tensor: Any) -> bool:

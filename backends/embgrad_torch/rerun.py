@@ -11,25 +11,22 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from embgrad.answering import values_at
+from embgrad.answering import answered, values_at
 from embgrad.backend import Change, NativeObjective, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.locks import held
 from embgrad.points import UNNAMED_TABLE
 from embgrad.replaying import wrapped
 from embgrad.watching import PointWatch
-from embgrad_torch.answered import answered_by, dtype_of
-from embgrad_torch.inputs import Plan, device_of
-from embgrad_torch.lookup import LookupMode, Read
-from embgrad_torch.operands import DIFFERENTIATING
-from embgrad_torch.ours import running
+from embgrad_torch.inputs import Plan, TorchTensors, device_of
+from embgrad_torch.lookup import DIFFERENTIATING, LookupMode, Read
 from embgrad_torch.program import FailedError, Program, Stage, why_failed
 from embgrad_torch.pullback import pull_back
 from embgrad_torch.settings import operands_kept
 from embgrad_torch.standins import Happening
-from embgrad_torch.state import as_found, with_gradients_apart
+from embgrad_torch.state import as_found, running, with_gradients_apart
 from embgrad_torch.structure import Structure
-from embgrad_torch.tap import Differentiable, Taps
+from embgrad_torch.tap import Differentiable, Taps, dtype_of
 from embgrad_torch.tracing import is_tensor
 from embgrad_torch.walk import TablePaths
 
@@ -223,9 +220,9 @@ class _Running:
                 self._happen(program.script[step])
         chosen = self._watch.resolve()
         returned, request = self._returned(request)
-        answered = answered_by(returned, self._batch, request)
+        answer = answered(returned, self._batch, request, TorchTensors())
         try:
-            pulled = pull_back(answered.sets, self._taps, (), _Unwatched(), lambda: ())  # type: ignore[arg-type]
+            pulled = pull_back(answer.sets, self._taps, (), _Unwatched(), lambda: ())  # type: ignore[arg-type]
         except Exception as error:
             if self._edits.raised is not None or not isinstance(error, (RuntimeError, TypeError, ValueError)):
                 raise
@@ -234,8 +231,8 @@ class _Running:
         points = values_at(
             keys, self._watch, self._taps.values, [one.points for one in pulled], [one.before for one in pulled]
         )
-        dtype = dtype_of(request, self._taps, chosen, answered, returned, ())
-        return Run(points, dtype, self._planned.unused, answered.objective)
+        dtype = dtype_of(request, self._taps, chosen, answer, returned, ())
+        return Run(points, dtype, self._planned.unused, answer.objective)
 
     def _happen(self, happening: Happening) -> None:
         """What happens at a lookup or at a side of a module's call."""

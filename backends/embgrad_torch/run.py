@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import torch
 
-from embgrad.answering import Answer, answer, native_answer, values_at
+from embgrad.answering import Answer, answered, values_at
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.points import Lookup
 from embgrad.replaying import Tries, wrapped
 from embgrad.responding import Respond
-from embgrad.structures import first
 from embgrad.watching import PointWatch
 from embgrad_torch import inputs
 from embgrad_torch.checkpoints import segments_ended
-from embgrad_torch.inputs import TorchTensors, computed_in, is_floating
+from embgrad_torch.inputs import TorchTensors
 from embgrad_torch.lookup import Differentiated, LookupMode
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import counted, pull_back
 from embgrad_torch.state import Accumulating, Weights, as_found, drawn_by_the_user, random_as_found, running
-from embgrad_torch.tap import Taps, expect_unwritten
+from embgrad_torch.tap import Taps, dtype_of, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths
 
-__all__ = ["answered_by", "dtype_of", "points", "run"]
+__all__ = ["points", "run"]
 
 Made = TypeVar("Made")
 
@@ -101,11 +100,11 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
             returned, unused = _forward(model, batch, request.call, this)
             expect_unwritten(taps.aliased)
             chosen = watch.resolve(_unseen(known))
-            answered = _answered_by(returned, batch, this)
-            pulled = pull_back(answered.sets, taps, wanted, this.mode, known.parameters, since)
+            answer = _answered_by(returned, batch, this)
+            pulled = pull_back(answer.sets, taps, wanted, this.mode, known.parameters, since)
             if this.mode.differentiated:  # and the model has caught what told of it
                 raise Differentiated
-        dtype = dtype_of(request, taps, chosen, answered, returned, known.parts)
+        dtype = dtype_of(request, taps, chosen, answer, returned, known.parts)
     keys = {name: chosen[name] for name in request.points}
     below = pulled[0].parameters if pulled else [None] * len(wanted)
     found = {key: watch.found(key) for key in keys.values()}
@@ -122,7 +121,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         ),
         dtype,
         unused,
-        answered.objective,
+        answer.objective,
         parameter_values(this.parameters, below[:count]) if request.parameters else None,
     )
 
@@ -185,27 +184,9 @@ def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> t
 def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
     """The objective's answer; one of the user's own draws, and finds the weights trainable."""
     if isinstance(this.request.respond, Respond) and this.request.respond.is_ours:
-        return answered_by(returned, batch, this.request)
+        return answered(returned, batch, this.request, TorchTensors())
     with drawn_by_the_user(), this.weights.as_the_user_has_them():
-        return answered_by(returned, batch, this.request)
-
-
-def answered_by(returned: Any, batch: TokenBatch, request: Request) -> Answer:
-    """The objective's answer to what the model returned."""
-    if isinstance(request.respond, NativeObjective):
-        value = request.respond.function(returned)
-        return native_answer(value, request.respond, batch, TorchTensors(), several=request.several)
-    return answer(returned, request, TorchTensors())
-
-
-def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
-    """The coarsest of those of the points, of the outputs that were read and of autocast; else of an output or a parameter."""
-    met = [taps.marks[chosen[name]] for name in request.points]
-    met += [output for one in answered.sets for output, _ in one]
-    if not met:
-        parameters = (parameter for part in parts for parameter in part.parameters())
-        met.append(next(one for one in (first(returned, is_floating), *parameters) if one is not None))
-    return computed_in(met)
+        return answered(returned, batch, this.request, TorchTensors())
 
 
 def _unseen(known: Structure) -> str:

@@ -15,9 +15,8 @@ from embgrad.structures import first, with_first
 from embgrad.watching import PointWatch
 from embgrad_torch.aliases import Shared, WrittenError, shares_memory, tensors_among, versions, writes_by_name
 from embgrad_torch.escaped import Escaped
-from embgrad_torch.lookup import LookupMode, Read
+from embgrad_torch.lookup import DIFFERENTIATING, LookupMode, Read
 from embgrad_torch.modules import hooked
-from embgrad_torch.operands import DIFFERENTIATING
 from embgrad_torch.operators import ended
 from embgrad_torch.replaced import Replaced
 from embgrad_torch.structure import Structure

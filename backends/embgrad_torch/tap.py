@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from embgrad.answering import Answer
 from embgrad.backend import Request
+from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
-from embgrad_torch.inputs import is_floating, like, to_numpy
+from embgrad.structures import first
+from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
 from embgrad_torch.state import Differentiable, drawn_by_the_user, outside_inference
 
 __all__ = ["At", "Differentiable", "Taps", "expect_unwritten", "going_on", "is_floating"]
@@ -64,7 +67,6 @@ class Taps:
         values: by key the values that went on, of the points to read.
         marks: by key the tensors whose gradients are taken.
         gradients: by key the gradients of the pullback that runs, as they went on.
-        before: by key those that were edited, as they came.
         pulling: whether a pullback runs.
         aliased: by key the clones that went on in place of tensors whose memory others may hold.
         away: whether a function of the user's runs, and passes inside of it are others.
@@ -86,12 +88,11 @@ class Taps:
         self.values: dict[str, np.ndarray] = {}
         self.marks: dict[str, Any] = {}
         self.gradients: dict[str, np.ndarray] = {}
-        self.before: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
         self.away = 0
-        self._request = request
-        self._changes: dict[str, tuple[Any, Any]] = {}
+        self._changes = PointChanges[Any](request, to_numpy, like, self._away)
+        self._made: dict[str, tuple[Any, Any]] = {}  # by key what a segment that runs again gets
         self._hears_all = False
         self._readable = None if "word" in request.points else frozenset(request.points)
 
@@ -121,14 +122,14 @@ class Taps:
         """
         with Differentiable(), torch._C.DisableTorchFunction():
             if again:
-                over, added = self._changes[key]
+                over, added = self._made[key]
             else:
-                over, added = self._changes[key] = self._computed(key, tensor)
+                over, added = self._made[key] = self._changes.parts(key, tensor)
             value = tensor if over is None else over
             value = value if added is None else value + added
             mark = value.clone() if value.requires_grad or value.is_inference() else value.detach()
             mark.requires_grad_()
-            if again or key in self._request.edit:
+            if again or self._changes.edits(key):
                 self._hook(key, mark)
             if not again:
                 self.marks[key] = mark
@@ -138,6 +139,11 @@ class Taps:
         if aliased and not again:
             self.aliased.append((key, new))
         return new
+
+    @property
+    def before(self) -> dict[str, np.ndarray]:
+        """By key the gradients that were edited, as they came."""
+        return self._changes.before
 
     @contextlib.contextmanager
     def _away(self) -> Iterator[None]:
@@ -163,31 +169,18 @@ class Taps:
 
     def _unheard(self) -> list[str]:
         """The keys of the marks on which there is no hook."""
-        return [] if self._hears_all else [key for key in self.marks if key not in self._request.edit]
+        return [] if self._hears_all else [key for key in self.marks if not self._changes.edits(key)]
 
     def _hook(self, key: str, mark: Any) -> None:
         mark.register_hook(lambda grad: self._came(key, grad))
 
     def start(self) -> None:
         """A pullback begins."""
-        self.gradients, self.before, self.pulling = {}, {}, True
+        self.gradients, self._changes.before, self.pulling = {}, {}, True
 
     def stop(self) -> None:
         """It ended."""
         self.pulling = False
-
-    def _computed(self, key: str, tensor: Any) -> tuple[Any, Any]:
-        """What takes the place of the value, and what is added to it; kept for when the segment runs again."""
-        over = added = None
-        if key in self._request.override:
-            with self._away():
-                values = self._request.override[key](to_numpy(tensor))
-            over = like(values, tensor)
-        if key in self._request.add:
-            with self._away():
-                values = self._request.add[key](to_numpy(tensor if over is None else over))
-            added = like(values, tensor)
-        return over, added
 
     def _came(self, key: str, grad: Any) -> Any:
         """The gradient that goes on in place of one that came. What others than the pullback differentiate is left alone."""
@@ -199,17 +192,22 @@ class Taps:
                 "use_reentrant=True computes with it and was not given it; expected use_reentrant=False, or it among the "
                 "checkpoint's arguments"
             )
-        edit = self._request.edit.get(key)
         with torch._C.DisableTorchFunction():  # what the user's function does is nothing to be watched
-            if edit is None:
-                self.gradients[key] = to_numpy(grad)
-                return torch.zeros_like(grad) if self.ending else None
-            self.before[key] = to_numpy(grad)
-            with self._away():
-                values = edit(to_numpy(grad))
-            edited = like(values, grad)
-            self.gradients[key] = to_numpy(edited)
-        return edited
+            gone_on = self._changes.gradient(key, grad)
+            self.gradients[key] = to_numpy(gone_on)
+            if self._changes.edits(key):
+                return gone_on
+            return torch.zeros_like(grad) if self.ending else None
+
+
+def dtype_of(request: Request, taps: Taps, chosen: Any, answered: Answer, returned: Any, parts: Sequence[Any]) -> str:
+    """Return the coarsest dtype of the points, the outputs that were read and autocast; else an output's or a parameter's."""
+    met = [taps.marks[chosen[name]] for name in request.points]
+    met += [output for one in answered.sets for output, _ in one]
+    if not met:
+        parameters = (parameter for part in parts for parameter in part.parameters())
+        met.append(next(one for one in (first(returned, is_floating), *parameters) if one is not None))
+    return computed_in(met)
 
 
 def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
