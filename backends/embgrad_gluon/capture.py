@@ -315,7 +315,7 @@ _method = Interception(lambda: import_mxnet().nd.NDArray, "backward")
 
 @dataclass(eq=False)
 class Marks:
-    """What was marked in one forward pass.
+    """The arrays that were marked in one forward pass.
 
     Attributes:
         listener: is told of the gradients.
@@ -330,12 +330,12 @@ class Marks:
     among: list[Marks] = field(repr=False)
 
     def heard(self) -> None:
-        """What a backward pass has written, zeros where a gradient is stopped among them, was heard of."""
+        """Note that the gradients written so far were handed over, zeros where a gradient is stopped among them."""
         for array in self.arrays.values():
             array._fresh_grad = False
 
     def is_unheard(self) -> bool:
-        """Whether one has written since."""
+        """Return whether a backward pass has written since `heard`."""
         return any(array._fresh_grad for array in self.arrays.values())
 
 
@@ -394,7 +394,7 @@ def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
 
 
 def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], None]) -> list[_Reached]:
-    """What the backward pass comes to.
+    """Return the marks that a backward pass from the heads reaches.
 
     Raises:
         UnsupportedError: a mark changes the order in which MXNet adds up.

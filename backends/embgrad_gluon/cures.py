@@ -273,7 +273,7 @@ def _diagonal(term: str, array: Any) -> tuple[str, Any]:
 
 
 def _extreme(operation: Operation, proceed: Proceed) -> Any:
-    """Of numbers that are equal and largest, or smallest, each gets the whole gradient: here the first gets it."""
+    """Give the gradient of a maximum or minimum to the first of equal entries; MXNet gives the whole of it to each."""
     mx, attributes, array = import_mxnet(), operation.attributes, operation.inputs[0]
     lengths = _reduced(array, attributes)
     if operation.out is not None or attributes.get("initial") is not None or not lengths:
@@ -344,7 +344,7 @@ class Functions:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """What one of them raises while their gradients are computed and read is raised afterwards."""
+        """Raise afterwards what one of them raised while their gradients were computed and read."""
         try:
             yield
         finally:
@@ -383,7 +383,7 @@ GUARDED: Final = (*NORMS, "LeakyReLU", "Pooling", "RNN")
 
 
 class Guards:
-    """What the user's forward passes held. What is wrong is wrong in their training, too."""
+    """Operators in the user's forward passes whose gradient is wrong, as it is in their own training, too."""
 
     def __init__(self) -> None:
         self._wrong: dict[str, str] = {}

@@ -163,7 +163,7 @@ def _dtype(array: Any) -> str:
 
 
 def _owners(parts: Sequence[Any]) -> dict[int, str]:
-    """By a parameter's identity the path of the innermost block that holds it: it may have been made by one around that.
+    """Return by a parameter's identity the path of the innermost block that holds it; a block around that may have made it.
 
     In a SymbolBlock that is the scope of its graph in whose name its own begins.
     """
