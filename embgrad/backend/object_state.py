@@ -17,7 +17,7 @@ CONTAINERS: Final = (list, set, collections.deque, collections.OrderedDict, dict
 #: The types of most attributes, in which nothing can be changed.
 ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 
-#: The most entries of a container, or of all containers of one model, that are kept. More are data, to which no pass writes.
+#: The most entries of a container that is kept, and of all those inside of others. More are data, to which no pass writes.
 MOST_ENTRIES: Final = 1 << 14
 
 #: The most numbers of an array that is kept. A larger one is a table.
@@ -86,9 +86,10 @@ class ObjectState:
             for name, value in before.items()
             if type(value) not in ATOMS and name not in self._skip
         ]
+        direct = len(waiting)
         seen: set[int] = set()
         entries, numbers = MOST_ENTRIES, MOST_NUMBERS
-        for value in waiting:  # grows meanwhile
+        for place, value in enumerate(waiting):  # grows meanwhile
             inner = self._unwrap(value)
             if id(inner) in seen:
                 continue
@@ -102,8 +103,9 @@ class ObjectState:
                     self._arrays.append((inner, inner.copy()))
             elif container_of(kind) is not None or isinstance(inner, tuple):
                 content = _Content.of(inner)
-                if len(content.values) <= entries:
-                    entries -= len(content.values)
+                count = len(content.values)
+                if count <= (MOST_ENTRIES if place < direct else entries):  # a model may have any number of modules
+                    entries -= count if place >= direct else 0
                     waiting.extend(entry for entry in content.values if type(entry) not in ATOMS)
                     if not isinstance(inner, tuple):
                         self._filled.append((inner, content))

@@ -46,10 +46,6 @@ class PointChanges(Generic[Tensor]):
         """Return whether the value at a point is replaced, so that nothing before it is reached."""
         return key in self._request.override
 
-    def changes_value(self, key: str) -> bool:
-        """Return whether a point's value is overridden or added to."""
-        return key in self._request.override or key in self._request.add
-
     def edits(self, key: str) -> bool:
         """Return whether the gradient at a point is replaced."""
         return key in self._request.edit
