@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["BACKENDS", "circles", "files_of", "imports_of", "lines_of", "private_names"]
+__all__ = ["circles", "files_of", "imports_of", "private_names"]
 
 BACKENDS = Path(__file__).parents[2] / "backends"
 
@@ -25,11 +25,6 @@ BY_NAME = frozenset({"delattr", "getattr", "hasattr", "setattr"})
 def files_of(backend: str) -> list[Path]:
     """Return the modules of a backend, such as "embgrad_torch"."""
     return sorted((BACKENDS / backend).glob("*.py"))
-
-
-def lines_of(backend: str) -> int:
-    """Return the number of lines in a backend's modules."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files_of(backend))
 
 
 def imports_of(backend: str) -> dict[str, set[str]]:

@@ -74,7 +74,6 @@ def test_a_value_is_overridden_and_then_added_to() -> None:
     np.testing.assert_array_equal(changes.value("c", np.ones(2)), [1, 1])
     assert changes.value("a", np.ones(2, np.float32)).dtype == np.float32
     assert [changes.overrides(key) for key in "abc"] == [True, False, False]
-    assert [changes.changes_value(key) for key in "abc"] == [True, True, False]
 
 
 def test_an_edited_gradient_is_kept_as_it_came() -> None:
