@@ -39,7 +39,7 @@ STEPS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "the watching set up": ("embgrad_torch.run:_prepared",),
         "the call planned, and its tensors": ("embgrad_torch.inputs:plan",),
         "rows marked and copied": ("embgrad_torch.tap:Taps.tensor",),
-        "the outputs read": ("embgrad_torch.run:answered_by",),
+        "the outputs read": ("embgrad_torch.run:answered",),
         "what was found handed over, the graph freed": ("embgrad_torch.run:_run",),
     },
     "tensorflow": {
