@@ -35,7 +35,10 @@ nitpick_ignore_regex = [
     # Names of types of functions, which the docstrings describe.
     (r"py:.*", r"(Call|Progress)"),
     # What results are made of and nobody makes: it has no place in the reference.
-    (r"py:.*", r"(embgrad\.(figures|points|streaming|watching)\..*|embgrad\.backend\.protocol\.Weight|Step|Suspect|Weight)"),
+    (
+        r"py:.*",
+        r"(embgrad\.(figures|points|streaming|watching)\..*|embgrad\.backend\.protocol\.Weight|Step|Suspect|Weight)",
+    ),
 ]
 
 # How it looks: all fonts and scripts are the reader's own or lie beside the pages.
