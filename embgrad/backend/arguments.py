@@ -32,6 +32,8 @@ def integer_arguments(
     arguments: Mapping[str, Any],
     to_integers: Callable[[str, Any], np.ndarray | None],
     names: Sequence[str] = (),
+    *,
+    sequences: bool = True,
 ) -> dict[str, np.ndarray]:
     """Return the arguments that are whole numbers, as NumPy.
 
@@ -41,23 +43,25 @@ def integer_arguments(
         arguments: by name, see `named_arguments`.
         to_integers: takes a name and a value, and returns a copy of its numbers, or None where they are not whole.
         names: the names of the entries of a sequence of that length, where the model declares them.
+        sequences: enter lists and tuples. A framework whose users pass ids as floats does not: a recurrent layer's first state,
+            a list of zeros, would count as ids.
     """
     found: dict[str, np.ndarray] = {}
     for name, value in arguments.items():
-        for leaf_name, leaf in _leaves(name, value, names):
+        for leaf_name, leaf in _leaves(name, value, names, sequences):
             numbers = to_integers(leaf_name, leaf)
             if numbers is not None:
                 found.setdefault(leaf_name, numbers)
     return found
 
 
-def _leaves(name: str, value: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any, names: Sequence[str], sequences: bool) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _leaves(str(key), entry, names)
-    elif isinstance(value, (list, tuple)):
+            yield from _leaves(str(key), entry, names, sequences)
+    elif sequences and isinstance(value, (list, tuple)):
         spelled = names if len(names) == len(value) else [f"{name}.{number}" for number in range(len(value))]
-        for one_name, entry in zip(spelled, value, strict=True):
-            yield from _leaves(one_name, entry, names)
+        for entry_name, entry in zip(spelled, value, strict=True):
+            yield from _leaves(entry_name, entry, names, sequences)
     else:
         yield name, value

@@ -231,8 +231,8 @@ class Run:
 
     Attributes:
         points: by the names under which they were asked for.
-        compute_dtype: the dtype in which the model computed the first point, or else the first output that was read, or else
-            that of its first parameter, such as "float32" or "bfloat16".
+        compute_dtype: the dtype in which the model computed, such as "float32" or "bfloat16": see
+            `embgrad.answering.compute_dtype`.
         unused: what the batch held and the model could not take: of "mask", "types" and the extras' names.
         objective: the values of a native objective, shape (example,) or (); else None.
         parameters: with `Request.parameters` by name, in the model's order; else None.

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.answering import answered, values_at
+from embgrad.answering import answered, compute_dtype, values_at
 from embgrad.arrays import owned
-from embgrad.backend import Call, Listener, ParameterValues, Point, Request, Run, TableRest, Weight
+from embgrad.backend import Call, Listener, ParameterValues, Point, Request, Run, Weight
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
+from embgrad.backend.table_rests import table_rests
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, expect_single, parameters_of, plan_call
 from embgrad.locks import model_lock
@@ -71,6 +72,11 @@ class _Observer:
             return rows
         self.tables[key] = table
         return self._tap(key, rows if self.listening or table.sources else rows.detach())
+
+    def table_names(self) -> dict[str, list[str]]:
+        """Return by the lookups' keys the names of their tables, without those of tables that are no parameters."""
+        known = {key: self._paths.get(id(table)) for key, table in self.tables.items()}
+        return {key: [name] for key, name in known.items() if name is not None}
 
     def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """What a module gives."""
@@ -157,12 +163,12 @@ class ReferenceBackend:
                 {key: came[number] for key, came in observer.before.items() if number < len(came)}
                 for number in range(len(pulled))
             ],
-            _rests(observer, parameters, below) if request.tables else None,
+            table_rests(observer.table_names(), below) if request.tables else None,
         )
-        dtype = leaves[0].value.dtype if leaves else next(iter(parameters.values())).value.dtype
+        read = [*leaves, *(output for heads in answer.sets for output, _ in heads)]
         return Run(
             found,
-            str(dtype),
+            compute_dtype(_dtypes(read), _dtypes(parameters.values())),
             unused,
             answer.objective,
             {name: ParameterValues(one.shape, below[name], str(one.value.dtype)) for name, one in parameters.items()}
@@ -260,12 +266,8 @@ def _weight(prefix: str, part: ReferenceModel, name: str, parameter: Tensor) -> 
     return Weight(prefix + name, path, parameter.shape, dtype, lambda: owned(parameter.value), put)
 
 
-def _rests(
-    observer: _Observer, parameters: Mapping[str, Tensor], below: Mapping[str, np.ndarray | None]
-) -> dict[str, TableRest]:
-    names = {id(table): name for name, table in parameters.items()}
-    known = {key: names[id(table)] for key, table in observer.tables.items() if id(table) in names}
-    return {key: TableRest(below[name], (name,)) for key, name in known.items()}
+def _dtypes(tensors: Iterable[Tensor]) -> list[str]:
+    return [str(tensor.value.dtype) for tensor in tensors]
 
 
 def _copies(gradients: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray | None]:

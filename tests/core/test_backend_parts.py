@@ -16,6 +16,7 @@ from embgrad.backend import Request
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
+from embgrad.backend.table_rests import table_rests
 from embgrad.watching import PointWatch
 
 BATCH = embgrad.TokenBatch(ids=np.array([[1, 2]]))
@@ -128,6 +129,20 @@ def test_whole_numbers_are_found_in_dicts_and_sequences() -> None:
         "token_ids",
         "padding",
     ]
+
+
+def test_sequences_are_left_alone_where_ids_may_be_floats() -> None:
+    ids, state = np.array([1]), np.array([0])
+    assert list(integer_arguments({"inputs": {"ids": ids}, "states": [state]}, _whole, sequences=False)) == ["ids"]
+
+
+def test_what_reaches_a_shared_table_is_added_up() -> None:
+    names = {"word:lookup#0": ("word.weight", "head.weight", "decoder.weight"), "type:lookup#0": ["type.weight"]}
+    gradients = {"word.weight": np.ones((2, 3)), "head.weight": np.full((2, 3), 2.0), "type.weight": None}
+    rests = table_rests(names, gradients)
+    np.testing.assert_array_equal(rests["word:lookup#0"].gradient, np.full((2, 3), 3.0))
+    assert rests["word:lookup#0"].names == ("word.weight", "head.weight", "decoder.weight")
+    assert rests["type:lookup#0"].gradient is None
 
 
 def test_the_compute_dtype_is_the_coarsest_that_shows() -> None:
