@@ -11,8 +11,9 @@ import numpy as np
 from flax import nnx
 from flax.errors import TraceContextError
 
-from embgrad.answering import answered, values_at
-from embgrad.backend import Call, ParameterValues, Point, Request, Run, TableRest
+from embgrad.answering import answered, compute_dtype, values_at
+from embgrad.backend import Call, ParameterValues, Point, Request, Run
+from embgrad.backend.table_rests import table_rests
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, expect_single, parameters_of, plan_call
 from embgrad.errors import BatchError, PointNotReachedError
@@ -54,16 +55,16 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
         observer.activations,
         [{key: gradients.get(key) for key in keys.values()} for gradients, _ in pulled],
         [before for _, before in pulled],
-        _rests(model, passed.watch, keys.values(), below) if request.tables else None,
+        table_rests(_table_names(model, passed.watch, keys.values()), below) if request.tables else None,
     )
-    arrays: list[Any] = [*passed.outputs, *variables.values()]  # of a pass that is not pulled back there are no outputs
-    dtypes = [*(observer.dtypes[key] for key in keys.values()), *(str(one.dtype) for one in arrays)]
+    read = [*(observer.dtypes[key] for key in keys.values()), *(str(output.dtype) for output in passed.outputs)]
+    dtype = compute_dtype(read, (str(variable.dtype) for variable in variables.values()))
     parameters = {
         path: ParameterValues(one.shape, below[path], str(one.dtype))
         for path, one in variables.items()
         if isinstance(one, nnx.Param)
     }
-    return Run(found, dtypes[0], passed.unused, passed.objective, parameters if request.parameters else None)
+    return Run(found, dtype, passed.unused, passed.objective, parameters if request.parameters else None)
 
 
 class _Pass:
@@ -182,14 +183,11 @@ def _native(value: Any) -> Any:
     return array
 
 
-def _rests(
-    model: Any, watch: PointWatch, keys: Iterable[str], below: Mapping[str, np.ndarray | None]
-) -> dict[str, TableRest]:
-    """By lookup what else reaches its table."""
-    modules, names = modules_of(model), {id(one): path for path, one in variables_of(model).items()}
-    found = {key: watch.found(key) for key in keys}
-    tables = {key: names[id(modules[one.path].embedding)] for key, one in found.items() if isinstance(one, Lookup)}
-    return {key: TableRest(below[name], (name,)) for key, name in tables.items()}
+def _table_names(model: Any, watch: PointWatch, keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return by the lookups' keys the names of their tables."""
+    modules, names = modules_of(model), {id(variable): path for path, variable in variables_of(model).items()}
+    lookups = {key: point for key in keys if isinstance(point := watch.found(key), Lookup)}
+    return {key: [names[id(modules[lookup.path].embedding)]] for key, lookup in lookups.items()}
 
 
 def _move_on(model: Any, drawn: Mapping[str, Any]) -> None:
