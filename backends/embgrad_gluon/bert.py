@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.checkpoint import WeightTarget
 from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
-from embgrad_gluon.walk import unique_names
+from embgrad_gluon.walk import arrays_of, unique_names
 
 __all__ = ["build", "is_stack", "output_names", "putter", "sources", "targets"]
 
@@ -93,9 +93,9 @@ def output_names(model: Any) -> tuple[str, ...]:
     returned = {
         "sequence_output": True,
         "attention": model.encoder._output_attention,
-        "pooled_output": model._use_pooler,
-        "classifier": model._use_pooler and model._use_classifier,
-        "logits": model._use_decoder,
+        "pooled_output": hasattr(model, "pooler"),
+        "classifier": hasattr(model, "classifier"),
+        "logits": hasattr(model, "decoder"),
     }
     return tuple(name for name, there in returned.items() if there)
 
@@ -172,12 +172,12 @@ def putter(parameter: Any) -> Callable[[np.ndarray], None]:
 
     def put(value: np.ndarray) -> None:
         mx = import_mxnet()
-        if parameter._data is None:  # it waits for its shape, and keeps the values until then
+        if not arrays_of(parameter):  # it waits for its shape, and keeps the values until then
             parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
             return
         # Not `set_data`, which makes a trainer forget what it holds of the parameter.
         with mx.autograd.pause():
-            for array in parameter._data:
+            for array in arrays_of(parameter):
                 plain = array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array
                 plain[:] = mx.nd.array(np.reshape(value, plain.shape), ctx=plain.context, dtype=plain.dtype)
 

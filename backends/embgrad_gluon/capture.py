@@ -30,7 +30,7 @@ from embgrad_gluon.pullback import Way, is_regrouped, way_to
 from embgrad_gluon.scopes import GraphPoints
 from embgrad_gluon.state import DRAWING, Draws, drawing_nothing
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import all_blocks, named_blocks
+from embgrad_gluon.walk import all_blocks, arrays_of, contexts_of, named_blocks
 
 __all__ = ["capture"]
 
@@ -303,7 +303,7 @@ def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 def _waits(block: Any) -> bool:
-    return any(parameter._deferred_init for parameter in block.collect_params().values())
+    return any(contexts_of(p) and not arrays_of(p) for p in block.collect_params().values())
 
 
 # Backward passes

@@ -165,7 +165,7 @@ def expect_no_view(operation: Operation) -> None:
     if operation.attributes.get("pool_type", "max") != "max":
         return
     array = operation.inputs[0]
-    operation.inputs[0] = invoke("_copy", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
+    operation.inputs[0] = invoke("identity", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:

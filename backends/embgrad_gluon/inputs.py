@@ -11,11 +11,12 @@ import numpy as np
 
 from embgrad.arrays import owned, whole_numbers
 from embgrad.backend import Call
+from embgrad.backend.arguments import integer_arguments
 from embgrad.batch import TokenBatch
 from embgrad.calling import CallPlan, expect_single, parameters_of, plan_call, plan_mapping
 from embgrad.structures import copied
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.walk import all_parameters, input_names
+from embgrad_gluon.walk import all_parameters, arrays_of, contexts_of, input_names
 
 __all__ = ["GluonArrays", "arguments_of", "call_model", "is_floating", "native_like", "to_native", "widened"]
 
@@ -59,17 +60,14 @@ def _by_input(block: Any, batch: TokenBatch) -> tuple[list[Any], tuple[str, ...]
 
 
 def arguments_of(block: Any, args: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Those of a block's arguments that are whole numbers, by name. Gluon's users pass ids as floats, too."""
+    """Return by name the arguments of a block's call that are whole numbers; Gluon's users pass ids as floats, too."""
     names = [parameter.name for parameter in _parameters(block)[0]]
-    found: dict[str, np.ndarray] = {}
-    for place, value in enumerate(args):
-        name = names[place] if place < len(names) else f"args.{place}"
-        entries = value.items() if isinstance(value, Mapping) else [(name, value)]
-        for key, entry in entries:
-            whole = whole_numbers(entry.asnumpy()) if GluonArrays().is_tensor(entry) else None
-            if whole is not None:
-                found[str(key)] = whole
-    return found
+    names += [f"args.{place}" for place in range(len(names), len(args))]
+
+    def whole(_name: str, value: Any) -> np.ndarray | None:
+        return whole_numbers(value.asnumpy()) if GluonArrays().is_tensor(value) else None
+
+    return integer_arguments(dict(zip(names, args, strict=False)), whole, sequences=False)
 
 
 class _Conversion:
@@ -83,7 +81,7 @@ class _Conversion:
     def __init__(self, parameters: Sequence[Any], examples: int) -> None:
         self._examples = examples
         self._mx = import_mxnet()
-        contexts = (context for p in parameters for context in _contexts(p))
+        contexts = (context for p in parameters for context in contexts_of(p))
         self._context = next(contexts, None) or self._mx.current_context()
         kinds = Counter(p.dtype for p in parameters)  # strings or classes, which may mean the same
         names = Counter[str]()
@@ -91,7 +89,7 @@ class _Conversion:
             names[np.dtype(kind).name] += count
         floats = [name for name, _ in names.most_common() if name in ("float16", "float32", "float64")]
         self._float = floats[0] if floats else "float32"
-        data = [array for p in parameters for array in p._data or ()]
+        data = [array for p in parameters for array in arrays_of(p)]
         self._as_numpy = self._mx.util.is_np_array() or any(isinstance(array, self._mx.np.ndarray) for array in data)
 
     def __call__(self, value: Any) -> Any:
@@ -101,7 +99,7 @@ class _Conversion:
         """
         if isinstance(value, Mapping):
             return {key: self(entry) for key, entry in value.items()}
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        if type(value) is tuple:
             return tuple(map(self, value))
         if isinstance(value, self._mx.nd.NDArray):
             moved = value.as_in_context(self._context)
@@ -134,11 +132,7 @@ def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> An
     """An array of MXNet's newer kind (mx.np) or of its older one (mx.nd)."""
     mx = import_mxnet()
     with mx.util.np_shape(as_numpy):  # only the newer kind has the shape ()
-        if array.size == 0 or array.ndim == 0:
-            made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)
-        else:  # which ends in this, by many steps
-            made = mx.ndarray.ndarray.empty(array.shape, context, dtype)
-            made._sync_copyfrom(array)
+        made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)  # `mx.nd.array` warns of SciPy's modules
         return made.as_np_ndarray() if as_numpy else made
 
 
@@ -189,13 +183,6 @@ class GluonArrays:
         with mx.autograd.record(train_mode=self._training):
             rows = mx.nd.gather_nd(tensor.as_nd_ndarray(), places)
             return rows.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else rows
-
-
-def _contexts(parameter: Any) -> list[Any]:
-    """Where a parameter is or will be; nowhere yet where it waits for `initialize`."""
-    if parameter._data is None and not parameter._deferred_init:
-        return []
-    return list(parameter.list_ctx())
 
 
 def _parameters(block: Any) -> tuple[Sequence[inspect.Parameter], bool]:

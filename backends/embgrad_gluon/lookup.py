@@ -18,7 +18,7 @@ from embgrad.interception import Interception
 from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.tap import Taps
-from embgrad_gluon.walk import is_recorded, memory, tables
+from embgrad_gluon.walk import arrays_of, is_recorded, memory, tables
 
 __all__ = ["HINT", "LOOKUPS", "Handler", "Lookups", "Operation", "Tables", "invoke", "unwatched", "watching"]
 
@@ -85,9 +85,9 @@ def unwatched() -> AbstractContextManager[None]:
 def invoke(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:
     """Runs an operator as the generated function of its name does."""
     mx = import_mxnet()
-    as_list, as_numpy = mx.base._output_is_list(name), as_numpy or mx.base._is_np_op(name)
+    as_numpy = as_numpy or mx.base._is_np_op(name)
     keys, values = list(attributes), list(attributes.values())
-    outputs = mx.ndarray.register._imperative_invoke(_address(name), inputs, keys, values, None, as_numpy, as_list)
+    outputs = mx.ndarray.register._imperative_invoke(_address(name), inputs, keys, values, None, as_numpy, False)
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
@@ -206,7 +206,7 @@ class Tables:
         if self._parameters is None:  # not before: a model may make its blocks when it is first called
             self._parameters = tables(self._parts)
         for path, parameter in self._parameters:
-            for array in parameter._data or ():
+            for array in arrays_of(parameter):
                 if array.shape == shape and array.stype == "default":
                     self._known.setdefault((memory(array), shape), path)
 

@@ -10,12 +10,22 @@ import numpy as np
 
 from embgrad.arrays import owned
 from embgrad.backend import ParameterValues, TableRest, Weight
+from embgrad.backend.table_rests import table_rests
 from embgrad.calling import as_parts
 from embgrad.locks import model_lock
 from embgrad_gluon import bert
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.scopes import scope_paths
-from embgrad_gluon.walk import all_blocks, block_names, memory, named_blocks, named_parameters, table_path, unique_names
+from embgrad_gluon.walk import (
+    all_blocks,
+    arrays_of,
+    block_names,
+    memory,
+    named_blocks,
+    named_parameters,
+    table_path,
+    unique_names,
+)
 
 __all__ = ["FrozenTwins", "TableParameters", "alone", "array_of", "trainable", "values_of", "weights"]
 
@@ -27,7 +37,7 @@ def trainable(parts: Sequence[Any]) -> dict[str, Any]:
 
 def array_of(parameter: Any) -> Any:
     """The array that the parameter's uses are recorded with; None where it has none yet."""
-    return parameter._data[0] if parameter._data else None  # not `data()`, which may drop out, or ask a trainer
+    return next(iter(arrays_of(parameter)), None)
 
 
 def values_of(parameter: Any, gradient: np.ndarray | None) -> ParameterValues:
@@ -44,8 +54,8 @@ class FrozenTwins:
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
-        frozen = (p for p in unique_names(parts).values() if p.grad_req == "null" and p._stype == "default")
-        self._frozen = {memory(array): array for p in frozen for array in p._data or ()}
+        frozen = [array for p in unique_names(parts).values() if p.grad_req == "null" for array in arrays_of(p)]
+        self._frozen = {memory(array): array for array in frozen if array.stype == "default"}
         self._shapes = {array.shape for array in self._frozen.values()}
         self._twins: dict[int, Any] = {}
 
@@ -82,36 +92,25 @@ class TableParameters:
         twins: of those that are frozen.
 
     Attributes:
-        arrays: the arrays at which the tables' gradients are taken, each once.
+        arrays: by name the arrays at which the tables' gradients are taken, each once.
     """
 
     def __init__(self, parts: Sequence[Any], tables: Mapping[str, Any], twins: FrozenTwins) -> None:
-        self.arrays: list[Any] = []
-        self._places: dict[str, list[int]] = {}
+        self.arrays: dict[str, Any] = {}
         self._names: dict[str, tuple[str, ...]] = {}
-        named = [(name, p) for name, p in named_parameters(parts) if p._stype == "default" and p._data]
+        named = named_parameters(parts)
         for key, table in tables.items():
-            sharing = [(name, p) for name, p in named if any(_is_same(one, table) for one in p._data)]
+            sharing = [(name, p) for name, p in named if any(_is_same(array, table) for array in arrays_of(p))]
             if sharing:
                 self._names[key] = _own_first(key, [name for name, _ in sharing], trainable(parts))
-                arrays = [array_of(p) for _, p in sharing if p.grad_req != "null"]
-                twin = twins.used(memory(table))
-                self._places[key] = [self._place(array) for array in (*arrays, *([] if twin is None else [twin]))]
+            for name, parameter in sharing:
+                array = twins.used(memory(table)) if parameter.grad_req == "null" else array_of(parameter)
+                if array is not None and not any(array is known for known in self.arrays.values()):
+                    self.arrays[name] = array
 
     def rests(self, gradients: Sequence[np.ndarray | None]) -> dict[str, TableRest]:
-        """By key what reaches the tables, of the gradients of `arrays`."""
-        rests = {}
-        for key, names in self._names.items():
-            found = [gradients[place] for place in dict.fromkeys(self._places[key])]
-            there = [one for one in found if one is not None]
-            rests[key] = TableRest(np.sum(there, axis=0) if there else None, names)
-        return rests
-
-    def _place(self, array: Any) -> int:
-        known = next((place for place, one in enumerate(self.arrays) if one is array), None)
-        if known is None:
-            self.arrays.append(array)
-        return len(self.arrays) - 1 if known is None else known
+        """Return by the lookups' keys what else reaches their tables, from the gradients at `arrays`; none gives no gradient."""
+        return table_rests(self._names, dict(zip(self.arrays, gradients, strict=False)))
 
 
 def _own_first(key: str, names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:
@@ -122,7 +121,7 @@ def _own_first(key: str, names: Sequence[str], known: Mapping[str, Any]) -> tupl
 
 
 def _is_same(array: Any, table: Any) -> bool:
-    return bool(array.shape == table.shape and memory(array) == memory(table))
+    return bool(array.stype == "default" and array.shape == table.shape and memory(array) == memory(table))
 
 
 # Weights

@@ -233,7 +233,7 @@ def are_drawn_in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
     symbols = [recorded_symbol(array) for array in drawn]
     if any(symbol is None for symbol in symbols):
         return False
-    ran = [symbol.list_outputs()[0].rpartition("_output")[0] for symbol in symbols]
+    ran = [symbol.name for symbol in symbols]
     graphs = [_named_operators(symbol.debug_str()) for symbol in map(recorded_symbol, outputs) if symbol is not None]
     return list(dict.fromkeys(name for graph in graphs for _, name in graph if name in set(ran))) == ran
 

@@ -139,7 +139,7 @@ class _Wanted:
         if request.tables:
             tables = {key: forward.tables[key] for key in keys if key in forward.tables}
             self._tables = TableParameters(parts, tables, forward.twins)
-        self.arrays = [*self._arrays.values(), *(self._tables.arrays if self._tables is not None else ())]
+        self.arrays = [*self._arrays.values(), *(self._tables.arrays.values() if self._tables is not None else ())]
 
     def values(self, pulled: Sequence[Pulled]) -> dict[str, ParameterValues] | None:
         """Return the parameters' gradients by name; None where they are not asked for."""
@@ -152,8 +152,7 @@ class _Wanted:
         """Return by key the gradients that reach the tables in other ways; None where they are not asked for."""
         if self._tables is None:
             return None
-        others = pulled[0].others if pulled else [None] * len(self.arrays)
-        return self._tables.rests(others[len(self._arrays) :])
+        return self._tables.rests(pulled[0].others[len(self._arrays) :] if pulled else ())
 
 
 def _run_forward(

@@ -13,7 +13,7 @@ from embgrad.locks import model_lock
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation
 from embgrad_gluon.pullback import are_drawn_in_order
-from embgrad_gluon.walk import all_blocks, all_parameters, same_bits
+from embgrad_gluon.walk import all_blocks, all_parameters, arrays_of, same_bits
 
 __all__ = ["DRAWING", "Attributes", "Draws", "as_found", "drawing_nothing"]
 
@@ -52,7 +52,7 @@ def as_found(parts: Sequence[Any], *, training: bool) -> Iterator[None]:
 def _buffers(parts: Sequence[Any], training: bool) -> list[tuple[Any, Any]]:
     """Return the arrays that a model may change itself, those without a gradient, with copies."""
     frozen = [p for p in all_parameters(parts) if p.grad_req == "null"]
-    arrays = [array for p in frozen for array in p._data or () if array.stype == "default"]
+    arrays = [array for p in frozen for array in arrays_of(p) if array.stype == "default"]
     return [(array, array.copy()) for array in arrays if training or array.size <= LARGEST_BUFFER]
 
 

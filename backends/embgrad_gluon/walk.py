@@ -12,8 +12,26 @@ import numpy as np
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
-    *("all_blocks", "all_parameters", "block_names", "input_names", "is_recorded", "memory", "named_blocks"),
-    *("named_parameters", "paths", "recorded_symbol", "same_bits", "table_path", "tables", "unique_names"),
+    *(
+        "all_blocks",
+        "all_parameters",
+        "arrays_of",
+        "block_names",
+        "contexts_of",
+        "input_names",
+        "is_recorded",
+        "memory",
+    ),
+    *(
+        "named_blocks",
+        "named_parameters",
+        "paths",
+        "recorded_symbol",
+        "same_bits",
+        "table_path",
+        "tables",
+        "unique_names",
+    ),
 ]
 
 
@@ -34,6 +52,19 @@ def all_parameters(parts: Sequence[Any]) -> list[Any]:
     blocks = all_blocks(parts)
     held = [p for block in blocks for p in (*block.params.values(), *block._reg_params.values())]
     return list({id(p): p for p in held}.values())
+
+
+def arrays_of(parameter: Any) -> list[Any]:
+    """Return a parameter's arrays, one for each context; none before it is initialized."""
+    return list(parameter._data or ())  # `data()` may drop out (gluonnlp), and `list_data()` refuses row-sparse arrays
+
+
+def contexts_of(parameter: Any) -> list[Any]:
+    """Return the contexts on which a parameter is or will be initialized; none before `initialize`."""
+    try:
+        return list(parameter.list_ctx())
+    except RuntimeError:
+        return []
 
 
 def named_blocks(parts: Sequence[Any]) -> Iterator[tuple[str, Any]]:
