@@ -35,45 +35,45 @@ class GluonBackend:
     }
 
     def owns(self, part: object) -> bool:
-        """Whether it is a Gluon Block, told by its type; imports nothing."""
+        """Return whether an object is a Gluon Block, by its type's name; MXNet is not imported."""
         return any(
             (kind.__module__, kind.__qualname__) == ("mxnet.gluon.block", "Block") for kind in type(part).__mro__
         )
 
     def versions(self) -> Mapping[str, str]:
-        """MXNet's version, and gluonnlp's where it is in use."""
+        """Return MXNet's version, and gluonnlp's where it is imported."""
         import_mxnet()
         return {name: str(sys.modules[name].__version__) for name in ("mxnet", "gluonnlp") if name in sys.modules}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """What a forward pass reaches, in order."""
+        """Return the points that a forward pass reaches, in order."""
         return run.points(model, batch, call)
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """One forward pass, and a pullback for each set of cotangents."""
+        """Run one forward pass, and a pullback for each set of cotangents."""
         return run.run(model, batch, request)
 
     def bert(self, config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
-        """A `gluonnlp.model.BERTModel` of this configuration, and where its weights go."""
+        """Build a `gluonnlp.model.BERTModel` of this configuration; return it and where its weights go."""
         return bert.build(config)
 
     def bert_targets(self, model: Any) -> list[WeightTarget] | None:
-        """Where the weights of a checkpoint go in an existing BERT; None for another model."""
+        """Return where a checkpoint's weights go in an existing BERT; None for another model."""
         return bert.targets(model)
 
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
-        """While it is open, the user's own recorded passes through the model in this thread are told to the listener."""
+        """Report the user's own recorded passes through the model in this thread to the listener while it is open."""
         return capture.capture(model, listener)
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """The floating parameters, trainable or not."""
+        """Return the floating parameters, trainable or not."""
         return parameters.weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Meanwhile no other thread runs the model, or a part of it."""
+        """Keep other threads from running the model, or a part of it, while it is open."""
         return parameters.alone(model)
 
     def paths(self, model: Any) -> Collection[str]:
-        """The attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
+        """Return the attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
         parts = as_parts(model)
         return [*walk.paths(parts), *scopes.scope_paths(parts)]

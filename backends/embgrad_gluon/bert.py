@@ -1,4 +1,4 @@
-"""gluonnlp's BERT: built from a Hugging Face configuration, and the names of what it returns."""
+"""Builds gluonnlp's BERT from a Hugging Face configuration, and names its weights and outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embgrad_gluon.walk import arrays_of, unique_names
 
 __all__ = ["build", "is_stack", "output_names", "putter", "sources", "targets"]
 
-#: What Hugging Face's configuration means where it says nothing.
+#: The defaults of Hugging Face's configuration.
 DEFAULTS: Final[Mapping[str, Any]] = {
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
@@ -58,7 +58,7 @@ TABLES: Final[Mapping[str, str]] = {
 
 
 def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
-    """A `gluonnlp.model.BERTModel` of this configuration, on the CPU, and where its weights go.
+    """Build a `gluonnlp.model.BERTModel` of this configuration on the CPU; return it and where its weights go.
 
     Raises:
         UnsupportedError: gluonnlp has no such BERT.
@@ -68,15 +68,15 @@ def build(config: Mapping[str, Any]) -> tuple[Any, list[WeightTarget]]:
     mx, model = import_mxnet(), _model(known)
     model.initialize(mx.init.Zero(), ctx=mx.cpu())
     with mx.autograd.pause():
-        one = mx.nd.zeros((1, 1))
-        model(one, one, mx.nd.ones((1,)))  # the first call tells the layers their sizes
+        ids = mx.nd.zeros((1, 1))
+        model(ids, ids, mx.nd.ones((1,)))  # the first call gives the layers their sizes
     known_targets = targets(model)
     assert known_targets is not None, "a model of this class has these parameters"
     return model, known_targets
 
 
 def targets(model: Any) -> list[WeightTarget] | None:
-    """Where the weights of a checkpoint go in a gluonnlp BERT of the form that `build` gives; None for another model."""
+    """Return where a checkpoint's weights go in a gluonnlp BERT of the form that `build` makes; None for another model."""
     if not is_stack(model):
         return None
     parameters = unique_names([model])
@@ -87,7 +87,7 @@ def targets(model: Any) -> list[WeightTarget] | None:
 
 
 def output_names(model: Any) -> tuple[str, ...]:
-    """The names of what a gluonnlp BERT returns by position; none for another model."""
+    """Return the names of the outputs that a gluonnlp BERT returns in order; none for another model."""
     if not _is_bert(model):
         return ()
     returned = {
@@ -101,7 +101,7 @@ def output_names(model: Any) -> tuple[str, ...]:
 
 
 def is_stack(model: Any) -> bool:
-    """Whether it is a BERT of gluonnlp's with the layers that `build` makes, whatever heads it has."""
+    """Return whether a model is a gluonnlp BERT with the layers that `build` makes, whatever heads it has."""
     return _is_bert(model) and hasattr(model.encoder, "transformer_cells")
 
 
@@ -152,7 +152,7 @@ def _inexpressible(name: str, known: Mapping[str, Any], expected: str) -> Unsupp
 
 
 def sources(layers: int) -> dict[str, str]:
-    """gluonnlp's name of each parameter → Hugging Face's."""
+    """Return by gluonnlp's name of each parameter Hugging Face's."""
     modules = dict(OUTER)
     for layer in range(layers):
         modules |= {f"encoder.transformer_cells.{layer}.{a}": f"encoder.layer.{layer}.{b}" for a, b in INNER.items()}
@@ -168,7 +168,7 @@ def _target(source: str, native: str, parameter: Any) -> WeightTarget:
 
 
 def putter(parameter: Any) -> Callable[[np.ndarray], None]:
-    """What takes values into a parameter's own arrays."""
+    """Return a function that writes values into a parameter's own arrays."""
 
     def put(value: np.ndarray) -> None:
         mx = import_mxnet()

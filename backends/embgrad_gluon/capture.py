@@ -1,4 +1,4 @@
-"""Reports the user's own passes through a model to a listener: those under `autograd.record`, and the gradients at its points."""
+"""Reports the user's own passes through a model under `autograd.record`, and the gradients at its points, to a listener."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ __all__ = ["capture"]
 
 @contextlib.contextmanager
 def capture(model: Any, listener: Listener) -> Iterator[None]:
-    """While it is open, the user's own recorded passes through the model in this thread are told to the listener.
+    """Report the user's own recorded passes through the model in this thread to the listener while it is open.
 
     Raises:
         NoGradientError: on leaving, where the model was called, but never under `autograd.record`.
+        UnsupportedError: on leaving, where a backward pass was not intercepted.
     """
-    one = _Capture(model, listener)
+    capturing = _Capture(model, listener)
     captures = _state.captures
     with (
         calling(_on_call),
@@ -50,33 +51,33 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         at_cached_graphs(_on_cached_graph),
         hearing(_marks, _expect_right, _begin_anew),
     ):
-        captures.append(one)
+        captures.append(capturing)
         try:
             yield
         finally:
-            captures.remove(one)
+            captures.remove(capturing)
             _begin_anew()
-    if any(marks.is_unheard() for marks in one.marks):
+    if any(marks.is_unheard() for marks in capturing.marks):
         raise UnsupportedError(
             "a backward pass came to the point by a function of autograd's that was imported by its name before the capture, "
             "which embgrad does not hear of: expected loss.backward(), mxnet.autograd.backward(...) or mxnet.autograd.grad(...)"
         )
-    if one.unrecorded and not one.recorded:
+    if capturing.unrecorded and not capturing.recorded:
         raise NoGradientError(
-            f"the model was called {one.unrecorded} time(s) while the capture was open, and never under autograd.record(), "
+            f"the model was called {capturing.unrecorded} time(s) while the capture was open, and never under autograd.record(), "
             "without which MXNet has no gradient: expected the training loop inside of the capture"
         )
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward pass through a model that is captured.
+    """A forward pass through a captured model.
 
     Attributes:
-        taps: where it is taken down.
-        modules: its blocks.
-        graphs: what were blocks in its SymbolBlocks.
-        handlers: by the operators' names, of its lookups.
+        taps: records the pass.
+        modules: the model's blocks.
+        graphs: the name scopes of its SymbolBlocks.
+        handlers: the handlers of its lookups by the operators' names.
     """
 
     taps: Taps
@@ -86,14 +87,14 @@ class _Pass:
 
 
 class _Capture:
-    """One capture that is open.
+    """An open capture.
 
     Attributes:
         model: the model.
-        current: the pass that is under way.
-        recorded: the number of passes that were recorded.
-        unrecorded: the number of those that were not.
-        marks: those of the passes that may still be pulled back.
+        current: the pass that is under way, or None.
+        recorded: the number of recorded passes.
+        unrecorded: the number of other passes.
+        marks: the marks of the passes that may still be pulled back.
     """
 
     def __init__(self, model: Any, listener: Listener) -> None:
@@ -106,13 +107,13 @@ class _Capture:
         self._tables = Tables([model])
         self._children = {id(block): path for path, block in reversed([*named_blocks([model])]) if block is not model}
 
-    def beside(self, block: Any) -> None:
+    def report_outside(self, block: Any) -> None:
         """Tell the listener of a block of the model that is called under `autograd.record`, outside of any call of the model."""
         if self.current is None and id(block) in self._children:
             self._listener.outside(self._children[id(block)])
 
     def begin(self, args: tuple[Any, ...], proceed: Callable[..., Any]) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         self.recorded += 1
 
         def discover(batch: TokenBatch) -> Sequence[Point]:
@@ -128,16 +129,16 @@ class _Capture:
         handlers = Lookups(self._tables, taps, cut=False).handlers()
         self.current = _Pass(taps, Modules([self.model], taps), GraphPoints(taps), handlers)
 
-    def end(self, one: _Pass) -> None:
-        """It ended. What went on is not held: it would keep the graph."""
-        kept = one.taps.kept
+    def end(self, ended: _Pass) -> None:
+        """End a pass. Of its arrays only the marks are held: the values that went on would keep the graph."""
+        kept = ended.taps.kept
         for key in kept:
-            one.taps.expect_unwritten(key)
+            ended.taps.expect_unwritten(key)
         values = {key: owned(entry.gone_on.asnumpy()) for key, entry in kept.items()}
         dtype = next((GluonArrays().dtype(entry.gone_on) for entry in kept.values()), "float32")
-        told = self._listener.end(one.taps.watch, values, dtype)
+        passed = self._listener.end(ended.taps.watch, values, dtype)
         marks = {key: entry.mark for key, entry in kept.items()}
-        self.marks.append(Marks(self._listener, told, marks, self.marks))
+        self.marks.append(Marks(self._listener, passed, marks, self.marks))
 
 
 @dataclass
@@ -146,9 +147,9 @@ class _State(threading.local):
 
     Attributes:
         captures: those that are open.
-        guards: what is wrong in what was recorded while they are.
-        draws: while a hybridised block runs operator by operator, what it draws.
-        resting: nothing is looked at.
+        guards: the operators of a wrong gradient that were recorded meanwhile.
+        draws: while a hybridised block runs operator by operator, the random numbers that it draws; else None.
+        resting: nothing is watched, because the running pass is not the user's.
     """
 
     captures: list[_Capture] = field(default_factory=list)
@@ -157,7 +158,7 @@ class _State(threading.local):
     resting: bool = False
 
     def active(self) -> list[_Pass]:
-        """The passes that are under way."""
+        """Return the passes that are under way."""
         return [] if self.resting else [one.current for one in self.captures if one.current is not None]
 
 
@@ -165,7 +166,7 @@ _state = _State()
 
 
 def _marks() -> list[Marks]:
-    """The marks that a backward pass may reach."""
+    """Return the marks that a backward pass may reach."""
     return [marks for one in _state.captures for marks in one.marks]
 
 
@@ -174,13 +175,12 @@ def _expect_right(way: Way, training: bool) -> None:
 
 
 def _begin_anew() -> None:
-    """What was recorded is gone where nothing is left to be reached."""
+    """Forget the guards where no mark is left to be reached."""
     if not _marks() and not _state.active():
         _state.guards = Guards()
 
 
-# What is watched
-
+# Calls, operators and cached graphs
 
 _WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *DRAWING)))
 
@@ -194,7 +194,7 @@ def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> 
     elif not _state.resting and import_mxnet().autograd.is_recording():
         for one in _state.captures:
             if one.model is not block:
-                one.beside(block)
+                one.report_outside(block)
     if not starting and not _state.active():
         return proceed(*args)
     try:
@@ -225,14 +225,14 @@ def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) ->
             proceed = functools.partial(under_way.handlers[name], operation, proceed)
     if name == "Pooling" and _state.draws is not None:  # arrays are views where the graph's are not
         expect_no_view(operation)
-    gave = proceed()
+    returned = proceed()
     if _state.draws is not None and name in DRAWING:
-        _state.draws.record(operation, gave)
-    return gave
+        _state.draws.record(operation, returned)
+    return returned
 
 
 def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> Any:
-    """A block that holds the model, is inside of it or comes after it runs operator by operator, so that all is seen."""
+    """Run a block that holds the model, is inside of it or comes after it operator by operator, so that all is seen."""
     if _state.resting or not import_mxnet().autograd.is_recording() or not _is_watched(block):
         return original(block, *args)
     if block._backend:
@@ -256,7 +256,7 @@ def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> An
 
 @contextlib.contextmanager
 def _within(block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
-    """What is called for the values of a SymbolBlock's graph by all passes that are under way, one after the other."""
+    """Yield the function that passes a value of a SymbolBlock's graph through all passes that are under way, or None."""
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(one.graphs.within(block, args)) for one in _state.active()]
         asking = [on_value for on_value in opened if on_value is not None]
@@ -277,10 +277,12 @@ def _is_watched(block: Any) -> bool:
 
 
 def _expect_initialised(model: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """A pass beside the user's own may not draw parameters before other numbers that the user's would have drawn first.
+    """Refuse a model whose parameters wait for their shapes: a pass beside the user's own would draw them before their turn.
+
+    A hybridised model draws them before anything else, and is initialized here.
 
     Raises:
-        UnsupportedError: it would.
+        UnsupportedError: parameters wait.
     """
     if getattr(model, "_active", False):
         _initialise(model, call, args)
@@ -292,7 +294,7 @@ def _expect_initialised(model: Any, call: Callable[..., Any], args: tuple[Any, .
 
 
 def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """A hybridised block draws all parameters that wait for their shapes before anything else: in its own order."""
+    """Call a block whose parameters wait for their shapes once, unrecorded, so that it draws them in its own order."""
     if _waits(block):
         before, _state.resting = _state.resting, True
         try:
@@ -318,14 +320,14 @@ class Marks:
     """The arrays that were marked in one forward pass.
 
     Attributes:
-        listener: is told of the gradients.
-        told: what it gave for the pass.
-        arrays: by the points' keys, marked.
-        among: where these are held as long as a backward pass may come to them.
+        listener: gets the gradients.
+        passed: the listener's object for the pass.
+        arrays: the marked arrays by the points' keys.
+        among: the list that holds these marks as long as a backward pass may reach them.
     """
 
     listener: Listener
-    told: Any
+    passed: Any
     arrays: Mapping[str, Any]
     among: list[Marks] = field(repr=False)
 
@@ -350,10 +352,10 @@ class _Reached:
 def hearing(
     marks: Callable[[], Sequence[Marks]], expect_right: Callable[[Way, bool], None], heard: Callable[[], None]
 ) -> Iterator[None]:
-    """This thread's backward passes are heard of.
+    """Intercept this thread's backward passes while it is open.
 
     Args:
-        marks: gives those that may be reached.
+        marks: returns the marks that may be reached.
         expect_right: refuses a way to some of them, by the mode of the backward pass.
         heard: is called after a backward pass that reached some.
     """
@@ -368,7 +370,7 @@ def hearing(
         for one in marks():
             one.heard()
         if reached:
-            _tell(reached, [one.array.grad for one in reached], heard, keep=bool(bound["retain_graph"]))
+            _report(reached, [one.array.grad for one in reached], heard, keep=bool(bound["retain_graph"]))
         return returned
 
     def compute(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -380,7 +382,7 @@ def hearing(
         variables = [given] if isinstance(given, import_mxnet().nd.NDArray) else list(given)
         found = original(**{**bound, "variables": [*variables, *(one.array for one in reached)]})
         keep = bound["create_graph"] if bound["retain_graph"] is None else bound["retain_graph"]
-        _tell(reached, found[len(variables) :], heard, keep=bool(keep))
+        _report(reached, found[len(variables) :], heard, keep=bool(keep))
         return found[: len(variables)]
 
     with _backward.by(pull), _method.by(pull), _grad.by(compute):
@@ -416,14 +418,14 @@ def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], N
     return reached
 
 
-def _tell(reached: Sequence[_Reached], gradients: Sequence[Any], heard: Callable[[], None], *, keep: bool) -> None:
-    """Each listener is told once of all that it is to hear."""
-    told: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
+def _report(reached: Sequence[_Reached], gradients: Sequence[Any], heard: Callable[[], None], *, keep: bool) -> None:
+    """Pass the gradients of one backward pass to the listeners, each once."""
+    steps: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
     for one, gradient in zip(reached, gradients, strict=True):
-        _, entries = told.setdefault(id(one.marks.listener), (one.marks.listener, []))
-        entries.append((one.marks.told, one.key, owned(gradient.asnumpy())))
+        _, entries = steps.setdefault(id(one.marks.listener), (one.marks.listener, []))
+        entries.append((one.marks.passed, one.key, owned(gradient.asnumpy())))
         if not keep and one.marks in one.marks.among:  # its graph is gone
             one.marks.among.remove(one.marks)
     heard()
-    for listener, entries in told.values():
+    for listener, entries in steps.values():
         listener.step(entries)

@@ -1,4 +1,8 @@
-"""Keeps MXNet's operators from giving a wrong gradient without a word: cured where that can be, and else refused."""
+"""Cures the operators of MXNet whose gradient is silently wrong, and refuses those that have no cure.
+
+Each cure says beside its code what MXNet does wrong; `tests/gluon/test_silent_errors.py`, `test_layers.py` and
+`test_rewriting.py` hold each of them against finite differences.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ OWN: Final = "gives its input a gradient of its own in place of the objective's"
 ZERO: Final = "has the gradient zero in MXNet, which is wrong"
 OTHER: Final = "has a wrong gradient in MXNet"
 
-#: Operators whose gradient is not that of their value. Those that are replaced by others are here too, so that one that
-#: escapes is noticed.
+#: Operators whose gradient is not that of their value, with the reason. Replaced operators are listed as well, so that one
+#: that escapes its replacement is refused.
 WRONG: Final[Mapping[str, str]] = {
     **dict.fromkeys(("LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"), OWN),
     **dict.fromkeys(("IdentityAttachKLSparseReg", "MakeLoss", "SVMOutput", "SoftmaxOutput", "make_loss"), OWN),
@@ -42,14 +46,14 @@ Proceed = Callable[[], Any]
 
 
 class Cures:
-    """What is done to operators in one recorded forward pass.
+    """The cures of the operators in one recorded forward pass.
 
     Args:
         training: the mode of the pass, and of the pullbacks after it.
         parameters: whether gradients of parameters are asked for.
 
     Attributes:
-        also: arrays whose gradient must be asked for along with those of the points.
+        also: arrays whose gradients must be computed along with those of the points, so that the latter are right.
     """
 
     def __init__(self, training: bool, *, parameters: bool = False) -> None:
@@ -58,7 +62,7 @@ class Cures:
         self._parameters = parameters
 
     def handlers(self) -> dict[str, Handler]:
-        """By the operators' names."""
+        """Return the handlers of the cured operators by name."""
         return {
             "BatchNorm": self._batch_norm,
             "Deconvolution": self._deconvolution,
@@ -72,11 +76,13 @@ class Cures:
         }
 
     def _rnn(self, operation: Operation, proceed: Proceed) -> Any:
-        """The native fused layers compute some gradients wrongly unless others are asked for along with them.
+        """Run a recurrent layer so that the gradients of its input and state are right.
 
-        That of a GRU's and a vanilla RNN's input and state needs a parameter's, and that of the state of several layers the
-        input's. So zeros are added to both, and their gradients are asked for. The native kernel also drops out in
-        evaluation mode.
+        MXNet's native kernel, which runs every float64 layer, skips work where a gradient is not asked for, and then gives
+        others wrongly: a GRU's and a vanilla RNN's input and state need a gradient of the parameters, and the state of several
+        layers needs that of the input. A zero is therefore added to the input and to the parameters, and its gradient asked
+        for. The kernel also applies dropout in evaluation mode, where its rate is set to 0. The gradient of a GRU with dropout
+        between its layers is wrong in any case, and refused.
         """
         training, mode = import_mxnet().autograd.is_training(), operation.attributes.get("mode")
         if not training:
@@ -92,7 +98,7 @@ class Cures:
         return proceed()
 
     def _with_zero(self, given: Any) -> Any:
-        """The array plus a zero whose gradient, the sum of the array's, is asked for."""
+        """Return the array plus a zero whose gradient, the sum of the array's, is asked for."""
         mx = import_mxnet()
         array = given.as_nd_ndarray()
         with mx.autograd.pause():
@@ -102,20 +108,33 @@ class Cures:
         return mx.nd.broadcast_add(array, zero)
 
     def _fully_connected(self, operation: Operation, proceed: Proceed) -> Any:
-        """The gradient of its bias is what lay in memory unless that of its weight, which is frozen here, is asked for too."""
+        """Run a dense layer so that the gradient of its bias is right.
+
+        Beside a frozen weight MXNet leaves the bias's gradient unwritten, and what lay in memory is returned. A zero added to
+        the weight has its gradient computed.
+        """
         if self._parameters and len(operation.inputs) > 2 and operation.inputs[1].grad is None:
             operation.inputs[1] = self._with_zero(operation.inputs[1])
         return proceed()
 
     def _deconvolution(self, operation: Operation, proceed: Proceed) -> Any:
-        """oneDNN's gradient of its weight fails in `autograd.grad`, and breaks the process; MXNet's own kernel is float64's."""
+        """Run a transposed convolution in float64 where its weight's gradient is asked for.
+
+        oneDNN, which runs it in float32, fails at that gradient in `autograd.grad` and breaks the process. MXNet's own kernel
+        runs it in float64.
+        """
         if not self._parameters or operation.inputs[0].dtype != np.float32 or operation.out is not None:
             return proceed()
         operation.inputs = [array.astype("float64") for array in operation.inputs]
         return proceed().astype("float32")
 
     def _batch_norm(self, operation: Operation, proceed: Proceed) -> Any:
-        """Batch norm goes by the mode of the pullback, not by that in which it ran; and moves its averages in it."""
+        """Run batch norm so that its gradient belongs to the mode in which it ran.
+
+        MXNet computes the gradient in the mode of the pullback, whatever the mode of the forward pass, and moves the running
+        averages during the pullback. In evaluation mode inside a training pass it is told to use its averages; in training
+        mode inside an evaluation pass it is refused; in training mode it gets copies of its averages to move.
+        """
         mx = import_mxnet()
         if not mx.autograd.is_training():
             if self._training:
@@ -131,7 +150,10 @@ class Cures:
         return proceed()
 
     def _batch_norm_with_relu(self, operation: Operation, proceed: Proceed) -> Any:
-        """In evaluation mode it has lost where it cut off, and its gradient is wrong: those of its two parts are not."""
+        """Run batch norm and ReLU one after the other in evaluation mode.
+
+        The fused operator has then lost where ReLU cut off, and its gradient is wrong.
+        """
         mx = import_mxnet()
         if mx.autograd.is_training() or operation.out is not None:
             return self._batch_norm(operation, proceed)
@@ -142,26 +164,30 @@ class Cures:
 
 
 def _drops_between_layers(operation: Operation) -> bool:
-    """Whether a recurrent operator drops out between its layers in training mode."""
+    """Return whether a recurrent operator applies dropout between its layers in training mode."""
     return float(operation.attributes.get("p", 0)) > 0 and int(operation.attributes.get("num_layers", 1)) > 1
 
 
 def _is_native(array: Any) -> bool:
-    """Whether MXNet's own kernel runs a recurrent layer: oneDNN has none but float32, and can be switched off."""
+    """Return whether MXNet's own kernel runs a recurrent layer: oneDNN runs float32 alone, and can be switched off."""
     switches = ("MXNET_MKLDNN_ENABLED", "MXNET_USE_MKLDNN_RNN")
     off = any(os.environ.get(switch, "1") == "0" for switch in switches)
     return array.ctx.device_type == "cpu" and (off or array.dtype != np.float32)
 
 
 def _pooling(operation: Operation, proceed: Proceed) -> Any:
-    """Max pooling that was recorded in evaluation mode has no record of where the maxima were; nor has that of a view."""
+    """Run max pooling in training mode, on memory of its own.
+
+    In evaluation mode oneDNN does not record where the maxima were, and its gradient is garbage. Pooling has no other
+    difference between the modes.
+    """
     expect_no_view(operation)
     with import_mxnet().autograd.train_mode():
         return proceed()
 
 
 def expect_no_view(operation: Operation) -> None:
-    """What has its maxima taken has memory of its own: of another array's (x.reshape(...), x[1]) oneDNN loses where they were."""
+    """Copy the input of max pooling: of a view (`x.reshape(...)`, `x[1]`) oneDNN does not record where the maxima were."""
     if operation.attributes.get("pool_type", "max") != "max":
         return
     array = operation.inputs[0]
@@ -169,7 +195,11 @@ def expect_no_view(operation: Operation) -> None:
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
-    """SELU has a wrong gradient below zero, and ELU has not. Randomised leaky ReLU has a wrong one in evaluation mode."""
+    """Run SELU by ELU, and randomised leaky ReLU in evaluation mode by leaky ReLU of the mean slope.
+
+    MXNet's gradient of SELU is wrong below zero, and that of the randomised form is wrong in evaluation mode; in training
+    mode the latter crashes the process, and is refused.
+    """
     mx, attributes = import_mxnet(), operation.attributes
     if attributes.get("act_type") == "selu":
         attributes.update(act_type="elu", slope=SELU_ALPHA)
@@ -188,22 +218,21 @@ def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
 
 # Operators in terms of others, of the same value, whose gradient is right
 
-
 #: MXNet counts places in float32, which holds whole numbers up to this one.
 LAST_PLACE: Final = 1 << 24
 
 
 def _where(operation: Operation, proceed: Proceed) -> Any:
-    """The choice between a number and an array gives the gradient to the wrong entries; between arrays it does not."""
+    """Choose between two arrays: between a number and an array MXNet gives the gradient to the wrong entries."""
     np = import_mxnet().np
     condition, array = operation.inputs
     number = np.full((1,), operation.attributes["scalar"], dtype=array.dtype, ctx=array.ctx)
-    left = operation.name == "_npi_where_lscalar"
+    left = "lscalar" in operation.name
     return np.where(condition, number, array) if left else np.where(condition, array, number)
 
 
 def _deviation(operation: Operation, proceed: Proceed) -> Any:
-    """Variance and standard deviation have the gradient zero: they are computed from means."""
+    """Compute variance and standard deviation from means: MXNet's own have the gradient zero."""
     if operation.out is not None:
         return proceed()
     np, attributes = import_mxnet().np, operation.attributes
@@ -214,11 +243,11 @@ def _deviation(operation: Operation, proceed: Proceed) -> Any:
     mean = np.mean(squares, axis=axis, keepdims=keepdims)
     count = array.size // max(mean.size, 1)
     variance = mean * (count / (count - attributes.get("ddof", 0)))
-    return np.sqrt(variance) if operation.name == "_npi_std" else variance
+    return np.sqrt(variance) if operation.name.endswith("std") else variance
 
 
 def _matmul(operation: Operation, proceed: Proceed) -> Any:
-    """Operands of which one is repeated along an inner axis of batches give it the gradient of some of these alone."""
+    """Repeat the operands along the axes of batches first: a repeated operand gets the gradient of some batches alone."""
     if operation.out is None and min(array.ndim for array in operation.inputs) > 1:
         batches = [array.shape[:-2] for array in operation.inputs]
         shared = np.broadcast_shapes(*batches)
@@ -231,7 +260,7 @@ def _matmul(operation: Operation, proceed: Proceed) -> Any:
 
 
 def _einsum(operation: Operation, proceed: Proceed) -> Any:
-    """An index that comes twice in one operand takes a diagonal, whose gradient goes elsewhere: it is taken before."""
+    """Take diagonals before the sum: the gradient of an index that comes twice in an operand goes to other entries."""
     subscripts = operation.attributes.get("subscripts")
     if not isinstance(subscripts, str):
         return proceed()
@@ -239,7 +268,8 @@ def _einsum(operation: Operation, proceed: Proceed) -> Any:
     terms = left.split(",")
     if not arrow:  # what comes once in all is kept, in the order of the alphabet
         letters = left.replace(",", "").replace(".", "")
-        right = ("..." if "." in left else "") + "".join(sorted(one for one in set(letters) if letters.count(one) == 1))
+        single = sorted(letter for letter in set(letters) if letters.count(letter) == 1)
+        right = ("..." if "." in left else "") + "".join(single)
     if len(terms) != len(operation.inputs):
         return proceed()
     taken = [_diagonal(term, array) for term, array in zip(terms, operation.inputs, strict=True)]
@@ -250,7 +280,7 @@ def _einsum(operation: Operation, proceed: Proceed) -> Any:
 
 
 def _norm(operation: Operation, proceed: Proceed) -> Any:
-    """Norms of matrices that are no sum of squares, and of all numbers but that, have wrong gradients."""
+    """Refuse the norms of matrices other than the root of the sum of squares: their gradients are wrong."""
     axes, order = operation.attributes.get("axis"), operation.attributes.get("ord")
     if operation.attributes.get("flag") == -1 and (axes is None or len(axes) == 2):
         raise UnsupportedError(
@@ -261,13 +291,13 @@ def _norm(operation: Operation, proceed: Proceed) -> Any:
 
 
 def _diagonal(term: str, array: Any) -> tuple[str, Any]:
-    """An operand and its indices, none of which comes twice."""
+    """Return an operand and its indices with each index once, by diagonals."""
     for letter in dict.fromkeys(term.replace(".", "")):
         while term.count(letter) > 1:
             before, _, after = term.partition("...")
-            places = [place for place, one in enumerate(before) if one == letter]
-            places += [array.ndim - len(after) + place for place, one in enumerate(after) if one == letter]
-            array = import_mxnet().np.diagonal(array, axis1=places[0], axis2=places[1])
+            axes = [axis for axis, index in enumerate(before) if index == letter]
+            axes += [array.ndim - len(after) + axis for axis, index in enumerate(after) if index == letter]
+            array = import_mxnet().np.diagonal(array, axis1=axes[0], axis2=axes[1])
             term = term.replace(letter, "", 2) + letter
     return term, array
 
@@ -296,7 +326,7 @@ def _extreme(operation: Operation, proceed: Proceed) -> Any:
 
 
 def _reduced(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
-    """The axes that are kept, and those that are reduced; None where there is nothing to choose, or too much."""
+    """Return the axes that are kept and those that are reduced; None where there is nothing to choose, or too much."""
     given = attributes.get("axis")
     axes: Sequence[int] = () if given is None else given if isinstance(given, (tuple, list)) else (given,)
     reduced = sorted({axis % array.ndim for axis in axes}) if axes else list(range(array.ndim))
@@ -307,20 +337,16 @@ def _reduced(array: Any, attributes: Any) -> tuple[list[int], list[int]] | None:
     return (kept, reduced) if 1 < length <= LAST_PLACE and array.size else None
 
 
-#: By the operators' names.
+#: The handlers of these operators by name.
 _REWRITTEN: Final[dict[str, Handler]] = {
-    "_npi_std": _deviation,
-    "_npi_var": _deviation,
-    "_npi_where_lscalar": _where,
-    "_npi_where_rscalar": _where,
-    "_npi_einsum": _einsum,
-    "_npi_matmul": _matmul,
-    "_npi_norm": _norm,
+    **{f"_npi_{name}": _deviation for name in ("std", "var")},
+    **{f"_npi_{name}": _where for name in ("where_lscalar", "where_rscalar")},
+    **{f"_npi_{name}": handler for name, handler in {"einsum": _einsum, "matmul": _matmul, "norm": _norm}.items()},
     **dict.fromkeys(("max", "min", "_np_max", "_np_min"), _extreme),
 }
 
 
-# Functions of the user's
+# The user's own functions and operators
 
 _calls = Interception(lambda: import_mxnet().autograd.Function, "__call__")
 _made = Interception(lambda: import_mxnet().operator.CustomOp, "__init__")
@@ -329,8 +355,9 @@ _made = Interception(lambda: import_mxnet().operator.CustomOp, "__init__")
 class Functions:
     """The `autograd.Function`s that one forward pass calls, and the `CustomOp`s that it makes.
 
-    MXNet calls their `backward` from C, in a thread of its own. Of an Exception it makes an error that names none of it; of
-    Ctrl-C and SystemExit nothing at all, and the gradient is what was in memory.
+    MXNet calls their `backward` from C, in another thread, and swallows what they raise: an Exception becomes an error that
+    does not name it, and after Ctrl-C or SystemExit the gradient is whatever lay in memory. So the first exception is kept
+    here, and `raised` raises it.
     """
 
     def __init__(self) -> None:
@@ -338,13 +365,13 @@ class Functions:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Those that are called meanwhile in this thread are heard of."""
+        """Keep what the functions raise that this thread calls meanwhile."""
         with _calls.by(self._called), _made.by(self._making):
             yield
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise afterwards what one of them raised while their gradients were computed and read."""
+        """Raise on leaving what one of them raised while gradients were computed and read."""
         try:
             yield
         finally:
@@ -354,7 +381,9 @@ class Functions:
     def _called(self, original: Callable[..., Any], function: Any, *inputs: Any) -> Any:
         if type(function).__module__.startswith("embgrad_gluon."):
             return original(function, *inputs)
-        function.backward = self._keeping(function.backward, [(one.shape, one.ctx, one.dtype) for one in inputs])
+        function.backward = self._keeping(
+            function.backward, [(array.shape, array.ctx, array.dtype) for array in inputs]
+        )
         return original(function, *inputs)  # once: MXNet lets no function be called again
 
     def _making(self, original: Callable[..., Any], operator: Any, *given: Any, **named: Any) -> None:
@@ -362,7 +391,7 @@ class Functions:
         operator.backward = self._keeping(operator.backward)  # which writes its gradients, and returns none
 
     def _keeping(self, backward: Callable[..., Any], inputs: Sequence[tuple[Any, Any, Any]] = ()) -> Callable[..., Any]:
-        def kept(*gradients: Any, **named: Any) -> Any:
+        def keeping(*gradients: Any, **named: Any) -> Any:
             try:
                 return backward(*gradients, **named)
             except BaseException as error:
@@ -370,7 +399,7 @@ class Functions:
             zeros = import_mxnet().nd.zeros  # nobody will see them
             return tuple(zeros(shape, context, dtype) for shape, context, dtype in inputs)
 
-        return kept
+        return keeping
 
 
 # The user's own passes
@@ -378,19 +407,22 @@ class Functions:
 #: The forms of batch norm.
 NORMS: Final = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
-#: The operators that are looked at.
+#: The operators that `Guards` looks at.
 GUARDED: Final = (*NORMS, "LeakyReLU", "Pooling", "RNN")
 
 
 class Guards:
-    """Operators in the user's forward passes whose gradient is wrong, as it is in their own training, too."""
+    """The operators in the user's own forward passes whose gradient is wrong there.
+
+    A capture may not change what the user computes, so that nothing is cured: the backward pass is refused.
+    """
 
     def __init__(self) -> None:
         self._wrong: dict[str, str] = {}
         self._norm_modes: set[bool] = set()
 
     def look_at(self, operation: Operation) -> None:
-        """An operator is about to run, while it is recorded."""
+        """Note an operator that is about to run and be recorded."""
         if operation.name in NORMS:
             self._batch_norm(operation)
         elif operation.name == "Pooling":
@@ -408,7 +440,7 @@ class Guards:
             training: the mode of the backward pass.
 
         Raises:
-            UnsupportedError: it is.
+            UnsupportedError: the gradient of one of the operators is wrong.
         """
         wrong = {name: reason for name, reason in WRONG.items() if reason != OWN}  # a loss of its own is the user's
         wrong |= self._wrong

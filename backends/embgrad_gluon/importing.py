@@ -18,16 +18,16 @@ __all__ = ["import_gluonnlp", "import_mxnet"]
 
 
 def import_mxnet() -> Any:
-    """The module `mxnet`; where the user has imported it already, as they left it.
+    """Return the module `mxnet`; where the user has imported it already, as they left it.
 
     Raises:
-        BackendError: NumPy is too new for it, or Python, where no setuptools makes up for it.
+        BackendError: NumPy or Python is too new for it.
     """
     return _imported("mxnet")
 
 
 def import_gluonnlp() -> Any:
-    """The module `gluonnlp`, which imports `mxnet`."""
+    """Return the module `gluonnlp`, which imports `mxnet`."""
     import_mxnet()
     return _imported("gluonnlp")
 
@@ -41,7 +41,7 @@ def _imported(name: str) -> Any:
 
 
 def _expect_numpy_1() -> None:
-    """MXNet reads what NumPy 2.0 removed while it is imported, np.PZERO the first of some ten names, and fails there."""
+    """Refuse NumPy 2, which lacks some ten names that MXNet reads while it is imported, first np.PZERO."""
     if int(np.__version__.partition(".")[0]) > 1:
         raise BackendError(
             f"MXNet cannot be imported with NumPy {np.__version__}, which lacks np.PZERO and other names that it reads: "
@@ -51,7 +51,7 @@ def _expect_numpy_1() -> None:
 
 @contextlib.contextmanager
 def _of_setuptools(name: str) -> Iterator[None]:
-    """Says what brings the modules that Python, or setuptools, once had, and that MXNet and gluonnlp import."""
+    """Explain the failed import of a module that Python or setuptools once had, and that MXNet and gluonnlp import."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -65,7 +65,7 @@ def _of_setuptools(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _numpy_bool() -> Iterator[None]:
-    """MXNet 1.9 reads `numpy.bool` while it is imported, which NumPy 1.24 to 1.26 do not have."""
+    """Give NumPy 1.24 to 1.26 for the time of the import the name `numpy.bool`, which MXNet 1.9 reads."""
     if "bool" in vars(np):
         yield
         return
@@ -78,7 +78,7 @@ def _numpy_bool() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _thread_counts_kept() -> Iterator[None]:
-    """MXNet's import sets OpenMP to one thread, and with it PyTorch, imported before or later."""
+    """Restore the number of OpenMP's threads, which MXNet's import sets to 1, for PyTorch too."""
     openmp = _openmp()
     torch = sys.modules.get("torch")
     before = openmp.omp_get_max_threads() if openmp is not None else 0
@@ -93,7 +93,7 @@ def _thread_counts_kept() -> Iterator[None]:
 
 
 def _openmp() -> Any:
-    """GNU's OpenMP, which MXNet and PyTorch share on Linux; None elsewhere."""
+    """Return GNU's OpenMP, which MXNet and PyTorch share on Linux; None elsewhere."""
     try:
         return ctypes.CDLL("libgomp.so.1")
     except OSError:

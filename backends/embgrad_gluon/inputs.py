@@ -1,4 +1,4 @@
-"""The batch as MXNet's arrays, and the model's arguments in their order."""
+"""Turns the batch into MXNet's arrays, and calls the model with them in the order of its arguments."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRIPLE: Final = ["data0", "data1", "data2"]
 
 
 def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
-    """What the model returns, and what of the batch it could not take.
+    """Call the model on the batch; return its outputs, and the names of the batch's parts that it could not take.
 
     Raises:
-        BatchError: the batch has nothing for an argument of the model's.
-        UnsupportedError: a sequence of parts, and nothing that says how to call them.
+        BatchError: the batch has nothing for an argument of the model.
+        UnsupportedError: the model is a sequence of parts, and no `call` says how to call them.
     """
     convert = _Conversion(all_parameters(parts), len(batch))
     if call is not None:
@@ -48,9 +48,9 @@ def call_model(model: Any, parts: Sequence[Any], batch: TokenBatch, call: Call |
 
 
 def _by_input(block: Any, batch: TokenBatch) -> tuple[list[Any], tuple[str, ...]]:
-    """The arguments of a SymbolBlock, told by its inputs' names, and what of the batch it cannot take.
+    """Return the arguments of a SymbolBlock by its inputs' names, and the names of the batch's parts that it cannot take.
 
-    Gluon's export names the inputs data0, data1 and so on by their places alone: gluonnlp's triple has places, too.
+    Gluon's export names the inputs data0, data1 and so on, by their order alone; gluonnlp's triple goes by that order.
     """
     names = input_names(block)
     if batch.convention == "gluonnlp" and names == TRIPLE:
@@ -71,11 +71,11 @@ def arguments_of(block: Any, args: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 class _Conversion:
-    """NumPy to MXNet, where the model's parameters are.
+    """The conversion from NumPy to MXNet's arrays, in the context of the model's parameters.
 
     Whole numbers become floats of the model's dtype, as Gluon's own data loaders make them: a net that computes with its
-    ids (`x != 0` times activations) needs them so, and a lookup takes them. Models of mx.np, which mix the two, get int32.
-    So do numbers that the float type does not hold.
+    ids (`x != 0` times activations) needs them so, and a lookup takes them. Models of mx.np, which mix the two, get int32, and
+    so do numbers that the float type does not hold.
     """
 
     def __init__(self, parameters: Sequence[Any], examples: int) -> None:
@@ -93,7 +93,7 @@ class _Conversion:
         self._as_numpy = self._mx.util.is_np_array() or any(isinstance(array, self._mx.np.ndarray) for array in data)
 
     def __call__(self, value: Any) -> Any:
-        """The same structure with arrays of MXNet; a list counts as an array where its first axis is the examples.
+        """Return the same structure with MXNet's arrays; a list counts as an array where its first axis is the examples.
 
         Arrays and objects, such as a cache, are copied, never shared: models write into what they are given.
         """
@@ -108,7 +108,7 @@ class _Conversion:
         return copied(value) if array is None else self._native(array)
 
     def _array(self, value: Any) -> np.ndarray | None:
-        """The numbers in it; None where it is something else."""
+        """Return the value as an array of numbers; None where it is something else."""
         if isinstance(value, list) and len(value) == self._examples:
             try:
                 value = np.asarray(value)
@@ -129,7 +129,7 @@ class _Conversion:
 
 
 def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> Any:
-    """An array of MXNet's newer kind (mx.np) or of its older one (mx.nd)."""
+    """Return an array of MXNet's newer kind (mx.np) or of its older one (mx.nd)."""
     mx = import_mxnet()
     with mx.util.np_shape(as_numpy):  # only the newer kind has the shape ()
         made = mx.ndarray.ndarray.array(array, ctx=context, dtype=dtype)  # `mx.nd.array` warns of SciPy's modules
@@ -137,22 +137,22 @@ def to_native(array: np.ndarray, context: Any, dtype: Any, as_numpy: bool) -> An
 
 
 def native_like(values: np.ndarray, array: Any) -> Any:
-    """The values as an array of another one's kind, dtype and place."""
+    """Return the values as an array of another's kind, dtype and context."""
     return to_native(values, array.ctx, array.dtype, isinstance(array, import_mxnet().np.ndarray))
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """What `asnumpy` gave, which is memory of its own, as float32 or float64."""
+    """Return an array of `asnumpy`, which owns its memory, as float32 or float64."""
     return array if array.dtype in (np.float32, np.float64) else owned(array)
 
 
 def is_floating(value: object) -> bool:
-    """Whether it is an array that can have a gradient."""
+    """Return whether a value is an array that can have a gradient."""
     return isinstance(value, import_mxnet().nd.NDArray) and np.dtype(value.dtype).kind == "f"
 
 
 class GluonArrays:
-    """How MXNet's arrays are looked at.
+    """The reading of MXNet's arrays, see `embgrad.answering.Tensors`.
 
     Args:
         training: the mode of the forward pass that they come from.
@@ -165,19 +165,19 @@ class GluonArrays:
         self._training = training
 
     def is_tensor(self, value: object) -> bool:
-        """Whether it is an array of either kind."""
+        """Return whether a value is an array of either kind."""
         return isinstance(value, import_mxnet().nd.NDArray)
 
     def dtype(self, tensor: Any) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
         return str(np.dtype(tensor.dtype))
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """The values in memory of their own; half precision widened. Raises what the operators before it failed with."""
+        """Return the values in memory of their own, half precision widened; raise what the operators before failed with."""
         return widened(tensor.asnumpy())
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
-        """The rows, recorded in the mode that the graph was recorded in."""
+        """Return the rows, recorded in the mode of the graph."""
         mx = import_mxnet()
         places = to_native(np.stack([examples, positions]), tensor.ctx, np.int64, False)
         with mx.autograd.record(train_mode=self._training):
@@ -186,7 +186,7 @@ class GluonArrays:
 
 
 def _parameters(block: Any) -> tuple[Sequence[inspect.Parameter], bool]:
-    """The parameters of the method that says what the model takes, and whether they can be passed by name."""
+    """Return the parameters of the method that declares what the model takes, and whether they can be passed by name."""
     gluon = import_mxnet().gluon
     for owner in type(block).__mro__:
         if owner in (gluon.Block, gluon.HybridBlock):
@@ -207,7 +207,7 @@ def _named(parameters: Sequence[inspect.Parameter]) -> bool:
 
 
 def _positional(parameters: Sequence[inspect.Parameter], plan: CallPlan) -> list[Any]:
-    """Gluon passes arguments on by position only: those that are left out before the last one get their defaults."""
+    """Return the arguments by position, as Gluon passes them on; those left out before the last get their defaults."""
     given = dict(plan.kwargs)
     args = list(plan.args)
     for parameter in parameters[len(args) :]:

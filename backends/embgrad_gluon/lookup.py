@@ -1,4 +1,4 @@
-"""Sees the operators that MXNet runs imperatively in this thread, and among them the lookups."""
+"""Intercepts the operators that MXNet runs imperatively in this thread, and recognises the lookups among them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _invoke = Interception(lambda: import_mxnet().ndarray.register, "_imperative_inv
 
 @dataclass
 class Operation:
-    """One operator that is about to run. A handler may change its inputs and attributes.
+    """An operator that is about to run. A handler may change its inputs and attributes.
 
     Attributes:
         name: the operator's own name, whatever the alias under which it was called.
@@ -44,17 +44,17 @@ class Operation:
     out: Any
 
 
-#: Takes an operation and what runs it; gives the output.
+#: Takes an operation and the function that runs it; returns the output.
 Handler = Callable[[Operation, Callable[[], Any]], Any]
 
 
 @contextlib.contextmanager
 def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] | None = None) -> Iterator[None]:
-    """This thread's operators of these names go to their handlers.
+    """Run this thread's operators of these names by their handlers while it is open.
 
     Args:
         handlers: by the operators' names.
-        substitute: gives what takes the place of an array that an operator of any name takes.
+        substitute: returns the array that an operator of any name takes in place of one of its inputs.
     """
     by_address = {_address(name): (name, handler) for name, handler in handlers.items()}
 
@@ -78,12 +78,12 @@ def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] |
 
 
 def unwatched() -> AbstractContextManager[None]:
-    """While it is open, nobody sees what operators this thread runs."""
+    """Keep the handlers from seeing this thread's operators while it is open."""
     return _invoke.by(lambda original, *given: original(*given)) if _invoke.heard else contextlib.nullcontext()
 
 
 def invoke(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: bool) -> list[Any]:
-    """Runs an operator as the generated function of its name does."""
+    """Run an operator as the generated function of its name does, and return its outputs."""
     mx = import_mxnet()
     as_numpy = as_numpy or mx.base._is_np_op(name)
     keys, values = list(attributes), list(attributes.values())
@@ -93,7 +93,7 @@ def invoke(name: str, inputs: list[Any], attributes: dict[str, Any], as_numpy: b
 
 @functools.cache
 def _address(name: str) -> int:
-    """The operator's handle, by which the generated functions call it; aliases share it."""
+    """Return the operator's handle, by which the generated functions call it; aliases share it."""
     base = import_mxnet().base
     handle = ctypes.c_void_p()
     base.check_call(base._LIB.NNGetOpHandle(base.c_str(name), ctypes.byref(handle)))
@@ -102,10 +102,10 @@ def _address(name: str) -> int:
 
 # Lookups among the operators
 
-#: The operators that may be lookups.
+#: The operators that may be lookups, in the order of `Lookups.handlers`.
 LOOKUPS: Final = ("Embedding", "_contrib_SparseEmbedding", "take", "gather_nd")
 
-#: What is not seen, for messages.
+#: The lookups that are recognised, for messages.
 HINT = (
     "In Gluon a lookup is Embedding, take along the first axis, or a table indexed by an array, in the thread of the call; "
     "a product with one-hot vectors is none."
@@ -117,11 +117,11 @@ class Lookups:
 
     Args:
         tables: the model's tables.
-        taps: where they are taken down, and what goes on in place of what was looked up.
-        cut: cut what is kept hold of off its table, so that nothing below it is differentiated.
+        taps: records the lookups, and gives the arrays that go on in place of the rows.
+        cut: cut the rows that are asked for off their table, so that nothing below them is differentiated.
 
     Attributes:
-        tables: by the key of each lookup that is kept hold of the table.
+        tables: the tables of the lookups that are asked for, by key.
     """
 
     def __init__(self, tables: Tables, taps: Taps, *, cut: bool) -> None:
@@ -132,7 +132,7 @@ class Lookups:
         self._cut = cut
 
     def handlers(self) -> dict[str, Handler]:
-        """By the operators' names."""
+        """Return the handlers by the operators' names."""
         handlers = (self._embedding, self._embedding, self._take, self._gather)
         return dict(zip(LOOKUPS, handlers, strict=True))
 
@@ -156,7 +156,7 @@ class Lookups:
         return self._index(table, _counted_back(indices.asnumpy()[0], len(table)), proceed)
 
     def _index(self, table: Any, indices: np.ndarray, proceed: Callable[[], Any]) -> Any:
-        """Taking rows is no lookup where it picks some of the activations."""
+        """Run `take` or indexing as a lookup, unless it picks rows of the activations."""
         if self._known.path(table, table.shape) == UNNAMED_TABLE and not self._are_ids(indices):
             return proceed()
         return self._look_up(table, indices, proceed)
@@ -177,7 +177,7 @@ class Lookups:
         return self._taps.at(key, rows, cut=self._cut and path != UNNAMED_TABLE)
 
     def _as_activations(self, rows: Any) -> Any:
-        """What a frozen table gave, marked where blocks are watched: a SymbolBlock's points are what has a gradient there."""
+        """Mark the rows of a frozen table where blocks are watched: in a SymbolBlock only values with a gradient are points."""
         watch = self._taps.watch
         if self._cut and (watch.everything or watch.modules) and not is_recorded(rows):
             with import_mxnet().autograd.pause():
@@ -186,7 +186,7 @@ class Lookups:
 
 
 class Tables:
-    """The paths of a model's tables, told by where their values lie: an array handed out is often not the parameter's own."""
+    """The paths of a model's tables by the address of their values: an array in use is often not the parameter's own."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = parts
@@ -194,7 +194,7 @@ class Tables:
         self._parameters: list[tuple[str, Any]] | None = None
 
     def path(self, table: Any, shape: tuple[int, ...]) -> str:
-        """The path of the table's owner. Of several owners an embedding has it, or else the first."""
+        """Return the path of the table's owner: of several an embedding, or else the first."""
         if table.stype != "default":
             return UNNAMED_TABLE
         key = (memory(table), shape)
@@ -212,7 +212,7 @@ class Tables:
 
 
 def _whole(path: str, indices: np.ndarray) -> np.ndarray:
-    """MXNet truncates indices that are no whole numbers, and takes NaN for 0."""
+    """Return the indices as whole numbers; refuse others, which MXNet would truncate, and NaN, which it takes for 0."""
     whole = whole_numbers(indices)
     if whole is None:
         raise BatchError(
@@ -223,5 +223,5 @@ def _whole(path: str, indices: np.ndarray) -> np.ndarray:
 
 
 def _counted_back(indices: np.ndarray, rows: int) -> np.ndarray:
-    """Indexing counts negative indices from the end, as NumPy's."""
+    """Return the indices that NumPy's indexing means: negative ones count from the end."""
     return np.where((indices < 0) & (indices >= -rows), indices + rows, indices)

@@ -1,4 +1,4 @@
-"""Sees the calls of a model's blocks in this thread, at the one method through which all of them go."""
+"""Intercepts the calls of a model's blocks in this thread, at the method through which all of them go."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["CallHandler", "Modules", "at_calls", "calling", "unheard"]
 # MXNet takes no notice of what a forward hook returns, so values are replaced where the hooks are called.
 _calls = Interception(lambda: import_mxnet().gluon.Block, "__call__")
 
-#: Takes a block, its arguments, and what calls it; gives what it returns.
+#: Takes a block, its arguments and the function that calls it; returns the block's output.
 CallHandler = Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
 
 
 def at_calls(handler: Callable[..., Any]) -> AbstractContextManager[None]:
-    """While it is open, what this thread's calls of blocks give is up to `handler(original, block, *args)`."""
+    """Make this thread's calls of blocks return `handler(original, block, *args)` while it is open."""
     return _calls.by(handler)
 
 
 def unheard() -> AbstractContextManager[None]:
-    """While it is open, what this thread's calls of blocks give is up to nobody: whoever captures them does not see it."""
-    # To stand in for a class's `__call__` takes a look at all of its subclasses.
+    """Keep the handlers from seeing this thread's calls of blocks while it is open."""
+    # Standing in for a class's `__call__` means a look at all of its subclasses.
     return _calls.by(_call) if _calls.heard else contextlib.nullcontext()
 
 
@@ -41,8 +41,7 @@ def _call(original: Callable[..., Any], block: Any, *args: Any) -> Any:
 
 @contextlib.contextmanager
 def calling(handler: CallHandler) -> Iterator[None]:
-    """This thread's calls of blocks go to the handler. Those that trace a block's graph do not."""
-
+    """Pass this thread's calls of blocks to the handler while it is open, except those that trace a block's graph."""
     array = import_mxnet().nd.NDArray
 
     def handle(original: Any, block: Any, *args: Any) -> Any:
@@ -59,7 +58,7 @@ class Modules:
 
     Args:
         parts: the model's parts.
-        taps: where they are taken down, and what goes on in place of what they take and give.
+        taps: records the calls, and gives the arrays that go on in place of the blocks' inputs and outputs.
     """
 
     def __init__(self, parts: Sequence[Any], taps: Taps) -> None:
@@ -67,7 +66,7 @@ class Modules:
         self._calls = ModuleCalls(taps.watch, is_floating, taps.at)
 
     def __call__(self, block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-        """What the block gives."""
+        """Record the call of a block, and return what goes on in place of its output."""
         path, also = self._names.get(id(block), (block.name, ()))  # one that is no child, as in a list
         return self._calls.around(proceed, path, type(block).__name__, args, {}, also)
 

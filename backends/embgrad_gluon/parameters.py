@@ -1,4 +1,4 @@
-"""The parameters of a model: the arrays at which their gradients are taken, and the weights that can be read and written."""
+"""Finds the arrays at which the gradients of parameters and tables are taken, and the weights that can be read and written."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ __all__ = ["FrozenTwins", "TableParameters", "alone", "array_of", "trainable", "
 
 
 def trainable(parts: Sequence[Any]) -> dict[str, Any]:
-    """The parameters that have a gradient, each once, by name."""
+    """Return the parameters that have a gradient, each once, by name."""
     return {name: p for name, p in unique_names(parts).items() if p.grad_req != "null"}
 
 
 def array_of(parameter: Any) -> Any:
-    """The array that the parameter's uses are recorded with; None where it has none yet."""
+    """Return the array with which the parameter's uses are recorded; None where it has none yet."""
     return next(iter(arrays_of(parameter)), None)
 
 
 def values_of(parameter: Any, gradient: np.ndarray | None) -> ParameterValues:
-    """What was read at a parameter. That of a SymbolBlock may not know its own shape and dtype, and its array does."""
+    """Return a parameter's gradient with its shape and dtype, which in a SymbolBlock its array alone may know."""
     array = array_of(parameter)
     known = parameter if array is None else array
     return ParameterValues(tuple(map(int, known.shape or ())), gradient, np.dtype(known.dtype).name)
 
 
 class FrozenTwins:
-    """Arrays of the same memory as frozen parameters that take their places in the operators, and have a gradient.
+    """Arrays of the same memory as frozen parameters, with a gradient, that take their places in the operators.
 
-    A frozen parameter has none, and to unfreeze it would give it new arrays.
+    A frozen parameter has no gradient, and unfreezing it would give it new arrays.
     """
 
     def __init__(self, parts: Sequence[Any]) -> None:
@@ -60,7 +60,7 @@ class FrozenTwins:
         self._twins: dict[int, Any] = {}
 
     def of(self, array: Any) -> Any:
-        """The array's twin, or the array itself where it is no frozen parameter."""
+        """Return the array's twin, or the array itself where it is no frozen parameter."""
         if array.shape not in self._shapes or array.stype != "default":
             return array
         key = memory(array)
@@ -75,7 +75,7 @@ class FrozenTwins:
         return twin if type(twin) is type(array) else _as_kind(twin, array)
 
     def used(self, address: int) -> Any:
-        """The twin of the parameter that lies there; None where the parameter was not used."""
+        """Return the twin of the parameter at this address; None where the parameter was not used."""
         return self._twins.get(address)
 
 
@@ -89,7 +89,7 @@ class TableParameters:
     Args:
         parts: the model's parts.
         tables: by the lookups' keys the tables.
-        twins: of those that are frozen.
+        twins: those of the frozen parameters.
 
     Attributes:
         arrays: by name the arrays at which the tables' gradients are taken, each once.
@@ -114,7 +114,7 @@ class TableParameters:
 
 
 def _own_first(key: str, names: Sequence[str], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names with that first under which the parameter's gradient goes; else that of the table."""
+    """Return the names, first the one that the parameter's gradient goes by, or else that of the table."""
     own = next((name for name in names if name in known), None)
     own = own or next((name for name in names if key.startswith(f"{table_path(name)}#")), names[0])
     return (own, *(name for name in names if name != own))
@@ -131,7 +131,7 @@ FLOATING: Final = ("float16", "bfloat16", "float32", "float64")
 
 
 def weights(model: Any) -> list[Weight]:
-    """The floating parameters that have arrays, those without a gradient too, by attribute path, each once."""
+    """Return the floating parameters that have arrays, trainable or not, by attribute path, each once."""
     parts = as_parts(model)
     owners, canonical = _owners(parts), _canonical(parts)
     return [
@@ -142,7 +142,7 @@ def weights(model: Any) -> list[Weight]:
 
 
 def alone(model: Any) -> AbstractContextManager[None]:
-    """Meanwhile no other thread runs the model, or a part of it."""
+    """Keep other threads from running the model, or a part of it, while it is open."""
     return model_lock(all_blocks(as_parts(model)))
 
 
@@ -173,20 +173,20 @@ def _owners(parts: Sequence[Any]) -> dict[int, str]:
         for parameter in (*block._reg_params.values(), *block.params.values())
     ]
     owners: dict[int, str] = {}
-    for _, path, parameter in sorted(held, key=lambda one: -one[0]):
+    for _, path, parameter in sorted(held, key=lambda entry: -entry[0]):
         owners.setdefault(id(parameter), path)
     scopes = sorted(scope_paths(parts), key=len, reverse=True)
     for _, _, parameter in held if scopes else ():
-        scope = next((one for one in scopes if parameter.name.startswith(f"{one}_")), None)
+        scope = next((path for path in scopes if parameter.name.startswith(f"{path}_")), None)
         owners[id(parameter)] = owners[id(parameter)] if scope is None else scope
     return owners
 
 
 def _canonical(parts: Sequence[Any]) -> dict[int, str]:
-    """By a parameter's identity what a checkpoint calls it, where the model holds one BERT."""
+    """Return by a parameter's identity its name in a checkpoint, where the model holds a single BERT."""
     encoders = {id(block): block for _, block in named_blocks(parts) if bert.is_stack(block)}
     if len(encoders) != 1:
         return {}
     (encoder,) = encoders.values()
     sources = bert.sources(len(encoder.encoder.transformer_cells))
-    return {id(one): sources[name] for name, one in unique_names([encoder]).items() if name in sources}
+    return {id(parameter): sources[name] for name, parameter in unique_names([encoder]).items() if name in sources}

@@ -155,7 +155,8 @@ def _computed() -> Iterator[None]:
         ) from error
 
 
-# Reachability in the recorded graph. MXNet gives zeros for no gradient, and an error or zeros for an array that none reaches.
+# Reachability in the recorded graph. A gradient of zeros and no gradient are different answers, and MXNet gives zeros for
+# both, or an error where no gradient reaches any array. So the recorded graph is asked which variables a gradient reaches.
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,8 @@ def _gives_indices(name: str, attributes: Mapping[str, Any]) -> bool:
     return name in ("Cast", "cast") and "int" in str(attributes.get("dtype"))
 
 
-# Recorded graphs are read from what MXNet prints of them: their JSON, which says the same, leaks memory each time it is made.
+# Recorded graphs are read from the text that MXNet prints of them. Their JSON says the same, but MXNet never frees the memory
+# in which it makes it: some kilobytes at each call, which a long stream would notice.
 
 #: An operator with its name.
 OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$", re.MULTILINE)

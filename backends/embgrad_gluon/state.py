@@ -96,24 +96,13 @@ def _is_part(value: object) -> bool:
 
 # Random numbers
 
-#: The distributions that `mx.nd.random`, and then `mx.np.random`, draw from.
+#: The distributions that `mx.nd.random` draws from, and those of `mx.np.random`.
 DISTRIBUTIONS: Final = (
     *("exponential", "gamma", "generalized_negative_binomial", "negative_binomial", "normal", "poisson", "uniform"),
 )
 NUMPY_DISTRIBUTIONS: Final = (
-    *(
-        "bernoulli",
-        "choice",
-        "exponential",
-        "gamma",
-        "gumbel",
-        "logistic",
-        "multinomial",
-        "normal",
-        "normal_n",
-        "pareto",
-    ),
-    *("powerd", "rayleigh", "shuffle", "uniform", "uniform_n", "weibull"),
+    *("bernoulli", "choice", "exponential", "gamma", "gumbel", "logistic", "multinomial", "normal", "normal_n"),
+    *("pareto", "powerd", "rayleigh", "shuffle", "uniform", "uniform_n", "weibull"),
 )
 
 #: Operators that draw random numbers, in training mode at least.

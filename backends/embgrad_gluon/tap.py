@@ -1,4 +1,4 @@
-"""What happens at a point of a forward pass: its value is replaced or added to, and its gradient can be taken."""
+"""Changes the values at the points of a forward pass, and marks them so that their gradients can be taken."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Kept", "Taps"]
 
 @dataclass(frozen=True)
 class Kept:
-    """A point that is kept hold of.
+    """A point whose array is kept.
 
     Attributes:
         mark: the array at which the gradient is taken, marked by `attach_grad`.
-        gone_on: what went on.
-        copy: its values at that time, as an array of MXNet's or as NumPy's.
-        below: where the graph is cut so that the gradient can be edited, what lies below the cut; else None.
+        gone_on: the array with which the model goes on.
+        copy: its values at that time, as MXNet's or NumPy's array.
+        below: where the graph is cut so that the gradient can be edited, the array below the cut; else None.
     """
 
     mark: Any
@@ -35,21 +35,21 @@ class Kept:
     below: Any = None
 
     def values(self) -> np.ndarray:
-        """What went on, in memory of its own."""
+        """Return the values that went on, in memory of their own."""
         return widened(self.copy if isinstance(self.copy, np.ndarray) else self.gone_on.asnumpy())
 
 
 class Taps:
-    """The points of one forward pass that are kept hold of.
+    """The points of one forward pass whose arrays are kept.
 
     Args:
-        watch: what takes the pass down.
-        request: what is changed at the points.
+        watch: records the pass.
+        request: says what is changed at the points.
 
     Attributes:
-        watch: the same.
-        kept: by key, in the order in which they were reached.
-        changes: those that are made at the points.
+        watch: as given.
+        kept: the points by key, in the order in which they were reached.
+        changes: the changes at the points.
     """
 
     def __init__(self, watch: PointWatch, request: Request) -> None:
@@ -58,12 +58,12 @@ class Taps:
         self.changes = PointChanges[Any](request, lambda array: widened(array.asnumpy()), native_like)
 
     def at(self, key: str, array: Any, *, cut: bool = False) -> Any:
-        """What goes on in place of the array.
+        """Return the array that goes on in place of the one that was computed.
 
         Args:
-            key: of the point.
-            array: as it was computed.
-            cut: nothing below is to be differentiated.
+            key: the point's key.
+            array: the computed array.
+            cut: cut the graph there, so that nothing below is differentiated.
         """
         value = self.changes.value(key, array)
         if cut or self.changes.overrides(key):
@@ -75,7 +75,7 @@ class Taps:
         return self._keep_connected(key, value)
 
     def expect_unwritten(self, key: str) -> None:
-        """Refuse a point into whose value the model wrote: MXNet's graph knows nothing of what is written outside of it.
+        """Refuse a point into whose value the model wrote outside of the graph, where MXNet's gradient takes no notice.
 
         Raises:
             UnsupportedError: its values are no longer what they were.
@@ -97,7 +97,7 @@ class Taps:
         return leaf
 
     def _keep_connected(self, key: str, array: Any) -> Any:
-        """A zero that is added is the mark: marking the array itself would cut the graph below it."""
+        """Mark a zero that is added to the array: marking the array itself would cut the graph below it."""
         mx = import_mxnet()
         with mx.autograd.pause():
             zeros = -mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype)  # -0.0, which changes no bit, +0.0 does

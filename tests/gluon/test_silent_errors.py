@@ -229,6 +229,25 @@ def test_ids_outside_the_table_are_not_clipped() -> None:
             embgrad.gradients(net, ids, embgrad.Sum())
 
 
+def test_a_gradient_of_zeros_is_told_from_none() -> None:
+    """MXNet gives zeros for both."""
+
+    class Ways(Net):
+        def __init__(self) -> None:
+            super().__init__(None)
+            self.zeroed, self.stopped = (nn.Dense(2, flatten=False, in_units=DIM) for _ in range(2))
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            rows = self.embedding(x)
+            return F.sum(self.zeroed(rows) * 0 + F.BlockGrad(self.stopped(rows)), axis=1)
+
+    net, ids = built(Ways, distinct_ids(), "float32"), distinct_ids()
+    assert not embgrad.gradients(net, ids, embgrad.Sum(), at="zeroed").values.any()
+    with pytest.raises(embgrad.NoGradientError, match="stopped"):
+        embgrad.gradients(net, ids, embgrad.Sum(), at="stopped")
+    assert set(embgrad.parameter_gradients(net, ids, embgrad.Sum()).unreached) == {"stopped.weight", "stopped.bias"}
+
+
 class Failing(Net):
     """Looks up what is not there, in a mode in which MXNet does notice, when the result is read."""
 
