@@ -86,13 +86,13 @@ def targets(model: Any) -> list[WeightTarget] | None:
     return [_target(named[name], name, parameter) for name, parameter in parameters.items()]
 
 
-def output_names(model: Any) -> tuple[str, ...]:
+def output_names(model: Any, returned: Any) -> tuple[str, ...]:
     """Return the names of the outputs that a gluonnlp BERT returns in order; none for another model."""
     if not _is_bert(model):
         return ()
     returned = {
         "sequence_output": True,
-        "attention": model.encoder._output_attention,
+        "attention": isinstance(returned, tuple) and isinstance(returned[1], (list, tuple)),  # one array a layer
         "pooled_output": hasattr(model, "pooler"),
         "classifier": hasattr(model, "classifier"),
         "logits": hasattr(model, "decoder"),

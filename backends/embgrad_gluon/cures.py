@@ -63,10 +63,10 @@ class Cures:
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers of the cured operators by name."""
+        parameters = {"Deconvolution": _deconvolution, "FullyConnected": self._fully_connected}
         return {
+            **(parameters if self._parameters else {}),
             "BatchNorm": self._batch_norm,
-            "Deconvolution": self._deconvolution,
-            "FullyConnected": self._fully_connected,
             "LeakyReLU": _leaky_relu,
             "_contrib_BatchNormWithReLU": self._batch_norm_with_relu,
             "_contrib_SyncBatchNorm": self._batch_norm,
@@ -113,20 +113,9 @@ class Cures:
         Beside a frozen weight MXNet leaves the bias's gradient unwritten, and what lay in memory is returned. A zero added to
         the weight has its gradient computed.
         """
-        if self._parameters and len(operation.inputs) > 2 and operation.inputs[1].grad is None:
+        if len(operation.inputs) > 2 and operation.inputs[1].grad is None:
             operation.inputs[1] = self._with_zero(operation.inputs[1])
         return proceed()
-
-    def _deconvolution(self, operation: Operation, proceed: Proceed) -> Any:
-        """Run a transposed convolution in float64 where its weight's gradient is asked for.
-
-        oneDNN, which runs it in float32, fails at that gradient in `autograd.grad` and breaks the process. MXNet's own kernel
-        runs it in float64.
-        """
-        if not self._parameters or operation.inputs[0].dtype != np.float32 or operation.out is not None:
-            return proceed()
-        operation.inputs = [array.astype("float64") for array in operation.inputs]
-        return proceed().astype("float32")
 
     def _batch_norm(self, operation: Operation, proceed: Proceed) -> Any:
         """Run batch norm so that its gradient belongs to the mode in which it ran.
@@ -161,6 +150,17 @@ class Cures:
         rows, *others = invoke("BatchNorm", operation.inputs, operation.attributes, as_numpy)
         rectified = invoke("relu", [rows], {}, as_numpy)
         return [*rectified, *others] if others else rectified[0]
+
+
+def _deconvolution(operation: Operation, proceed: Proceed) -> Any:
+    """Run a transposed convolution in float64, by MXNet's own kernel.
+
+    oneDNN's kernel, which runs float32, fails at the gradient of the weight in `autograd.grad` and breaks the process.
+    """
+    if operation.inputs[0].dtype != np.float32 or operation.out is not None:
+        return proceed()
+    operation.inputs = [array.astype("float64") for array in operation.inputs]
+    return proceed().astype("float32")
 
 
 def _drops_between_layers(operation: Operation) -> bool:

@@ -11,7 +11,7 @@ from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Reque
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
-from embgrad.structures import first
+from embgrad.structures import every, first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
@@ -196,7 +196,7 @@ def _answer(forward: _Forward, batch: TokenBatch, request: Request, model: Any) 
     arrays, returned = GluonArrays(training=request.training), forward.returned
     if isinstance(request.respond, NativeObjective):
         return native_answer(forward.value, request.respond, batch, arrays, several=request.several)
-    known, exported = bert.output_names(model), output_names(model)
+    known, exported = bert.output_names(model, returned), output_names(model)
     # The only output of a symbol goes by its name where it is asked for by that, and else as any model's only output.
     alone = known or tuple(name for name in exported if name in request.outputs)
     if alone and arrays.is_tensor(returned):
@@ -216,10 +216,5 @@ def _compute_dtype(forward: _Forward, keys: Sequence[str], answered: Answer) -> 
 
 def _wait_for(returned: Any) -> None:
     """Raise the errors of the operators before the outputs: MXNet raises them when a result is read."""
-    if GluonArrays().is_tensor(returned):
-        returned.wait_to_read()
-    elif isinstance(returned, Mapping) or hasattr(returned, "__dataclass_fields__"):
-        _wait_for(list((returned if isinstance(returned, Mapping) else vars(returned)).values()))
-    elif isinstance(returned, (list, tuple)):
-        for entry in returned:
-            _wait_for(entry)
+    for array in every(returned, GluonArrays().is_tensor):
+        array.wait_to_read()

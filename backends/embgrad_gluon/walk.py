@@ -98,17 +98,13 @@ def _own_parameters(block: Any) -> dict[str, Any]:
     # A SymbolBlock's attributes are what its parameters' names do not share; the names themselves say more.
     opaque = isinstance(block, import_mxnet().gluon.SymbolBlock)
     owned = dict(block.params.items() if opaque else block._reg_params)
-    spelled = {id(parameter) for parameter in owned.values()} | (set() if opaque else _held_below(block))
+    spelled = {id(parameter) for parameter in owned.values()}
+    if not opaque and not all(id(p) in spelled for p in block.params.values()):
+        # A block may have made the parameters that the blocks inside of it hold as attributes.
+        inside = all_blocks(list(block._children.values()))
+        spelled |= {id(parameter) for child in inside for parameter in child._reg_params.values()}
     # Those that no attribute holds, as in a list of them, have their own name.
     return owned | {p.name.removeprefix(block.prefix): p for p in block.params.values() if id(p) not in spelled}
-
-
-def _held_below(block: Any) -> set[int]:
-    """Return the parameters that the blocks inside hold as attributes: the block around them may have made them."""
-    held: set[int] = set()
-    for child in block._children.values():
-        held |= {id(parameter) for parameter in child._reg_params.values()} | _held_below(child)
-    return held
 
 
 def named_parameters(parts: Sequence[Any]) -> list[tuple[str, Any]]:

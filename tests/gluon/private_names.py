@@ -1,4 +1,4 @@
-"""The private names of MXNet 1.9 and gluonnlp 0.10 that the Gluon backend uses, each with the reason."""
+"""The private names of MXNet 1.9 that the Gluon backend uses, each with the reason."""
 
 from __future__ import annotations
 
@@ -50,6 +50,4 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_": "Stands between the parts of the names that Gluon gives to nodes and parameters.",
     "_fwd": "Ends the name of the operator of one of Gluon's layers in a graph.",
     "_partial": "Ends the names of the public `infer_shape_partial` and `infer_type_partial`.",
-    # gluonnlp
-    "_output_attention": "Says that a BERT's encoder returns its attention, which moves the places of the other outputs.",
 }

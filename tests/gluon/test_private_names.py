@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from embgrad_gluon import cures, lookup, state
-from embgrad_gluon.importing import import_gluonnlp
 from embgrad_gluon.walk import memory
 
 from tests.core.backend_files import private_names
@@ -141,9 +140,3 @@ def test_the_names_of_nodes() -> None:
     partial = mx.sym.exp(mx.sym.var("a"))
     expect(partial.infer_shape_partial(a=(2,))[1] == [(2,)], "_partial")
     expect(partial.infer_type_partial(a=np.float32)[1] == [np.float32], "_partial")
-
-
-def test_gluonnlps_encoder_says_that_it_returns_attention() -> None:
-    for asked in (False, True):
-        encoder = import_gluonnlp().model.bert.BERTEncoder(num_layers=1, num_heads=1, output_attention=asked)
-        expect(encoder._output_attention is asked, "_output_attention")
