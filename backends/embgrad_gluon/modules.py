@@ -15,18 +15,13 @@ from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import block_names
 
-__all__ = ["CallHandler", "Modules", "at_calls", "calling", "unheard"]
+__all__ = ["CallHandler", "Modules", "calling", "unheard"]
 
 # MXNet takes no notice of what a forward hook returns, so values are replaced where the hooks are called.
 _calls = Interception(lambda: import_mxnet().gluon.Block, "__call__")
 
 #: Takes a block, its arguments and the function that calls it; returns the block's output.
 CallHandler = Callable[[Any, tuple[Any, ...], Callable[..., Any]], Any]
-
-
-def at_calls(handler: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Make this thread's calls of blocks return `handler(original, block, *args)` while it is open."""
-    return _calls.by(handler)
 
 
 def unheard() -> AbstractContextManager[None]:

@@ -235,8 +235,8 @@ def are_drawn_in_order(outputs: Sequence[Any], drawn: Sequence[Any]) -> bool:
     if any(symbol is None for symbol in symbols):
         return False
     ran = [symbol.name for symbol in symbols]
-    graphs = [_named_operators(symbol.debug_str()) for symbol in map(recorded_symbol, outputs) if symbol is not None]
-    return list(dict.fromkeys(name for graph in graphs for _, name in graph if name in set(ran))) == ran
+    graphs = [_read_graph(symbol)["nodes"] for symbol in map(recorded_symbol, outputs) if symbol is not None]
+    return list(dict.fromkeys(node["name"] for graph in graphs for node in graph if node["name"] in set(ran))) == ran
 
 
 # Which inputs of an operator a gradient goes to
@@ -298,18 +298,13 @@ def _gives_indices(name: str, attributes: Mapping[str, Any]) -> bool:
 # in which it makes it: some kilobytes at each call, which a long stream would notice.
 
 #: An operator with its name.
-OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$", re.MULTILINE)
+OPERATOR: Final = re.compile(r"^(?:Op:(\S+), Name=|(PlaceHolder):)(\S+)$")
 
 #: An output of a node: of the graph's, or an input of another node's.
 ENTRY: Final = re.compile(r"\t(output|arg|cdep)\[\d+\]=(.+)\((\d+)\)(?: version=\d+)?")
 
 #: What stands alone in a line.
 HEADINGS: Final = frozenset({"Symbol Outputs:", "Inputs:", "Attrs:", "Control deps:", "-" * 20, ""})
-
-
-def _named_operators(text: str) -> list[tuple[str, str]]:
-    """Return from the text of a graph its operators with their names, in the order in which MXNet runs them."""
-    return [(operator or placeholder, name) for operator, placeholder, name in OPERATOR.findall(text)]
 
 
 def _read_graph(symbol: Any) -> dict[str, Any]:

@@ -12,26 +12,9 @@ import numpy as np
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = [
-    *(
-        "all_blocks",
-        "all_parameters",
-        "arrays_of",
-        "block_names",
-        "contexts_of",
-        "input_names",
-        "is_recorded",
-        "memory",
-    ),
-    *(
-        "named_blocks",
-        "named_parameters",
-        "paths",
-        "recorded_symbol",
-        "same_bits",
-        "table_path",
-        "tables",
-        "unique_names",
-    ),
+    *("all_blocks", "all_parameters", "arrays_of", "block_names", "contexts_of", "input_names", "is_recorded"),
+    *("memory", "named_blocks", "named_parameters", "paths", "recorded_symbol", "same_bits", "table_path", "tables"),
+    "unique_names",
 ]
 
 
@@ -175,20 +158,10 @@ def memory(array: Any) -> int:
 
 
 def same_bits(array: Any, other: Any) -> bool:
-    """Return whether two arrays of one shape and dtype hold the same, read where they lie. The first may be NumPy's."""
-    if other.ctx.device_type != "cpu" or other.size == 0:
-        held = array if isinstance(array, np.ndarray) else array.asnumpy()
-        return bool(np.array_equal(held, other.asnumpy(), equal_nan=True))
-    return bool((_bits(array) == _bits(other)).all())
-
-
-def _bits(array: Any) -> np.ndarray:
-    """Return the array's memory as whole numbers. It is valid no longer than the array lives."""
-    width = np.dtype(array.dtype).itemsize
-    if isinstance(array, np.ndarray):
-        return array.reshape(-1).view(f"u{width}")
-    held = (ctypes.c_char * (width * array.size)).from_address(memory(array))
-    return np.frombuffer(held, dtype=f"u{width}")
+    """Return whether two arrays of one shape and dtype hold the same; NaN and -0.0 count. The first may be NumPy's."""
+    held, copy = array if isinstance(array, np.ndarray) else array.asnumpy(), other.asnumpy()
+    whole = f"u{copy.itemsize}"
+    return bool((held.reshape(-1).view(whole) == copy.reshape(-1).view(whole)).all())
 
 
 def recorded_symbol(array: Any) -> Any:
