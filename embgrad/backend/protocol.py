@@ -1,4 +1,4 @@
-"""What a backend is: it supplies values and pullbacks at named points of a forward pass, as NumPy."""
+"""Declares the protocol of a backend, which supplies values and pullbacks at named points of a forward pass, as NumPy."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ __all__ = [
     "Weight",
 ]
 
-#: Calls the model in the user's own way: `call(model, inputs) -> outputs`. `inputs` is what `TokenBatch.inputs` gives, with
-#: native tensors in place of arrays: a dict, a tuple, or of bare ids one tensor.
+#: Calls the model as the user says: `call(model, inputs) -> outputs`. `inputs` is the result of `TokenBatch.inputs` with native
+#: tensors in place of arrays: a dict, a tuple, or for bare ids a single tensor.
 Call = Callable[[Any, Any], Any]
 
-#: Outputs by the names under which they were asked for → sets of cotangents, by the same names: one, several, or none where
-#: only the objective's values are asked for. A cotangent has its output's shape and is float64; the backend casts it to the
-#: output's dtype.
+#: Takes the outputs by the names under which they were asked for, and returns sets of cotangents by the same names: one set,
+#: several, or none where only the objective's values are asked for. A cotangent has its output's shape and is float64; the
+#: backend casts it to the output's dtype.
 Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
 
-
-#: The name under which an output was asked for and its shape → (examples, positions), two arrays of whole numbers of one
-#: length, where `respond` is to get only `output[examples, positions]`, with a cotangent of that shape; None for the whole.
+#: Takes the name under which an output was asked for and its shape. Returns (examples, positions), two arrays of whole numbers of
+#: one length, where `respond` reads only `output[examples, positions]`, with a cotangent of that shape; None for the whole.
 Reads = Callable[[str | None, tuple[int, ...]], tuple[np.ndarray, np.ndarray] | None]
 
-#: A tensor's values, in memory of the function's own, → others of the same shape.
+#: Takes a copy of a tensor's values, and returns others of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
 
-#: Everything that a backend may support, and what it then does.
+#: The abilities that a backend may have, with what they mean.
 ABILITIES: Final[Mapping[str, str]] = {
     "word": "reads values and gradients at lookups; every backend does",
     "training": "runs the model in training mode, `Request.training`",
@@ -70,11 +69,12 @@ ABILITIES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class NativeObjective:
-    """An objective of the user's, computed by the framework on the model's own return value.
+    """An objective that the framework computes on the model's own return value.
 
     Attributes:
-        function: takes what the model returned; gives a native tensor, of shape (example,), or () with `scalar`.
-        scalar: whether the user reduces over the examples.
+        function: the user's function. Takes the model's return value, and returns a native tensor of shape (example,), or () with
+            `scalar`.
+        scalar: whether the function reduces over the examples.
     """
 
     function: Callable[[Any], Any]
@@ -82,41 +82,41 @@ class NativeObjective:
 
 
 def reads_the_whole(name: str | None, shape: tuple[int, ...]) -> None:
-    """All rows of an output are wanted, see `Reads`."""
+    """Return None: all rows of an output are read, see `Reads`."""
     return
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a forward and backward pass, in names and NumPy.
+    """A forward and backward pass as it is asked for, in names and NumPy.
 
     Points go by "word", the only lookup of the batch's ids, or by their keys, see `Point.key`. At one point `override`
     comes first, then `add`.
 
     Attributes:
         points: the points to read.
-        respond: the objective: either a callback between forward and backward, on outputs in NumPy, or the
-            user's own on native outputs.
+        respond: the objective: a callback between forward and backward on outputs in NumPy, or the user's own function on native
+            outputs.
         outputs: the names of the outputs that `respond` reads, roles or native; None is the default output.
             Only these cross to NumPy. Empty with a native objective.
-        training: run as in training; else in evaluation mode.
-        several: there are several sets of cotangents, so that the graph must outlive the first pullback: those that
-            `respond` gives, or of a native objective one an example.
-        call: calls the model in place of the backend's own way: `call(model, inputs) -> outputs`.
-        override: by key what takes the place of the value: a function of the value, of which it gets a copy, that gives an
-            array of the same shape. The gradient ends there; the point's own is that at the new value.
-        add: by key what is added to the value, likewise. The gradient goes on.
-        edit: by key what takes the place of the gradient on its way up: a function of it, of which it gets a copy.
-        parameters: give the gradient of every trainable parameter; `points` is then empty.
-        tables: give for each lookup asked for what reaches its table by other ways than the lookups asked for.
-        compiled: True where the model's Python does not change from call to call, so that a trace of it may be kept and run in
-            its place. Nothing of `respond`, `reads` or the changes is part of the trace. Where none can be had, the model
-            runs as without, and `Run.uncompiled` says why. None where only what is a graph already runs as one. False
-            where nothing does, so that a check goes another way.
-        times: where the points were found by another pass: by the paths of the lookups' tables, and of all modules with a colon
-            behind, how often that came by them. Where this pass does another number of times, the points may be others, and
-            `PointWatch.resolve` says so. None where nothing is to be counted.
-        reads: by the name and the shape of an output which of its rows `respond` is to get in its place, see `Reads`.
+        training: run the model in training mode; otherwise in evaluation mode.
+        several: there are several sets of cotangents, so that the graph must outlive the first pullback: those that `respond`
+            returns, or with a native objective one for each example.
+        call: calls the model in place of the backend's own way, see `Call`.
+        override: functions by key that return the value to put in the place of a point's. The gradient ends there; the point's
+            own gradient is that at the new value.
+        add: functions by key that return an array to add to a point's value. The gradient goes on.
+        edit: functions by key that return the gradient to put in the place of a point's, which then goes on.
+        parameters: return the gradient of every trainable parameter; `points` is then empty.
+        tables: return for each lookup in `points` what else reaches its table, see `TableRest`.
+        compiled: True where the model's code does not change from call to call, so that a trace of it may be kept and run in its
+            place. Nothing of `respond`, `reads` or the changes is part of the trace. Where no trace can be made the model runs
+            without, and `Run.uncompiled` says why. With None only a model that is a graph already runs as one; with False
+            nothing does, so that a check takes another way.
+        times: where the points were found by another pass, how often that pass reached them: by the paths of the lookups' tables,
+            and of modules with a colon behind. Where this pass differs the points may be others, and `PointWatch.resolve`
+            says so. None where nothing is to be counted.
+        reads: says which rows of an output `respond` gets in its place, see `Reads`.
     """
 
     points: tuple[str, ...]
@@ -136,17 +136,17 @@ class Request:
 
     @property
     def reached(self) -> tuple[str, ...]:
-        """All points that the forward pass must come by: those to read, and those at which something is changed."""
+        """The points that the forward pass must reach: those to read, and those at which something is changed."""
         return tuple(dict.fromkeys((*self.points, *self.override, *self.add, *self.edit)))
 
 
 @dataclass(frozen=True)
 class ParameterValues:
-    """What was read at a parameter.
+    """The gradient at a parameter.
 
     Attributes:
-        shape: the parameter's.
-        gradient: its gradient, of that shape; None where the graph has no way to it.
+        shape: the parameter's shape.
+        gradient: its gradient, of that shape; None where no gradient reaches it.
         dtype: the parameter's dtype, such as "float32".
     """
 
@@ -155,7 +155,7 @@ class ParameterValues:
     dtype: str
 
     def filled(self) -> np.ndarray:
-        """The gradient; zeros where there is no way."""
+        """Return the gradient, or zeros where no gradient reaches the parameter."""
         dtype = np.float64 if self.dtype == "float64" else np.float32
         return np.zeros(self.shape, dtype) if self.gradient is None else self.gradient
 
@@ -165,16 +165,16 @@ class Weight:
     """A parameter or buffer of floating point, trainable or not.
 
     Attributes:
-        name: as `parameter_gradients` names it, in the framework's spelling.
+        name: its name in the framework's spelling, as in `parameter_gradients`.
         module: the attribute path of the module that owns it, as `embgrad.points` spells it; "" for the model itself, and where
             no module is known to own it.
         shape: its shape.
         dtype: its dtype, such as "float32" or "bfloat16".
-        get: gives a copy of its values, float32, or float64 where it is that.
-        put: puts values of that shape in their place, in its own dtype; the parameter stays the same object, on its device,
-            with its gradient buffer.
+        get: returns a copy of its values as float32, or as float64 where it is that.
+        put: writes values of that shape into it, in its own dtype; the parameter stays the same object, on its device, with its
+            gradient buffer.
         canonical: in a BERT's encoder the name of the checkpoint's weight that belongs there, as `load_bert` reads it; else None.
-        transposed: it is the transpose of that.
+        transposed: whether it is the transpose of that weight.
     """
 
     name: str
@@ -194,10 +194,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class TableRest:
-    """What reaches a table by other ways than the lookups asked for, such as by a head that shares it.
+    """The gradient that reaches a table past the lookups asked for, such as by a head that shares it.
 
     Attributes:
-        gradient: (rows, dim); None where there is no other way.
+        gradient: (rows, dim); None where nothing else reaches the table.
         names: the parameters that share the table's memory, the table itself first, as `parameters` names them.
     """
 
@@ -207,15 +207,15 @@ class TableRest:
 
 @dataclass(frozen=True)
 class PointValues:
-    """What was read at one point, in the framework's own axes.
+    """The values read at one point, in the framework's own axes.
 
     Attributes:
-        activation: the value that went on.
-        gradients: its gradient, one for each set of cotangents, as it went on up; None where the graph has no way from
-            the objective to the point.
-        lookup: the lookup that was made there; None at a module.
-        before: where the gradient was edited, what it was before, one for each set of cotangents; else empty.
-        rest: with `tables` at a lookup what else reaches its table.
+        activation: the value with which the model went on.
+        gradients: its gradient for each set of cotangents, edited where that was asked for; None where no gradient reaches the
+            point from the objective.
+        lookup: the lookup at the point; None at a module.
+        before: where the gradient was edited, the gradient before that for each set of cotangents; else empty.
+        rest: with `Request.tables` at a lookup, what else reaches its table.
     """
 
     activation: np.ndarray
@@ -227,18 +227,18 @@ class PointValues:
 
 @dataclass(frozen=True)
 class Run:
-    """What a forward and backward pass gave.
+    """The result of a forward and backward pass.
 
     Attributes:
-        points: by the names under which they were asked for.
+        points: the values by the names under which they were asked for.
         compute_dtype: the dtype in which the model computed, such as "float32" or "bfloat16": see
             `embgrad.answering.compute_dtype`.
-        unused: what the batch held and the model could not take: of "mask", "types" and the extras' names.
-        objective: the values of a native objective, shape (example,) or (); else None.
-        parameters: with `Request.parameters` by name, in the model's order; else None.
-        uncompiled: where a trace was asked for why no kept trace was run; else None.
-        masked_id: the id at which a model that cannot take the mask makes one of its own, as under Keras's `mask_zero`; "mask"
-            then stands in `unused` only where that one differs. None where the model makes none.
+        unused: the parts of the batch that the model could not take: of "mask", "types" and the extras' names.
+        objective: the values of a native objective, of shape (example,) or (); else None.
+        parameters: with `Request.parameters` the gradients by name, in the model's order; else None.
+        uncompiled: the reason why no kept trace was run although one was asked for; else None.
+        masked_id: the id at which a model that cannot take the mask makes a mask itself, as under Keras's `mask_zero`; "mask" is
+            then in `unused` only where the two differ. None where the model makes none.
     """
 
     points: Mapping[str, PointValues]
@@ -251,31 +251,25 @@ class Run:
 
 
 class Listener(Protocol):
-    """What hears of the user's own forward and backward passes, see `Backend.capture`."""
+    """A listener to the user's own forward and backward passes, see `Backend.capture`."""
 
     def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PointWatch:
-        """A forward pass of the model begins.
+        """Begin a forward pass of the model, and return the watch that records it.
 
         Args:
-            arguments: those arguments of the call that are integer tensors, in NumPy, by the names of the parameters.
-            discover: makes the same forward pass once before it, without a trace, and gives the points that it reached;
-                the batch stands for the ids.
-
-        Returns:
-            What takes the forward pass down.
+            arguments: the integer tensors among the arguments of the call, in NumPy, by the names of the parameters.
+            discover: makes the same forward pass once before, without a trace, and returns the points that it reached; its batch
+                stands for the ids.
         """
         ...
 
     def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> Any:
-        """It ended.
+        """End a forward pass, and return an object that stands for it, which the backend keeps no longer than the pass's graph.
 
         Args:
-            watch: what took it down.
-            values: by key the values at the points that were kept.
+            watch: the watch that recorded it.
+            values: the values at the points that were kept, by key.
             compute_dtype: the dtype in which the model computed at the first of them, see `Run`.
-
-        Returns:
-            What stands for the pass. The backend keeps it no longer than the pass's graph lives.
 
         Raises:
             PointError: a point that is listened to was not reached, or is ambiguous.
@@ -283,26 +277,26 @@ class Listener(Protocol):
         ...
 
     def step(self, gradients: Sequence[tuple[Any, str, np.ndarray]]) -> None:
-        """A backward pass ended that reached points: what stands for the forward pass, the key, the gradient of each."""
+        """Take the gradients of a backward pass: for each point reached the object of its forward pass, its key, its gradient."""
         ...
 
     def outside(self, path: str) -> None:
-        """A module of the model is called outside of any call of the model, with gradients: a wrapper's `forward` is not used."""
+        """Note that a module of the model is called with gradients outside of any call of the model, as around a wrapper."""
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """One framework. A class of this shape, without arguments, is what an entry point names.
+    """The backend of a framework. An entry point names a class of this shape, which is made without arguments.
 
-    Its module imports the framework only inside the functions that need it. What every backend would have to write again is
-    there to be used: `embgrad.calling`, `answering`, `watching`, `structures`, `arrays` and `locks`.
+    Its module imports the framework only inside the functions that need it. What backends have in common is in `embgrad.backend`,
+    `embgrad.calling`, `answering`, `watching`, `structures`, `arrays` and `locks`.
 
     Attributes:
         name: the name under which users ask for it.
         package: the framework's import name, such as "torch".
         extra: the extra of embgrad that installs the framework; None where nothing is to install.
-        supports: abilities, of `ABILITIES`; asking for what is absent is an UnsupportedError.
+        supports: the abilities that it has, of `ABILITIES`; asking for another is an UnsupportedError.
 
     A backend may have a mapping `instead` as well: by an absent ability the end of the error's message, which says what to do.
     """
@@ -313,47 +307,47 @@ class Backend(Protocol):
     supports: frozenset[str]
 
     def owns(self, part: object) -> bool:
-        """Whether the object is a model of this framework, told by its type, without importing the framework."""
+        """Return whether an object is a model of this framework, by its type, without importing the framework."""
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of the framework and of the libraries that take part, for the provenance."""
+        """Return the versions of the framework and of the libraries that take part, for the provenance."""
         ...
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """The points that a forward pass on the batch reaches, see `PointWatch.points`. In evaluation mode.
+        """Return the points that a forward pass on the batch in evaluation mode reaches, see `PointWatch.points`.
 
-        It takes the same way as the forward pass of `run`, also where that depends on whether gradients are taken.
+        The pass goes the same way as that of `run`, also where this depends on whether gradients are taken.
         """
         ...
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """One forward pass, and a pullback for each set of cotangents; leaves the model as it was, also on errors.
+        """Run one forward pass, and a pullback for each set of cotangents; leave the model as it was, also after an error.
 
-        Returned arrays are the caller's own, never a view of the framework's memory.
+        Returned arrays own their memory, which is never the framework's.
         """
         ...
 
     def paths(self, model: Any) -> Collection[str]:
-        """The attribute paths of the model's modules and tables, and other names under which they can be named."""
+        """Return the attribute paths of the model's modules and tables, and other names by which points can be named."""
         ...
 
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
-        """While it is open, the user's own passes through the model in this thread are told to the listener.
+        """Report the user's own passes through the model in this thread to the listener while it is open.
 
-        They compute what they would have computed, bit for bit. A backend without the ability "capture" need not have it.
+        They compute the same numbers as without, bit for bit. A backend without the ability "capture" need not have it.
         """
         ...
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """Every parameter and buffer of floating point that has values, shared ones once, in the model's order.
+        """Return the parameters and buffers of floating point that have values, shared ones once, in the model's order.
 
         A backend without the ability "weights" need not have it.
         """
         ...
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Holds what `points` and `run` hold of a model, so that meanwhile no other thread's run sees what is changed in it.
+        """Hold a model's locks as `points` and `run` do, so that no other thread's run sees changes made meanwhile.
 
         A backend without the ability "weights" need not have it.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -14,6 +13,7 @@ import numpy as np
 from embgrad.answering import answered, compute_dtype, values_at
 from embgrad.arrays import owned
 from embgrad.backend import Call, Listener, ParameterValues, Point, Request, Run, Weight
+from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
 from embgrad.backend.table_rests import table_rests
@@ -207,8 +207,8 @@ class ReferenceBackend:
                 not outer.listening or inside
             ):  # embgrad's own, or the model calls itself
                 return part.forward(part, *args, **kwargs)
-            bound = inspect.signature(part.forward).bind(part, *args, **kwargs).arguments
-            whole = {name: value for name, value in bound.items() if _is_whole(value)}
+            named = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
+            whole = integer_arguments(named or {}, _whole_numbers)
 
             def discover(batch: TokenBatch) -> Sequence[Point]:
                 return self.points(model, batch, lambda *_: part.forward(part, *args, **kwargs))
@@ -348,5 +348,5 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, Tensor)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
+def _whole_numbers(_name: str, value: object) -> np.ndarray | None:
+    return value.copy() if isinstance(value, np.ndarray) and value.dtype.kind in "iu" else None
