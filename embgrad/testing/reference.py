@@ -31,13 +31,13 @@ _NOTHING: Final = Request((), lambda outputs: [])
 
 
 class _Observer:
-    """Takes a forward pass down, changes values where that is asked for, and keeps hold of the points.
+    """The observer of a forward pass, which changes values where that is asked for, and keeps the points.
 
     Attributes:
-        watch: what takes the pass down.
+        watch: records the pass.
         kept: by the point's key the tensor at which its gradient is taken, and the one that went on.
         before: by key the gradients that were edited, one for each pullback.
-        tables: by key the table of a lookup.
+        tables: the tables of the lookups by key.
         listening: whether it is the user's own pass, in which nothing may be cut off.
     """
 
@@ -64,7 +64,7 @@ class _Observer:
         self._paths = {id(table): name for name, table in _parameters(parts).items()}
 
     def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
-        """The rows that go on: cut off the table where they are kept hold of, so that nothing below is differentiated."""
+        """Return the rows that go on, cut off the table where they are asked for, so that nothing below is differentiated."""
         key = self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
         rows = compute() if self._outer is None else self._outer.at_lookup(table, indices, compute)
         self.watch.gave(rows)
@@ -79,17 +79,17 @@ class _Observer:
         return {key: [name] for key, name in known.items() if name is not None}
 
     def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """What a module gives."""
+        """Call a module, and return what goes on in place of its output."""
         return self.at_call(model, path, function, *given)
 
     def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *given: Any) -> Any:
-        """The same, with the arguments one by one."""
+        """Do the same with the arguments one by one."""
         path = self._prefixes.get(id(model), "") + path
         proceed = function if self._outer is None else partial(self._outer.at_call, model, path, function)
         return self._calls.around(proceed, path, function.__name__, given, {})
 
     def _tap(self, key: str, tensor: Tensor) -> Tensor:
-        """What goes on in place of the tensor: overridden, added to, its gradient edited."""
+        """Return the tensor that goes on: overridden, added to, its gradient edited."""
         value = self._changes.value(key, tensor)
         mark = Tensor(value.value, [(value, lambda g: g)])
         self.kept[key] = (mark, mark)
@@ -129,21 +129,21 @@ class ReferenceBackend:
     )
 
     def owns(self, part: object) -> bool:
-        """Whether it is a ReferenceModel."""
+        """Return whether an object is a ReferenceModel."""
         return isinstance(part, ReferenceModel)
 
     def versions(self) -> Mapping[str, str]:
-        """NumPy's version."""
+        """Return NumPy's version."""
         return {"numpy": np.__version__}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """What a forward pass reaches."""
+        """Return the points that a forward pass reaches."""
         with _running(model, training=False):
             _, observer, _ = _forward(model, batch, None, _NOTHING, call)
         return observer.watch.points()
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """One forward pass, and a pullback for each set of cotangents."""
+        """Run one forward pass, and a pullback for each set of cotangents."""
         parameters = _parameters(as_parts(model))
         with _running(model, request.training):
             returned, observer, unused = _forward(model, batch, request.reached, request, request.call)
@@ -177,22 +177,22 @@ class ReferenceBackend:
         )
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """The parameters; one belongs to the module that its name begins with."""
+        """Return the parameters as weights; each belongs to the module that its name begins with."""
         return [_weight(prefix, part, name, one) for prefix, part, name, one in _held(as_parts(model))]
 
     def alone(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Meanwhile no other thread runs the model."""
+        """Keep other threads from running the model while it is open."""
         return model_lock(as_parts(model))
 
     def paths(self, model: Any) -> Collection[str]:
-        """The paths of the parameters and of the modules."""
+        """Return the paths of the parameters and of the modules."""
         parts = as_parts(model)
         modules = [prefix + path for prefix, part in _numbered(parts) for path in part.modules]
         return [*_parameters(parts), *modules]
 
     @contextlib.contextmanager
     def capture(self, model: Any, listener: Listener) -> Iterator[None]:
-        """While it is open, calls of the model and pullbacks in this thread are told to the listener."""
+        """Report calls of the model and pullbacks in this thread to the listener while it is open."""
         kept: WeakKeyDictionary[Tensor, tuple[Any, str]] = WeakKeyDictionary()
         inside: list[ReferenceModel] = []
 
@@ -242,12 +242,12 @@ def _numbered(parts: Sequence[ReferenceModel]) -> list[tuple[str, ReferenceModel
 
 
 def _parameters(parts: Sequence[ReferenceModel]) -> dict[str, Tensor]:
-    """The parameters of all parts by path."""
+    """Return the parameters of all parts by path."""
     return {prefix + name: value for prefix, part in _numbered(parts) for name, value in part.parameters.items()}
 
 
 def _held(parts: Sequence[ReferenceModel]) -> Iterator[tuple[str, ReferenceModel, str, Tensor]]:
-    """The parameters, each once, with the part that holds it."""
+    """Yield the parameters, each once, with the part that holds it."""
     seen: set[int] = set()
     for prefix, part in _numbered(parts):
         for name, one in part.parameters.items():
@@ -276,7 +276,7 @@ def _copies(gradients: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray 
 
 @contextlib.contextmanager
 def _running(model: Any, training: bool) -> Iterator[None]:
-    """The mode for one pass; what it was before, and where the random numbers stood, comes back in any case."""
+    """Set the mode for one pass, and restore it afterwards."""
     parts = as_parts(model)
     with model_lock(parts):
         modes = [(part, part.training) for part in parts]
@@ -312,25 +312,25 @@ def _forward(
 
 
 class ReferenceTensors:
-    """How the reference's tensors are looked at."""
+    """The reading of the reference's tensors, see `embgrad.answering.Tensors`."""
 
     kind = "a Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)
 
     def is_tensor(self, value: object) -> bool:
-        """Whether it is a Tensor."""
+        """Return whether a value is a Tensor."""
         return isinstance(value, Tensor)
 
     def dtype(self, tensor: Tensor) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
         return str(tensor.value.dtype)
 
     def to_numpy(self, tensor: Tensor) -> np.ndarray:
-        """A copy of the values."""
+        """Return a copy of the values."""
         return np.array(tensor.value)
 
     def rows(self, tensor: Tensor, examples: np.ndarray, positions: np.ndarray) -> Tensor:
-        """The rows, whose gradient goes back to where they were."""
+        """Return the rows, whose gradient goes back to where they were."""
 
         def back(g: np.ndarray) -> np.ndarray:
             whole = np.zeros_like(tensor.value)

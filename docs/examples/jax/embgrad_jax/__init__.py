@@ -34,39 +34,39 @@ class JaxBackend:
     )
 
     def owns(self, part: object) -> bool:
-        """Whether it is a `flax.nnx.Module`, told by its type, without importing Flax."""
+        """Return whether an object is a `flax.nnx.Module`, by its type, without importing Flax."""
         return any(
             base.__module__ == "flax.nnx.module" and base.__qualname__ == "Module" for base in type(part).__mro__
         )
 
     def versions(self) -> Mapping[str, str]:
-        """The versions of JAX and Flax, where they are in use."""
+        """Return the versions of JAX and Flax, where they are imported."""
         return {name: str(sys.modules[name].__version__) for name in ("jax", "flax") if name in sys.modules}
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
-        """What a forward pass on the batch reaches: lookups and modules, in order."""
+        """Return the points that a forward pass on the batch reaches: lookups and modules, in order."""
         from embgrad_jax.running import points
 
         return points(model, batch, call)
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """One forward pass, and a pullback for each set of cotangents; all on a copy of the model."""
+        """Run one forward pass, and a pullback for each set of cotangents, all on a copy of the model."""
         from embgrad_jax.running import run
 
         return run(model, batch, request)
 
     def paths(self, model: Any) -> Collection[str]:
-        """The attribute paths of the modules. A table goes by its `nnx.Embed`."""
+        """Return the attribute paths of the modules. A table goes by its `nnx.Embed`."""
         from embgrad_jax.graph import modules_of
 
         return list(modules_of(model))
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """The variables of floating point, trainable or not."""
+        """Return the variables of floating point, trainable or not."""
         from embgrad_jax.graph import weights_of
 
         return weights_of(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Meanwhile no other thread copies the model."""
+        """Keep other threads from copying the model while it is open."""
         return model_lock(as_parts(model))

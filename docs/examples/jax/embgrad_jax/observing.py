@@ -1,4 +1,4 @@
-"""Sees the lookups and module calls of a copy of a model, changes values there, and hears of their gradients."""
+"""Observes the lookups and module calls of a copy of a model, changes values there, and receives their gradients."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Observer", "dress"]
 
 
 class Observer:
-    """Takes one forward pass down, under `jax.vjp`.
+    """The observer of one forward pass under `jax.vjp`.
 
     Args:
-        watch: what takes the pass down.
-        request: what is changed, and where.
-        seed: the argument that JAX differentiates by. Its own gradient is of no interest: what it has touched JAX keeps track of.
+        watch: records the pass.
+        request: says what is changed, and where.
+        seed: the argument that JAX differentiates by. Its own gradient is of no interest: JAX keeps track of what it touches.
 
     Attributes:
         watch: as given.
-        activations: by key the values at the points that are kept hold of.
-        dtypes: by key their dtypes.
-        gradients: by key the gradients that the current pullback has reached; a key that it does not reach is missing.
+        activations: the values at the points that are asked for, by key.
+        dtypes: their dtypes by key.
+        gradients: the gradients in the current pullback by key; a key that it does not reach is missing.
     """
 
     def __init__(self, watch: PointWatch, request: Request, seed: jax.Array) -> None:
@@ -52,11 +52,11 @@ class Observer:
 
     @property
     def before(self) -> dict[str, np.ndarray]:
-        """By key the gradients that an edit replaced."""
+        """The gradients that an edit replaced, by key."""
         return self._changes.before
 
     def at_lookup(self, path: str, table: nnx.Embed, indices: Any, compute: Callable[[], jax.Array]) -> jax.Array:
-        """The rows that go on: cut off the table where they are kept hold of, so that nothing below is differentiated."""
+        """Return the rows that go on, cut off the table where they are asked for, so that nothing below is differentiated."""
         _expect_values(indices, f"the lookup in {path!r}")
         key = self.watch.see(path, np.asarray(indices), table.num_embeddings, table.features)
         rows = compute()
@@ -66,7 +66,7 @@ class Observer:
         return self._tap(key, rows if self._request.parameters else jax.lax.stop_gradient(rows))
 
     def at_module(self, path: str, module: nnx.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a module gives."""
+        """Call a module, and return what goes on in place of its output."""
         return self._calls.around(call, path, type(module).__name__, args, kwargs)
 
     def _tap(self, key: str, value: jax.Array) -> jax.Array:
@@ -77,10 +77,10 @@ class Observer:
         return self.heard(key, value)
 
     def heard(self, key: str, value: jax.Array) -> jax.Array:
-        """The value itself, bit for bit, of whose gradient the observer hears on its way up.
+        """Return the value itself, bit for bit, so that the observer receives its gradient in the backward pass.
 
-        JAX calls `back` with the whole gradient in each pullback in which there is one, and never where there is no way: so
-        "none" and "zero" are told apart, which a gradient with respect to an added zero would not do.
+        JAX calls `back` with the whole gradient in each pullback in which there is one, and not at all where none reaches the
+        value. A gradient with respect to an added zero would be zero in both cases.
         """
 
         @jax.custom_vjp
@@ -112,7 +112,7 @@ def dress(model: Any, observer: Observer) -> None:
 
 
 class _Lookup(nnx.Embed):
-    """Comes between a subclass of `nnx.Embed` and that itself: sees the raw rows, before the subclass does more to them."""
+    """The class between a subclass of `nnx.Embed` and that itself, which sees the raw rows before the subclass changes them."""
 
     _embgrad: tuple[Observer, str]
 
@@ -123,7 +123,7 @@ class _Lookup(nnx.Embed):
 
 @functools.cache
 def _dressed(plain: type) -> Any:
-    """The subclass of a module's class whose calls are seen."""
+    """Return a subclass of a module's class whose calls are observed."""
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         observer, path = self._embgrad

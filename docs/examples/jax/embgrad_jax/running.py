@@ -25,10 +25,10 @@ from embgrad_jax.observing import Observer, dress
 
 __all__ = ["points", "run"]
 
-#: Arguments of a model's that are no part of a batch.
+#: Arguments of a model that are no part of a batch.
 NOT_THE_BATCHS: Final = ("deterministic", "train", "training", "rngs", "decode")
 
-#: What is said to who misses something.
+#: Ends the message where a point was not found.
 SEEN: Final = (
     "Of lookups, calls of nnx.Embed are seen; and all is seen in a copy of the model alone, which call=... is given: let it call "
     "that, not the model itself"
@@ -36,12 +36,12 @@ SEEN: Final = (
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> Sequence[Point]:
-    """What a forward pass on the batch reaches."""
+    """Return the points that a forward pass on the batch reaches."""
     return _Pass(model, batch, Request((), lambda outputs: [], call=call), everything=True).watch.points()
 
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
-    """One forward pass, and a pullback for each set of cotangents."""
+    """Run one forward pass, and a pullback for each set of cotangents."""
     passed = _Pass(model, batch, request)
     if request.training:
         _move_on(model, passed.drawn)
@@ -73,14 +73,14 @@ class _Pass:
     Under `jax.vjp` and `jax.disable_jit` every operation is made at once, so that ids and values have numbers on the way.
 
     Attributes:
-        watch: what has taken it down.
-        observer: what has seen it.
-        chosen: by the names that were asked for the keys of the points.
-        unused: what of the batch the model could not take.
+        watch: has recorded it.
+        observer: has observed it.
+        chosen: the keys of the points by the names that were asked for.
+        unused: the parts of the batch that the model could not take.
         objective: the values of a native objective.
-        outputs: what is pulled back from.
-        cotangents: for each pullback those of the outputs.
-        drawn: by path how often the copy's random numbers have been drawn.
+        outputs: the outputs that are pulled back from.
+        cotangents: for each pullback the cotangents of the outputs.
+        drawn: by path how often the copy has drawn random numbers.
     """
 
     def __init__(self, model: Any, batch: TokenBatch, request: Request, *, everything: bool = False) -> None:
@@ -116,7 +116,7 @@ class _Pass:
         return self._answered(returned)
 
     def _answered(self, returned: Any) -> Sequence[jax.Array]:
-        """The objective's answer, still in the forward pass: JAX differentiates also what is done to the outputs there."""
+        """Answer the objective inside the forward pass, where JAX differentiates what is done to the outputs, too."""
         answer = answered(returned, self._batch, self._request, JaxTensors())
         self.objective = answer.objective
         pairs = [[(id(tensor), tensor, cotangent) for tensor, cotangent in one] for one in answer.sets]
@@ -131,37 +131,37 @@ class _Pass:
         return list(outputs.values())
 
     def pull_back(self, cotangents: Sequence[jax.Array]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The gradients at the points and variables that one reaches, and what those were before that were edited."""
+        """Return the gradients at the points and variables reached, and those that were edited as they were before."""
         self.observer.start_pullback()
         self._pull(cotangents)
         return self.observer.gradients, self.observer.before
 
 
 class JaxTensors:
-    """How JAX's arrays are looked at."""
+    """The reading of JAX's arrays, see `embgrad.answering.Tensors`."""
 
     kind = "a jax.Array"
     scalars: tuple[tuple[int, ...], ...] = ((),)
 
     def is_tensor(self, value: object) -> bool:
-        """Whether it is a `jax.Array`."""
+        """Return whether a value is a `jax.Array`."""
         return isinstance(value, jax.Array)
 
     def dtype(self, tensor: Any) -> str:
-        """The dtype's name."""
+        """Return the dtype's name."""
         return str(tensor.dtype)
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """A copy of the values."""
+        """Return a copy of the values."""
         return to_numpy(tensor)
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
-        """The rows, which JAX pulls back as it does everything else."""
+        """Return the rows, which JAX pulls back as it does everything else."""
         return tensor[examples, positions]
 
 
 def _called(copied: Any, model: Any, batch: TokenBatch, call: Call | None) -> tuple[Any, tuple[str, ...]]:
-    """What the copy returns, and what of the batch it could not take."""
+    """Call the copy; return its outputs, and the names of the batch's parts that it could not take."""
     if call is not None:
         return call(copied, jax.tree.map(_native, batch.inputs())), ()  # a dict, or the ids alone
     expect_single(model)
@@ -171,7 +171,7 @@ def _called(copied: Any, model: Any, batch: TokenBatch, call: Call | None) -> tu
 
 
 def _native(value: Any) -> Any:
-    """As a JAX array. Where JAX holds whole numbers in 32 bits it wraps larger ones round: an id would become another."""
+    """Return a JAX array; refuse numbers that JAX, which holds whole numbers in 32 bits, would wrap round to another id."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         return value
     array = jnp.asarray(value)
@@ -191,7 +191,7 @@ def _table_names(model: Any, watch: PointWatch, keys: Iterable[str]) -> dict[str
 
 
 def _move_on(model: Any, drawn: Mapping[str, Any]) -> None:
-    """Let the model's random numbers go on from where the copy's are, as after a pass of the user's own."""
+    """Move the model's random numbers on to where the copy's are, as a pass by hand would."""
     with model_lock(as_parts(model)):
         for path, count in nodes_of(model, nnx.RngCount).items():
             count.set_value(drawn[path])
