@@ -159,7 +159,7 @@ class _State(threading.local):
 
     def active(self) -> list[_Pass]:
         """Return the passes that are under way."""
-        return [] if self.resting else [one.current for one in self.captures if one.current is not None]
+        return [] if self.resting else [opened.current for opened in self.captures if opened.current is not None]
 
 
 _state = _State()
@@ -167,7 +167,7 @@ _state = _State()
 
 def _marks() -> list[Marks]:
     """Return the marks that a backward pass may reach."""
-    return [marks for one in _state.captures for marks in one.marks]
+    return [marks for opened in _state.captures for marks in opened.marks]
 
 
 def _expect_right(way: Way, training: bool) -> None:
@@ -186,30 +186,32 @@ _WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *DRAWING)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-    starting = [one for one in _state.captures if one.model is block and one.current is None and not _state.resting]
+    starting = [
+        opened for opened in _state.captures if opened.model is block and opened.current is None and not _state.resting
+    ]
     if starting and not import_mxnet().autograd.is_recording():
-        for one in starting:
-            one.unrecorded += 1
+        for opened in starting:
+            opened.unrecorded += 1
         starting = []
     elif not _state.resting and import_mxnet().autograd.is_recording():
-        for one in _state.captures:
-            if one.model is not block:
-                one.report_outside(block)
+        for opened in _state.captures:
+            if opened.model is not block:
+                opened.report_outside(block)
     if not starting and not _state.active():
         return proceed(*args)
     try:
-        for one in starting:
-            one.begin(args, proceed)
-        begun = [(one, one.current) for one in starting if one.current is not None]
+        for opened in starting:
+            opened.begin(args, proceed)
+        begun = [(opened, opened.current) for opened in starting if opened.current is not None]
         call = proceed
         for under_way in _state.active():
             call = functools.partial(_through, under_way.modules, block, call)
         returned = call(*args)
     finally:
-        for one in starting:
-            one.current = None
-    for one, ended in begun:
-        one.end(ended)
+        for opened in starting:
+            opened.current = None
+    for opened, ended in begun:
+        opened.end(ended)
     return returned
 
 
@@ -258,12 +260,12 @@ def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> An
 def _within(block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
     """Yield the function that passes a value of a SymbolBlock's graph through all passes that are under way, or None."""
     with contextlib.ExitStack() as stack:
-        opened = [stack.enter_context(one.graphs.within(block, args)) for one in _state.active()]
+        opened = [stack.enter_context(under_way.graphs.within(block, args)) for under_way in _state.active()]
         asking = [on_value for on_value in opened if on_value is not None]
 
         def on_value(node: int, output: int, value: Any) -> Any:
-            for one in asking:
-                value = one(node, output, value)
+            for replace in asking:
+                value = replace(node, output, value)
             return value
 
         yield on_value if asking else None
@@ -367,10 +369,10 @@ def hearing(
         bound = _bound(original, args, kwargs)
         reached = reached_by(bound.get("heads", bound.get("self")), bool(bound["train_mode"]))
         returned = original(*args, **kwargs)
-        for one in marks():
-            one.heard()
+        for passed in marks():
+            passed.heard()
         if reached:
-            _report(reached, [one.array.grad for one in reached], heard, keep=bool(bound["retain_graph"]))
+            _report(reached, [entry.array.grad for entry in reached], heard, keep=bool(bound["retain_graph"]))
         return returned
 
     def compute(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -380,7 +382,7 @@ def hearing(
             return original(*args, **kwargs)
         given = bound["variables"]
         variables = [given] if isinstance(given, import_mxnet().nd.NDArray) else list(given)
-        found = original(**{**bound, "variables": [*variables, *(one.array for one in reached)]})
+        found = original(**{**bound, "variables": [*variables, *(entry.array for entry in reached)]})
         keep = bound["create_graph"] if bound["retain_graph"] is None else bound["retain_graph"]
         _report(reached, found[len(variables) :], heard, keep=bool(keep))
         return found[: len(variables)]
@@ -401,16 +403,16 @@ def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], N
     Raises:
         UnsupportedError: a mark changes the order in which MXNet adds up.
     """
-    known = [_Reached(one, key, array) for one in marks for key, array in one.arrays.items()]
+    known = [_Reached(passed, key, array) for passed in marks for key, array in passed.arrays.items()]
     if not known:
         return []
     outputs = [heads] if isinstance(heads, import_mxnet().nd.NDArray) else list(heads)
-    ways = [way_to(output, [one.array for one in known]) for output in outputs]
-    reached = [one for place, one in enumerate(known) if any(way.reached[place] for way in ways)]
-    for one in reached:
-        if split_name(one.key).side is not None and any(is_regrouped(way, one.array) for way in ways):
+    ways = [way_to(output, [entry.array for entry in known]) for output in outputs]
+    reached = [entry for place, entry in enumerate(known) if any(way.reached[place] for way in ways)]
+    for entry in reached:
+        if split_name(entry.key).side is not None and any(is_regrouped(way, entry.array) for way in ways):
             raise UnsupportedError(
-                f"what is at the point {one.key!r} is used past it, too, and MXNet would add up its gradient in another order "
+                f"what is at the point {entry.key!r} is used past it, too, and MXNet would add up its gradient in another order "
                 "than without the capture: name the output of the module that made it, or capture at='word'"
             )
     for way in ways if reached else ():
@@ -421,11 +423,11 @@ def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], N
 def _report(reached: Sequence[_Reached], gradients: Sequence[Any], heard: Callable[[], None], *, keep: bool) -> None:
     """Pass the gradients of one backward pass to the listeners, each once."""
     steps: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
-    for one, gradient in zip(reached, gradients, strict=True):
-        _, entries = steps.setdefault(id(one.marks.listener), (one.marks.listener, []))
-        entries.append((one.marks.passed, one.key, owned(gradient.asnumpy())))
-        if not keep and one.marks in one.marks.among:  # its graph is gone
-            one.marks.among.remove(one.marks)
+    for entry, gradient in zip(reached, gradients, strict=True):
+        _, entries = steps.setdefault(id(entry.marks.listener), (entry.marks.listener, []))
+        entries.append((entry.marks.passed, entry.key, owned(gradient.asnumpy())))
+        if not keep and entry.marks in entry.marks.among:  # its graph is gone
+            entry.marks.among.remove(entry.marks)
     heard()
     for listener, entries in steps.values():
         listener.step(entries)
