@@ -22,8 +22,8 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 
 __all__ = [
-    *("ACCUMULATING", "Differentiable", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
-    *("outside_inference", "random_as_found", "running", "with_gradients_apart"),
+    *("ACCUMULATING", "Before", "Differentiable", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
+    *("outside_inference", "random_as_found", "running"),
 ]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
@@ -149,36 +149,23 @@ def _set_trainable(parameters: Sequence[Any], *, trainable: bool) -> None:
         one.requires_grad_(trainable)
 
 
-def with_gradients_apart(model: Structure, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of the user's: what it has accumulated is accumulated apart.
+class Before(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """Calls a function before any of some functions of PyTorch's runs.
 
     Args:
-        model: the model, whose state is kept while it runs.
-        function: the function.
+        functions: those of PyTorch's.
+        call: the function that is called.
     """
 
-    def called(given: Any) -> Any:
-        with Accumulating(lambda: Weights(model.parameters(), ()).gradients_apart()):
-            return function(given)
-
-    return called
-
-
-class Accumulating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """Calls a function before gradients are accumulated in leaves.
-
-    Args:
-        before: the function.
-    """
-
-    def __init__(self, before: Callable[[], None]) -> None:
+    def __init__(self, functions: Collection[Callable[..., Any]], call: Callable[[], None]) -> None:
         super().__init__()
-        self._before = before
+        self._functions = functions
+        self._call = call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
-        if func in ACCUMULATING:
-            self._before()
+        if func in self._functions:
+            self._call()
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
