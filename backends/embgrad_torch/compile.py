@@ -246,7 +246,9 @@ def _compile_graph(graph: Any, inputs: Any) -> Any:
     for part in graph.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             if _is_watched(node):
-                raise LookupFoundError(f"it calls {getattr(node.target, '__name__', node.target)}, which has to be watched")
+                raise LookupFoundError(
+                    f"it calls {getattr(node.target, '__name__', node.target)}, which has to be watched"
+                )
     return torch._dynamo.lookup_backend("inductor")(graph, inputs, config_patches=INDUCTOR)
 
 

@@ -16,9 +16,8 @@ from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.inputs import has_values, is_transformed
-from embgrad_torch.listening import expect_uncompiled
 from embgrad_torch.state import ACCUMULATING, is_running
-from embgrad_torch.tap import At
+from embgrad_torch.tap import At, expect_uncompiled
 from embgrad_torch.walk import TablePaths
 
 __all__ = ["DIFFERENTIATING", "HANDLERS", "READERS", "Differentiated", "LookupMode", "Read"]

@@ -33,6 +33,9 @@ LARGEST_COPIED = 1 << 20
 #: The dtypes of most buffers, which no graph can hold.
 WHOLE: Final = frozenset({torch.int64, torch.int32, torch.bool})
 
+#: The kinds of devices for which autocast is looked at.
+DEVICES: Final = ("cpu", "cuda")
+
 #: The functions that have gradients accumulated in leaves.
 ACCUMULATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.backward, torch.Tensor.backward})
 
@@ -58,7 +61,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Weigh
     with (
         held(model.locks),
         Differentiable(),
-        _heard(),
+        torch._C._EnableTorchFunction(),  # also where the user has switched it off around the call
         _cast_anew(),
         _computed_anew if parametrize._cache_enabled else _NOTHING,
         _uncompiled,
@@ -189,11 +192,6 @@ def _rewritten(model: Structure, parameters: Sequence[Any], training: bool) -> l
         for one in _plain(parameters)
         if not one.is_inference() and (every or (averages and not one.requires_grad and one.is_floating_point()))
     ]
-
-
-def _heard() -> Any:
-    """What watches functions is told of them, also where the user has switched that off around the call."""
-    return _NOTHING if torch._C._is_torch_function_enabled() else torch._C._EnableTorchFunction()
 
 
 def _expect_values() -> None:
@@ -374,7 +372,7 @@ class _Uncached(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be
 def _cast_anew() -> Iterator[None]:
     """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights."""
     torch.autocast_increment_nesting()
-    if not (torch.autocast_decrement_nesting() or torch._C._is_any_autocast_enabled()):
+    if not (torch.autocast_decrement_nesting() or any(map(torch.is_autocast_enabled, DEVICES))):
         yield  # a block of the model's own drops them at its end
         return
     before = torch.is_autocast_cache_enabled()

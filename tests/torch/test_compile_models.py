@@ -232,9 +232,7 @@ for _ in range(3):
     assert np.array_equal(found.values, plain.values) and found.provenance["compiled"] is False
 """
     environment = {**os.environ, "CXX": "/nowhere/g++", "PATH": "", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False
-    )
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr
     said = run.stdout.strip().splitlines()
     assert len(said) == 3
