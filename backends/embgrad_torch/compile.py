@@ -66,9 +66,7 @@ def reason_against(request: Request, known: Structure, *, frozen: bool) -> str |
         return "compiled code is made for frozen weights, and gradients of weights are asked for"
     if not frozen:
         return "the model or the objective takes gradients by itself"
-    if request.several and any(
-        not one.is_cpu for one in known.parameters()
-    ):  # whose threads have settings of their own
+    if request.several and not all(one.is_cpu for one in known.parameters()):  # where other threads run backward passes
         return "compiled backward passes run but once on this device, and several are asked for"
     if parametrize._cache_enabled:  # what it keeps would be a part of the code
         return "torch.nn.utils.parametrize.cached is in force"
@@ -106,7 +104,8 @@ class CompiledModules:
             return
         with _lasting(), contextlib.ExitStack() as stack:
             stack.callback(self._put_back, [(one, vars(one).copy()) for one in (*known.parameters(), *known.buffers())])
-            self._failed += [_told(one, _known[one]) for one in known.modules if isinstance(_known.get(one), str)]
+            refused = ((module, _reason_known(module)) for module in known.modules)
+            self._failed += [_told(module, why) for module, why in refused if why is not None]
             self._replace(known.parts)
             yield
             for module in self._replaced:
@@ -133,27 +132,34 @@ class CompiledModules:
         if not self._mode.is_innermost():  # a call of another thread's, or of a function of the user's
             return type(module).forward(module, *args, **kwargs)
         self._called.add(module)
-        made = _known.pop(module, None) or _compiled()
+        made = _known.get(module) or _compiled()
         self._mode.__exit__(None, None, None)
         try:
             with _compiling:
                 returned = made(module, args, kwargs)
+        except NotCompiledError as error:
+            why, stays = str(error), False
         except Exception as error:  # the module itself says what is wrong, where the fault is not the compiler's
-            failure = error
+            why, stays = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0], True
         else:
             self._ran = True
             _known[module] = made
             return returned
         finally:
             self._mode.__enter__()
-        said = str(getattr(failure, "inner_exception", failure)).strip().partition("\n")[0]
-        self._failed.append(_told(module, said))
+        return self._as_it_is(module, args, kwargs, why, stays=stays)
+
+    def _as_it_is(self, module: Any, args: Any, kwargs: Any, why: str, *, stays: bool) -> Any:
+        """Run a module's forward uncompiled, but for its children where the reason stays."""
+        self._failed.append(_told(module, why))
         vars(module).pop("forward", None)
-        if not isinstance(failure, NotCompiledError):
+        if stays:
             self._replace(list(module.children()))
         returned = type(module).forward(module, *args, **kwargs)
-        if not isinstance(failure, NotCompiledError):
-            _known[module] = said
+        if stays:
+            _known[module] = why
+        else:
+            _known.pop(module, None)  # PyTorch may not compile the same function later
         return returned
 
     def _replace(self, among: Sequence[Any]) -> None:
@@ -220,8 +226,19 @@ def _may_be_compiled(module: Any) -> bool:
     """Return whether a module's own forward may run compiled, whatever its children do."""
     if isinstance(module, EMBEDDINGS) or is_compiled_wrapper(module) or "forward" in vars(module):
         return False
+    return _is_plain(module) and _reason_known(module) is None
+
+
+def _is_plain(module: Any) -> bool:
+    """Return whether modules of its class are told apart by identity, so that one can be a key."""
     kind: Any = type(module)
-    return kind.__hash__ is object.__hash__ and not isinstance(_known.get(module), str)
+    return bool(kind.__hash__ is object.__hash__)
+
+
+def _reason_known(module: Any) -> str | None:
+    """Return why a module could not be compiled in an earlier pass, or None."""
+    known = _known.get(module) if _is_plain(module) else None
+    return known if isinstance(known, str) else None
 
 
 def _compiled() -> Callable[..., Any]:
@@ -246,9 +263,8 @@ def _compile_graph(graph: Any, inputs: Any) -> Any:
     for part in graph.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             if _is_watched(node):
-                raise LookupFoundError(
-                    f"it calls {getattr(node.target, '__name__', node.target)}, which has to be watched"
-                )
+                name = getattr(node.target, "__name__", node.target)
+                raise LookupFoundError(f"it calls {name}, which has to be watched")
     return torch._dynamo.lookup_backend("inductor")(graph, inputs, config_patches=INDUCTOR)
 
 

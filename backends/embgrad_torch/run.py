@@ -167,7 +167,9 @@ def _compiled(this: _Pass, *, frozen: bool) -> Iterator[Any]:
     """Meanwhile modules run compiled; gives what tells why none did."""
     from embgrad_torch.compile import CompiledModules, reason_against
 
-    compiled = CompiledModules(this.mode, reason_against(this.request, this.known, frozen=frozen))
+    reason = reason_against(this.request, this.known, frozen=frozen)
+    compiled = CompiledModules(this.mode, reason)
+    this.mode.frozen = this.mode.frozen or reason is None  # compiled code cannot be differentiated twice either
     with compiled.on(this.known):
         yield compiled
 

@@ -390,7 +390,19 @@ def test_what_takes_gradients_itself() -> None:
         return body.inner(rows) * torch.autograd.grad(body.inner(rows.detach()).sum(), body.inner.weight)[0].sum()
 
     falls_back(Taking(), why, objective=weighted)
+    falls_back(Taking().requires_grad_(False), why, objective=weighted)
     falls_back(Net(differentiating), why)
+
+
+def test_an_error_of_the_model_leaves_its_code(graphs: list[Any]) -> None:
+    model = Net()
+    agree(model)
+    model.body.inner = nn.Linear(5, 6).double()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    model.body.inner = nn.Linear(6, 6).double()
+    agree(model)
+    assert len(graphs) == 1
 
 
 def test_settings_under_which_nothing_is_compiled() -> None:
