@@ -71,13 +71,13 @@ class TorchBackend:
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """The parameters and floating buffers, trainable or not."""
-        from embgrad_torch.weights import weights
+        from embgrad_torch.parameters import weights
 
         return weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
         """Meanwhile no other thread runs the model, or a part of it."""
-        from embgrad_torch.weights import alone
+        from embgrad_torch.parameters import alone
 
         return alone(model)
 

@@ -10,7 +10,7 @@ import torch
 
 from embgrad.checkpoint import WeightTarget, bert_names
 from embgrad.errors import BackendError, UnsupportedError, brief, listed
-from embgrad_torch.weights import putter
+from embgrad_torch.parameters import putter
 
 __all__ = ["bert", "bert_targets"]
 

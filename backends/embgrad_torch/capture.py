@@ -7,7 +7,8 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,21 @@ from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.batch import TokenBatch
 from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
+from embgrad.interception import Interception
 from embgrad.watching import PointWatch
 from embgrad_torch.checkpoints import segments_watched
-from embgrad_torch.inputs import has_values, parameters, to_numpy
-from embgrad_torch.listening import Listening, compiled_calls, expect_uncompiled, expect_untransformed
+from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.modules import ModuleWatch, hooked
 from embgrad_torch.run import points
 from embgrad_torch.state import is_running
-from embgrad_torch.tap import is_floating
+from embgrad_torch.tap import Listening, expect_uncompiled, is_floating
 from embgrad_torch.walk import TablePaths, is_compiled_wrapper, spelled, walk
 
 __all__ = ["capture"]
+
+#: What every call of a compiled function asks before it runs.
+_compiled = Interception(lambda: sys.modules["torch._dynamo.eval_frame"], "_callback_from_stance")
 
 
 @contextlib.contextmanager
@@ -267,6 +271,37 @@ class _Capture:
         """Nothing is heard any more; graphs that are left may have our hooks, which then do nothing."""
         self._closed = True
         self._abandon()
+
+
+def expect_untransformed() -> None:
+    """Refuse to listen inside a transform of torch.func, whose tensors have no values."""
+    if is_transformed():
+        raise UnsupportedError(
+            "the model is called inside torch.func.grad, torch.vmap or another transform of torch.func, where tensors have no "
+            "values that could be kept: expected loss.backward() or torch.autograd.grad in the loop that you capture, or the "
+            "transform outside of the capture"
+        )
+
+
+@dataclass
+class Calls:
+    """Whether there were any."""
+
+    ran: bool = False
+
+
+@contextlib.contextmanager
+def compiled_calls() -> Iterator[Calls]:
+    """Tells, while it is open, whether this thread calls what `torch.compile` had made: none of our hooks may run in it."""
+    found = Calls()
+
+    def tell(original: Callable[..., Any], *given: Any) -> Any:
+        found.ran = True
+        return original(*given)
+
+    loaded = hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_callback_from_stance")
+    with _compiled.by(tell) if loaded else contextlib.nullcontext():
+        yield found
 
 
 def _nothing(module: Any, returned: Any) -> None:

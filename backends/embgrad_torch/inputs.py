@@ -7,7 +7,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -24,8 +23,8 @@ from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, i
 from embgrad.tolerance import coarsest
 
 __all__ = [
-    *("Plan", "TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_transformed"),
-    *("like", "plan", "planned", "to_numpy", "to_tensors"),
+    *("TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_transformed"),
+    *("like", "plan", "to_numpy", "to_tensors"),
 ]
 
 CPU: Final = torch.device("cpu")
@@ -37,52 +36,16 @@ PLACED: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL
 PLAIN: Final = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a model is called.
-
-    Attributes:
-        call: makes the call with a nest of arguments.
-        arguments: the nest, with tensors.
-        unused: what of the batch it leaves out.
-    """
-
-    call: Callable[[Any], Any]
-    arguments: Any
-    unused: tuple[str, ...]
-
-    @property
-    def leaves(self) -> list[Any]:
-        """The tensors among the arguments."""
-        return [one for one in pytree.tree_leaves(self.arguments) if isinstance(one, torch.Tensor)]
-
-    def filled(self, leaves: Sequence[Any]) -> Any:
-        """The arguments with others in place of the tensors."""
-        order = iter(leaves)
-        return pytree.tree_map(lambda one: next(order) if isinstance(one, torch.Tensor) else one, self.arguments)
-
-
 def plan(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
-    """The call of the model, ready to be made, and what of the batch it leaves out.
+    """Return the call of the model, ready to be made, and what of the batch it leaves out.
 
     Raises:
         BatchError: the model needs an input that the batch has nothing for.
         UnsupportedError: a sequence of parts, or a module without a forward, without `call`.
     """
-    found = planned(model, batch, call, device)
-    return lambda: found.call(found.arguments), found.unused
-
-
-def planned(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> Plan:
-    """The same with the arguments apart.
-
-    Raises:
-        BatchError: as `plan`.
-        UnsupportedError: as `plan`.
-    """
     if call is not None:
         inputs = to_tensors(batch.inputs(), device, len(batch))
-        return Plan(lambda arguments: call(model, arguments), inputs, ())
+        return lambda: call(model, inputs), ()
     if isinstance(model, (list, tuple)):
         raise UnsupportedError(
             f"the model is a sequence of {len(model)} parts, and only you know how they go together: pass call=lambda parts, "
@@ -96,14 +59,14 @@ def planned(model: Any, batch: TokenBatch, call: Call | None, device: Any) -> Pl
             f"{type(model).__name__} has no forward of its own: expected a module that can be called, such as one of its "
             f"children ({children or 'none'}), or call=lambda model, inputs: outputs, which says how they go together"
         )
-    found = plan_call(parameters(model), batch)
-    args = [to_tensors(argument, device, len(batch)) for argument in found.args]
-    kwargs = to_tensors(dict(found.kwargs), device, len(batch))
+    planned = plan_call(parameters(model), batch)
+    args = [to_tensors(argument, device, len(batch)) for argument in planned.args]
+    kwargs = to_tensors(dict(planned.kwargs), device, len(batch))
     runner = _unparallel(model)
-    return Plan(lambda arguments: runner(*arguments[0], **arguments[1]), (args, kwargs), found.unused)
+    return lambda: runner(*args, **kwargs), planned.unused
 
 
-def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> Plan:
+def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> tuple[Callable[[], Any], tuple[str, ...]]:
     """For a Keras model on PyTorch: Keras's `forward` passes everything on, and knows of no mode but the argument `training`."""
 
     def native(name: str, value: Any, dtype: Any) -> Any:
@@ -123,7 +86,7 @@ def _plan_keras(model: Any, batch: TokenBatch, device: Any) -> Plan:
         kwargs = {name: native(name, value, dtypes.get(name)) for name, value in found.kwargs.items()}
         unused = found.unused
     training = model.training
-    return Plan(lambda given: model(*given[0], **given[1], training=training), (args, kwargs), unused)
+    return lambda: model(*args, **kwargs, training=training), unused
 
 
 def _plan_keras_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
@@ -209,7 +172,7 @@ def to_tensors(value: Any, device: Any, examples: int) -> Any:
         return entries if type(value) is dict else _with_entries(value, entries)
     if isinstance(value, list) and (array := _numbers(value)) is not None and len(array) == examples:
         return torch.tensor(array, device=device)
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+    if isinstance(value, list) or type(value) is tuple:
         return type(value)(to_tensors(entry, device, -1) for entry in value)  # a list in a list is not an array
     return _copied(value)
 

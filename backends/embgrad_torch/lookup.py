@@ -16,12 +16,11 @@ from embgrad.points import UNNAMED_TABLE, layout_of
 from embgrad.watching import PointWatch
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.inputs import has_values, is_transformed
-from embgrad_torch.listening import expect_uncompiled
 from embgrad_torch.state import ACCUMULATING, is_running
-from embgrad_torch.tap import At
+from embgrad_torch.tap import At, expect_uncompiled
 from embgrad_torch.walk import TablePaths
 
-__all__ = ["DIFFERENTIATING", "Differentiated", "LookupMode", "Read"]
+__all__ = ["DIFFERENTIATING", "HANDLERS", "READERS", "Differentiated", "LookupMode", "Read"]
 
 #: The functions that take gradients.
 DIFFERENTIATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.grad, *ACCUMULATING})
@@ -83,7 +82,7 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         self.differentiated = False
         self.on_accumulating: Callable[[], None] = lambda: None
         self._paths = paths
-        self._handlers = _HANDLERS
+        self._handlers = HANDLERS
         self._made: list[tuple[str, np.ndarray, Made]] = []
         self._scaled: list[tuple[Any, Any, Any]] = []
 
@@ -101,6 +100,11 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
     def is_active(self) -> bool:
         """Whether it is active in this thread, or in one of the engine's that works for it."""
         return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
+
+    def is_innermost(self) -> bool:
+        """Return whether it is the first mode in this thread that is asked about a function."""
+        stack = torch.overrides._get_current_function_mode_stack()
+        return bool(stack) and stack[-1] is self
 
     def put_back(self) -> None:
         """The rows that lookups with `max_norm` have scaled are what they were."""
@@ -166,11 +170,15 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         """
         inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
         if self.frozen and not (self.pulling and (inputs is None or not _holds_any_frozen(inputs))):
-            self.differentiated = True
-            raise Differentiated
+            self.stop_differentiating()
         if func in ACCUMULATING:
             self.on_accumulating()
         return func(*args, **kwargs)
+
+    def stop_differentiating(self) -> None:
+        """Raise to the end of the pass, which is then made with trainable weights."""
+        self.differentiated = True
+        raise Differentiated
 
     def _rows(self, read: Read, compute: Callable[[], Any]) -> Any:
         """The rows that go on; None where it is no lookup in a table after all."""
@@ -316,7 +324,7 @@ def _as_numpy(read: Read) -> np.ndarray:
 
 
 #: How each function that can look up rows is told its table and its indices.
-_READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
+READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
     functional.embedding: _embedding,
     torch.embedding: _torch_embedding,
     torch.ops.aten.embedding: _torch_embedding,
@@ -331,8 +339,8 @@ _READERS: Final[Mapping[Any, Callable[..., Read | None]]] = {
 }
 
 #: What the mode does at each function that it looks at. All others pass by untouched.
-_HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
-    **{func: functools.partial(LookupMode.on_lookup, reader=reader) for func, reader in _READERS.items()},
+HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]], Any]]] = {
+    **{func: functools.partial(LookupMode.on_lookup, reader=reader) for func, reader in READERS.items()},
     functional.embedding_bag: LookupMode.on_bag,
     torch.embedding_bag: LookupMode.on_closed_bag,
     torch.ops.aten.embedding_bag: LookupMode.on_closed_bag,
@@ -344,4 +352,4 @@ _HANDLERS: Final[Mapping[Any, Callable[[LookupMode, Any, Any, Mapping[str, Any]]
 }
 
 #: The functions that look up rows, for a compiler that traces into the watching: it takes no dict of functions.
-_LOOKING_UP: Final = frozenset({*_READERS, functional.embedding_bag, torch.embedding_bag})
+_LOOKING_UP: Final = frozenset({*READERS, functional.embedding_bag, torch.embedding_bag})

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from embgrad.points import INPUT, OUTPUT
-from embgrad.structures import first, with_first
+from embgrad.structures import every, first, with_first
 from embgrad.watching import PointWatch
 from embgrad_torch.checkpoints import Made, made_again
-from embgrad_torch.storages import is_held_by_others
 from embgrad_torch.tap import At, is_floating
 from embgrad_torch.walk import is_compiled_wrapper, spelled
 
@@ -117,7 +116,8 @@ class ModuleWatch:
             key = self._watch.leave(gave, () if gave is None else gave.shape)
             if called is not None:
                 called.keys[OUTPUT] = key
-        return None if key is None else self._put(key, returned, gave, again, aliased=_is_aliased(module, gave, called))
+        aliased = key is not None and _is_aliased(module, returned, gave, called)
+        return None if key is None else self._put(key, returned, gave, again, aliased=aliased)
 
     def _is_told(self, module: Any) -> bool:
         """Whether the watch is told of the module's calls, and not only how many there are."""
@@ -170,18 +170,18 @@ def _may_be(call: _Called, given: Any) -> bool:
     return bool(overwritten or torch.equal(call.given, given.detach()))
 
 
-def _is_aliased(module: Any, gave: Any, called: _Called | None) -> bool:
-    """Whether others may hold the memory of what a module gave: what it was given, what it keeps, or what is a view of it."""
+def _is_aliased(module: Any, returned: Any, gave: Any, called: _Called | None) -> bool:
+    """Return whether a tensor that a module returned lies in the memory of what it was given, keeps, or returned beside."""
+    kept = (*vars(module).values(), *module._buffers.values(), *module._parameters.values())
+    if gave.is_inference() or any(one is gave for one in kept):
+        return True
+    others = [one for one in every(returned, is_floating) if one is not gave]
     given = None if called is None else called.given
-    if gave.is_inference() or (given is not None and _start(gave) == _start(given)):
-        return True
-    if any(one is gave for one in (*vars(module).values(), *module._buffers.values(), *module._parameters.values())):
-        return True
-    return is_held_by_others(gave)
+    return any(_start(one) == _start(gave) for one in (*others, given) if one is not None)
 
 
 def _start(tensor: Any) -> int:
-    """Where the memory begins that the tensor lies in."""
+    """Return where the memory begins that a tensor lies in."""
     return int(tensor.untyped_storage().data_ptr())
 
 

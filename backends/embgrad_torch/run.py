@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import torch
@@ -20,11 +20,11 @@ from embgrad.watching import PointWatch
 from embgrad_torch import inputs
 from embgrad_torch.checkpoints import segments_ended
 from embgrad_torch.inputs import TorchTensors
-from embgrad_torch.lookup import Differentiated, LookupMode
+from embgrad_torch.lookup import DIFFERENTIATING, Differentiated, LookupMode
 from embgrad_torch.modules import ModuleWatch
 from embgrad_torch.parameters import Tables, parameter_values, trainable
 from embgrad_torch.pullback import counted, pull_back
-from embgrad_torch.state import Accumulating, Weights, as_found, drawn_by_the_user, random_as_found, running
+from embgrad_torch.state import ACCUMULATING, Before, Weights, as_found, drawn_by_the_user, random_as_found, running
 from embgrad_torch.tap import Taps, dtype_of, expect_unwritten
 from embgrad_torch.walk import Structure, TablePaths, further_paths
 
@@ -70,12 +70,9 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
 
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
-    if request.compiled:
-        from embgrad_torch.kept import run_kept
-
-        return run_kept(model, batch, request, lambda other: run(model, batch, replace(other, compiled=False)))
     # A function of the user's may use the weights; and in training mode a second pass would draw other random numbers.
-    if request.parameters or request.training or isinstance(request.respond, NativeObjective):
+    native = isinstance(request.respond, NativeObjective) and not request.compiled
+    if request.parameters or request.training or native:
         return _run(model, batch, request, frozen=False)
     tries = Tries(request)
     return _frozen_if_can_be(lambda frozen: _run(model, batch, tries.next(), frozen=frozen))
@@ -92,8 +89,9 @@ def _frozen_if_can_be(make: Callable[[bool], Made]) -> Made:
 def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Run:
     known = Structure(as_parts(model))
     watch = PointWatch(batch, request.reached, request.times)
-    with _prepared(known, watch, request, frozen=frozen) as this:
+    with _prepared(known, watch, request, frozen=frozen) as this, contextlib.ExitStack() as stack:
         request, taps, tables = this.request, this.taps, this.tables
+        compiled = stack.enter_context(_compiled(this, frozen=frozen)) if request.compiled else None
         wanted = [*this.parameters.values(), *tables.parameters]
         with tables.differentiable():
             since = counted() if wanted else 0
@@ -123,6 +121,7 @@ def _run(model: Any, batch: TokenBatch, request: Request, *, frozen: bool) -> Ru
         unused,
         answer.objective,
         parameter_values(this.parameters, below[:count]) if request.parameters else None,
+        None if compiled is None else compiled.uncompiled,
     )
 
 
@@ -154,13 +153,25 @@ def _prepared(known: Structure, watch: PointWatch, request: Request, *, frozen: 
 
 
 def _as_the_users(function: Callable[[Any], Any], weights: Weights) -> Callable[[Any], Any]:
-    """A function of the user's, which finds the weights trainable; what it accumulates is accumulated apart."""
+    """Return a function of the user's that finds the weights trainable, and accumulates gradients apart from those there are."""
 
     def called(given: Any) -> Any:
-        with weights.as_the_user_has_them(), Accumulating(weights.gradients_apart):
+        with weights.as_the_user_has_them(), Before(ACCUMULATING, weights.gradients_apart):
             return function(given)
 
     return called
+
+
+@contextlib.contextmanager
+def _compiled(this: _Pass, *, frozen: bool) -> Iterator[Any]:
+    """Meanwhile modules run compiled; gives what tells why none did."""
+    from embgrad_torch.compile import CompiledModules, reason_against
+
+    reason = reason_against(this.request, this.known, frozen=frozen)
+    compiled = CompiledModules(this.mode, reason)
+    this.mode.frozen = this.mode.frozen or reason is None  # compiled code cannot be differentiated twice either
+    with compiled.on(this.known):
+        yield compiled
 
 
 def _forward(model: Any, batch: TokenBatch, call: Call | None, this: _Pass) -> tuple[Any, tuple[str, ...]]:
@@ -185,7 +196,9 @@ def _answered_by(returned: Any, batch: TokenBatch, this: _Pass) -> Answer:
     """The objective's answer; one of the user's own draws, and finds the weights trainable."""
     if isinstance(this.request.respond, Respond) and this.request.respond.is_ours:
         return answered(returned, batch, this.request, TorchTensors())
-    with drawn_by_the_user(), this.weights.as_the_user_has_them():
+    frozen = this.mode.frozen and isinstance(this.request.respond, NativeObjective)
+    alone = Before(DIFFERENTIATING, this.mode.stop_differentiating) if frozen else contextlib.nullcontext()
+    with drawn_by_the_user(), this.weights.as_the_user_has_them(), alone:
         return answered(returned, batch, this.request, TorchTensors())
 
 

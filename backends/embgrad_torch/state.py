@@ -22,8 +22,8 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 
 __all__ = [
-    *("ACCUMULATING", "Differentiable", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
-    *("outside_inference", "random_as_found", "running", "with_gradients_apart"),
+    *("ACCUMULATING", "Before", "Differentiable", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
+    *("outside_inference", "random_as_found", "running"),
 ]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
@@ -32,6 +32,9 @@ LARGEST_COPIED = 1 << 20
 
 #: The dtypes of most buffers, which no graph can hold.
 WHOLE: Final = frozenset({torch.int64, torch.int32, torch.bool})
+
+#: The kinds of devices for which autocast is looked at.
+DEVICES: Final = ("cpu", "cuda")
 
 #: The functions that have gradients accumulated in leaves.
 ACCUMULATING: Final[Collection[Callable[..., Any]]] = frozenset({torch.autograd.backward, torch.Tensor.backward})
@@ -58,7 +61,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Weigh
     with (
         held(model.locks),
         Differentiable(),
-        _heard(),
+        torch._C._EnableTorchFunction(),  # also where the user has switched it off around the call
         _cast_anew(),
         _computed_anew if parametrize._cache_enabled else _NOTHING,
         _uncompiled,
@@ -149,36 +152,23 @@ def _set_trainable(parameters: Sequence[Any], *, trainable: bool) -> None:
         one.requires_grad_(trainable)
 
 
-def with_gradients_apart(model: Structure, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of the user's: what it has accumulated is accumulated apart.
+class Before(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+    """Calls a function before any of some functions of PyTorch's runs.
 
     Args:
-        model: the model, whose state is kept while it runs.
-        function: the function.
+        functions: those of PyTorch's.
+        call: the function that is called.
     """
 
-    def called(given: Any) -> Any:
-        with Accumulating(lambda: Weights(model.parameters(), ()).gradients_apart()):
-            return function(given)
-
-    return called
-
-
-class Accumulating(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
-    """Calls a function before gradients are accumulated in leaves.
-
-    Args:
-        before: the function.
-    """
-
-    def __init__(self, before: Callable[[], None]) -> None:
+    def __init__(self, functions: Collection[Callable[..., Any]], call: Callable[[], None]) -> None:
         super().__init__()
-        self._before = before
+        self._functions = functions
+        self._call = call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Called by PyTorch in place of each of its functions, with this mode off meanwhile."""
-        if func in ACCUMULATING:
-            self._before()
+        if func in self._functions:
+            self._call()
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
@@ -202,11 +192,6 @@ def _rewritten(model: Structure, parameters: Sequence[Any], training: bool) -> l
         for one in _plain(parameters)
         if not one.is_inference() and (every or (averages and not one.requires_grad and one.is_floating_point()))
     ]
-
-
-def _heard() -> Any:
-    """What watches functions is told of them, also where the user has switched that off around the call."""
-    return _NOTHING if torch._C._is_torch_function_enabled() else torch._C._EnableTorchFunction()
 
 
 def _expect_values() -> None:
@@ -387,7 +372,7 @@ class _Uncached(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be
 def _cast_anew() -> Iterator[None]:
     """Under `torch.autocast` PyTorch keeps casts of weights as long as the user's block runs, whatever becomes of the weights."""
     torch.autocast_increment_nesting()
-    if not (torch.autocast_decrement_nesting() or torch._C._is_any_autocast_enabled()):
+    if not (torch.autocast_decrement_nesting() or any(map(torch.is_autocast_enabled, DEVICES))):
         yield  # a block of the model's own drops them at its end
         return
     before = torch.is_autocast_cache_enabled()

@@ -171,19 +171,17 @@ class TablePaths:
 
     Args:
         walked: the modules with their paths.
-        known: the paths of further tensors, by their identities.
     """
 
-    def __init__(self, walked: Sequence[tuple[str, Any]], known: Mapping[int, str | None] | None = None) -> None:
+    def __init__(self, walked: Sequence[tuple[str, Any]]) -> None:
         self._walked = walked
-        self._known = known or {}
         self._paths: dict[int, str] | None = None
 
     def of(self, table: Any) -> str | None:
         """The attribute path of a table; None where it is no module's, nor in the memory of one."""
         if self._paths is None:
             self._paths = by_identity(tables(self._walked))
-        known = self._known.get(id(table)) or self._paths.get(id(table))
+        known = self._paths.get(id(table))
         if known is None:  # it may be another tensor in the same memory, such as a parameter's `.data`
             place = place_of(table)
             known = next((path for path, one in tables(self._walked) if place_of(one) == place), None)

@@ -14,6 +14,9 @@ __all__ = ["ObjectState", "contains"]
 #: The containers that a forward pass may fill, each before those that it is derived from.
 CONTAINERS: Final = (list, set, collections.deque, collections.OrderedDict, dict)
 
+#: The same, where a class derived from one does not count.
+PLAIN: Final = frozenset(CONTAINERS)
+
 #: The types of most attributes, in which nothing can be changed.
 ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 
@@ -80,12 +83,16 @@ class ObjectState:
                 array[...] = copy
 
     def _find(self) -> None:
-        waiting = [
-            value
-            for _, before in self._attributes
-            for name, value in before.items()
-            if type(value) not in ATOMS and name not in self._skip
-        ]
+        waiting: list[Any] = []
+        for _, before in self._attributes:
+            for name, value in before.items():
+                kind = type(value)
+                if kind in ATOMS or name in self._skip:
+                    continue
+                if kind in PLAIN and not value:  # as most of a module's containers are
+                    self._empty.append(value)
+                else:
+                    waiting.append(value)
         direct = len(waiting)
         seen: set[int] = set()
         entries, numbers = MOST_ENTRIES, MOST_NUMBERS
@@ -95,7 +102,7 @@ class ObjectState:
                 continue
             seen.add(id(inner))
             kind = type(inner)
-            if kind in CONTAINERS and not inner:
+            if kind in PLAIN and not inner:
                 self._empty.append(inner)
             elif kind is np.ndarray:
                 if _is_kept(inner) and inner.size <= numbers:
@@ -199,7 +206,7 @@ def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], 
 
 def container_of(kind: type) -> Any:
     """Return the container of Python's own that a class is derived from, or None."""
-    return next((base for base in CONTAINERS if issubclass(kind, base)), None)
+    return kind if kind in PLAIN else next((base for base in CONTAINERS if issubclass(kind, base)), None)
 
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:

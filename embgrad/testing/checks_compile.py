@@ -55,6 +55,14 @@ class CompileChecks:
         expect_close(after, embgrad.gradients(built, batch, PROJECTION))
         assert np.abs(after.values - before.values).max() > 0.01 * np.abs(before.values).max()
 
+    def test_a_changed_constant_is_noticed(self, harness: Harness, model: Any) -> None:
+        built, batch = model("layers"), example_batch()
+        before = embgrad.gradients(built, batch, PROJECTION, compile=True)
+        harness.change_constant(built)
+        after = embgrad.gradients(built, batch, PROJECTION, compile=True)
+        expect_close(after, embgrad.gradients(built, batch, PROJECTION))
+        assert np.abs(after.values - before.values).max() > 0.01 * np.abs(before.values).max()
+
     def test_points_and_changes(self, model: Any) -> None:
         built, batch = model("layers"), example_batch()
         names = ["word", "layer.0", "layer.-1"]

@@ -93,6 +93,13 @@ class Harness(Protocol):
         """Give the model state worth losing: gradient buffers with numbers in them, a hook of the user's, training mode."""
         ...
 
+    def change_constant(self, model: Any) -> None:
+        """Have each of the three modules of "layers" double its tanh from now on, by a plain number that is no weight.
+
+        Only where the backend compiles.
+        """
+        ...
+
     def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
         """The name of a weight of `ARCHITECTURES` as `parameter_gradients` spells it, and whether it is held transposed."""
         ...

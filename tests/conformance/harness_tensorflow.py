@@ -247,10 +247,11 @@ def _block_classes(keras: Any) -> tuple[type, type]:
         def __init__(self, layers: _Layers) -> None:
             super().__init__(dtype=layers.dtype)
             self.inner = layers.inner
+            self.factor = 1.0
             self.built = True
 
         def call(self, hidden: Any) -> Any:
-            bent = tf.tanh(self.inner(hidden))
+            bent = tf.tanh(self.inner(hidden)) * self.factor
             return hidden + bent, bent
 
     return Embed, Block
@@ -351,6 +352,11 @@ class Harness:
         model.compile(optimizer="adam", loss="mse")
         model.optimizer.build(model.trainable_variables)
         model.note = ["mine"]
+
+    def change_constant(self, model: Any) -> None:
+        """An attribute of each layer."""
+        for block in model.blocks:
+            block.factor = 2.0
 
     def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
         """A Keras 2 variable's `name`, a Keras 3 variable's `path`."""

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of kept traces: which were made, and how their pieces run."""
+"""A compiler for the tests of compile=True that takes no time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ import pytest
 
 
 @pytest.fixture
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pieces of a graph run operator by operator; what compiling them changes is seen in `test_compile_models`."""
-    from embgrad_torch import program
-
-    monkeypatch.setattr(program, "FEW", 10**6)
-
-
-@pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The traces that are made meanwhile."""
-    from embgrad_torch import kept
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are compiled meanwhile, by PyTorch's tracers alone; `test_compile_models` has the real compiler."""
+    from torch import _dynamo
 
     made: list[Any] = []
+    tracing = _dynamo.lookup_backend("aot_eager")
 
-    def counted(*args: Any) -> Any:
-        made.append(args)
-        return exported(*args)
+    def compiled(graph: Any, inputs: Any, **_: Any) -> Any:
+        made.append(graph)
+        return tracing(graph, inputs)
 
-    exported = kept.exported
-    monkeypatch.setattr(kept, "exported", counted)
+    monkeypatch.setattr(_dynamo, "lookup_backend", lambda name: compiled)
     return made

@@ -1,4 +1,4 @@
-"""`compile=True` leaves everything as it was: models, what users have compiled, threads; and errors come out as without."""
+"""compile=True leaves the model, what is compiled beside it and other threads alone, and keeps nothing of a model alive."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 import embgrad
-from tests.torch.kept_traces import IDS, IS_OLD, LONGER, PROJECTION, WITHOUT_A_TRACE, Net, agree, falls_back
+from tests.torch.compiling import IDS, LONGER, PROJECTION, Net, agree
 
-pytestmark = pytest.mark.usefixtures("one_by_one")
+pytestmark = pytest.mark.usefixtures("graphs")
 
 
 def test_what_is_wrong_is_said_as_without() -> None:
     model = Net()
-    agree(model, IDS)
+    agree(model)
     wrong = np.array(IDS)
     wrong[1, 2] = 99
     with pytest.raises(embgrad.BatchError, match="id 99 at example 1, position 2 is outside the table"):
@@ -56,32 +56,32 @@ def test_exceptions_of_the_users_functions_come_out(option: str) -> None:
 
 
 def test_the_model_is_as_found() -> None:
+    def writing(body: Any, rows: Any) -> Any:
+        body.sums.add_(1)
+        body.seen.append(rows)
+        body.last = rows
+        return body.inner(rows) + body.sums
+
     class Writing(Net):
         def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("sums", torch.zeros(6, dtype=torch.float64))
-            self.seen: list[Any] = []
-            self.last = None
-
-        def body(self, rows: Any) -> Any:
-            self.sums.add_(1)
-            self.seen.append(rows)
-            self.last = rows
-            return self.inner(rows) + self.sums
+            super().__init__(writing)
+            self.body.register_buffer("sums", torch.zeros(6, dtype=torch.float64))
+            self.body.seen = []
+            self.body.last = None
 
     model = Writing().train()
-    model.inner.weight.grad = torch.ones_like(model.inner.weight)
+    model.body.inner.weight.grad = torch.ones_like(model.body.inner.weight)
     weights = {name: (id(one), one.detach().clone()) for name, one in model.named_parameters()}
     random = torch.get_rng_state()
     for _ in range(2):
         embgrad.gradients(model, IDS, PROJECTION, compile=True)
-        assert model.seen == []
-        assert model.last is None
-        assert not model.sums.any()
+        assert model.body.seen == []
+        assert model.body.last is None
+        assert not model.body.sums.any()
         assert all(one.training for one in model.modules())
         assert all(id(one) == weights[name][0] for name, one in model.named_parameters())
         assert all(torch.equal(one, weights[name][1]) and one.requires_grad for name, one in model.named_parameters())
-        assert torch.equal(model.inner.weight.grad, torch.ones_like(model.inner.weight))
+        assert torch.equal(model.body.inner.weight.grad, torch.ones_like(model.body.inner.weight))
         assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
         assert torch.equal(torch.get_rng_state(), random)
     agree(model, IDS)
@@ -120,7 +120,7 @@ def test_the_model_is_not_kept_alive() -> None:
     model = Net()
     embgrad.gradients(model, IDS, PROJECTION, compile=True)
     embgrad.gradients(model, IDS, lambda logits: logits[:, 0], compile=True)
-    reference, weight = weakref.ref(model), weakref.ref(model.inner.weight)
+    reference, weight = weakref.ref(model), weakref.ref(model.body.inner.weight)
     del model
     gc.collect()
     assert reference() is None
@@ -139,10 +139,7 @@ def test_what_the_user_has_compiled_stays_compiled() -> None:
     with torch.no_grad():
         called(torch.tensor(IDS))
         found = len(compiled)
-        if IS_OLD:
-            falls_back(called, WITHOUT_A_TRACE["Compiled"], IDS, embgrad.Sum())
-        else:
-            agree(called, IDS, embgrad.Sum())
+        agree(called, IDS, embgrad.Sum())
         called(torch.tensor(IDS))
     assert len(compiled) == found == 1
 
@@ -167,7 +164,7 @@ def test_several_threads() -> None:
     assert not failed
 
 
-def test_several_threads_make_traces_of_their_own() -> None:
+def test_several_threads_compile_modules_of_their_own() -> None:
     failed: list[Any] = []
     shared = Net()
 
@@ -176,7 +173,7 @@ def test_several_threads_make_traces_of_their_own() -> None:
             own = Net()
             for batch in (IDS, LONGER):
                 agree(own, batch)
-                agree(shared, batch, at=("word", "inner")[number % 2])
+                agree(shared, batch, at=("word", "body.inner")[number % 2])
         except BaseException as error:
             failed.append(error)
 

@@ -144,7 +144,7 @@ def test_a_net_that_takes_one_dict(cls: Any, wrap: Any) -> None:
     assert result.provenance["unused"] == []
 
 
-def test_a_kept_trace_of_a_net_that_takes_one_dict(one_by_one: None) -> None:
+def test_a_compiled_call_of_a_net_that_takes_one_dict(graphs: list[Any]) -> None:
     net = Annotated()
     batch = {"input_ids": IDS, "attention_mask": MASK}
     plain = embgrad.gradients(net, batch, embgrad.Logit(1))

@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from embgrad_torch import checkpoints, storages
+from embgrad_torch import checkpoints
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import embgrad
-
-
-@pytest.fixture
-def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """PyTorch without the functions that 2.6 lacks."""
-    monkeypatch.delattr(torch._C, "_storage_Use_Count", raising=False)
-    storages._counting.cache_clear()
-    yield
-    storages._counting.cache_clear()
-
-
-def holders() -> list[bool]:
-    """Whether others hold: memory of one's own, that of a view of what is gone, that with one other view, and with one gone."""
-    own = torch.zeros(4)
-    found = [storages.is_held_by_others(own), storages.is_held_by_others(torch.zeros(4).view(2, 2))]
-    view = own[1:]
-    found.append(storages.is_held_by_others(own))
-    del view
-    return [*found, storages.is_held_by_others(own)]
-
-
-def test_who_holds_memory_is_counted() -> None:
-    assert holders() == [False, False, True, False]
-
-
-@pytest.mark.usefixtures("older")
-def test_who_holds_memory_is_counted_or_taken_to_be_held_where_pytorch_does_not_tell() -> None:
-    if storages._counting() is None:  # PyTorch keeps the count elsewhere than 2.6 did, and tells it
-        assert holders() == [True] * 4
-    else:
-        assert holders() == [False, False, True, False]
-
-
-def test_a_count_that_is_none_is_found_out() -> None:
-    assert not storages._counts(lambda memory: 2)
-    assert not storages._counts(lambda memory: 0)
 
 
 def test_a_segment_is_told_by_what_runs() -> None:

@@ -118,7 +118,7 @@ def test_replicas_in_other_threads_are_not_made(expected: np.ndarray) -> None:
 
 def test_recurrent_layers_on_a_gpu_do_without_cudnn_in_evaluation_mode() -> None:
     from embgrad_torch.state import as_found
-    from embgrad_torch.structure import structure
+    from embgrad_torch.walk import Structure as structure
 
     device, found = torch.device("cuda"), structure([net()])
     with as_found(found, device, training=False):

@@ -1,8 +1,9 @@
-"""What the tests of kept traces share: a small net whose runs are counted, and a call with a trace beside one without."""
+"""What the tests of compile=True share: a net with a module that can run compiled, and a call of each kind beside the other."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,46 +14,47 @@ from torch import nn
 import embgrad
 from tests.compiled import same
 
+__all__ = ["IDS", "LONGER", "PROJECTION", "Body", "Net", "agree", "falls_back"]
+
 IDS = np.array([[5, 2, 9, 4, 1], [3, 8, 7, 6, 10], [6, 10, 11, 2, 2]])
 LONGER = np.array([[5, 2, 9, 4, 1, 11, 7], [3, 8, 7, 0, 0, 0, 0]])
 PROJECTION = embgrad.Projection([1.0, -2.0, 0.5])
 
 
-#: What PyTorch 2.6 has no trace of, by the name of a test's model, and what is said of it. What lies between was not run.
-WITHOUT_A_TRACE = {
-    "Detaching": "is a torch.autograd.Function, whose own backward pass",
-    "Switching": "the gradients at 'word' of a trace of it differ from what it gives itself",
-    "Compiled": "cannot be followed without values .*FX to symbolically trace a dynamo-optimized function",
-    "Mapped": "cannot be followed without values",
-}
-IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+def _bent(body: Any, rows: Any) -> Any:
+    return body.norm(body.inner(rows).tanh()) * body.factor
+
+
+class Body(nn.Module):
+    """Bends rows by a function of itself and the rows."""
+
+    def __init__(self, function: Callable[[Any, Any], Any] = _bent) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.factor: Any = 2.0
+        self.function = function
+
+    def forward(self, rows: Any) -> Any:
+        return self.function(self, rows)
 
 
 class Net(nn.Module):
     """Looks rows up, bends them, and reads off three numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[Any, Any], Any] = _bent) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.table = nn.Embedding(12, 6, padding_idx=0)
-        self.inner = nn.Linear(6, 6)
+        self.body = Body(function)
         self.outer = nn.Linear(6, 3)
         self.double().eval()
-        self.ran = 0
-
-    def rows(self, ids: Any) -> Any:
-        return self.table(ids)
-
-    def body(self, rows: Any) -> Any:
-        return self.inner(rows).tanh()
 
     def forward(self, input_ids: Any) -> Any:
-        self.ran += 1
-        return self.outer(self.body(self.rows(input_ids)).mean(1))
+        return self.outer(self.body(self.table(input_ids)).mean(1))
 
 
-def agree(model: Any, batch: Any, objective: Any = PROJECTION, rel: float = 1e-10, **options: Any) -> Any:
-    """A call with a trace gives what one without gives, the first time and later."""
+def agree(model: Any, batch: Any = IDS, objective: Any = PROJECTION, rel: float = 1e-10, **options: Any) -> Any:
+    """Assert that a compiled call gives what a plain one gives, the first time and later, and return what it gives."""
     plain = embgrad.gradients(model, batch, objective, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", embgrad.EmbgradWarning)
@@ -67,7 +69,7 @@ def agree(model: Any, batch: Any, objective: Any = PROJECTION, rel: float = 1e-1
 
 
 def falls_back(model: Any, why: str, batch: Any = IDS, objective: Any = PROJECTION, **options: Any) -> None:
-    """A call with a trace warns that there is none, and gives bit for bit what one without gives."""
+    """Assert that compile=True warns that nothing ran compiled, and gives bit for bit what a plain call gives."""
     plain = embgrad.gradients(model, batch, objective, **options)
     for _ in range(2):
         with pytest.warns(embgrad.EmbgradWarning, match=f"compile=True: .*{why}"):
