@@ -6,25 +6,30 @@ import contextlib
 import gc
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
+from tensorflow.python.ops import stateful_random_ops
+from tensorflow.python.ops.gen_resource_variable_ops import assign_variable_op, read_variable_op
 
+from embgrad.backend.object_state import ObjectState, contains
 from embgrad.errors import UnsupportedError
+from embgrad.generators import is_generator
 from embgrad.interception import Interception
 from embgrad.keras_inputs import is_keras
 from embgrad.locks import process_lock
-from embgrad.nested import held_in, holds_any
-from embgrad_tensorflow.containers import Undo, held_by, opened, putting_back, refilling
-from embgrad_tensorflow.structure import structure
-from embgrad_tensorflow.walk import Node, handle_of, kind_of, on_devices
+from embgrad.redrawing import SharedGenerator
+from embgrad_tensorflow.fingerprint import structure
+from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, on_devices
 
 __all__ = [
     "Snapshot",
+    "as_the_users",
     "depth",
     "eagerly",
     "expect_eager",
@@ -33,10 +38,13 @@ __all__ = [
     "operations_as_they_are",
     "other_tapes_paused",
     "pushes",
+    "random_as_found",
     "replicas_apart",
+    "shared",
     "tapes_of_this_thread",
     "wants_eager",
     "whole_tracebacks",
+    "written_out",
 ]
 
 #: Variables with more entries are not kept in evaluation mode: tables, which a read copies. A write to one is an error.
@@ -48,8 +56,25 @@ GENERATORS: Final = ("SeedGenerator", "Generator")
 #: What a model is made of.
 GROWN: Final = frozenset({"variable", "module"})
 
+_kinds: Final = Kinds()
+
+#: The attributes in which Keras collects losses, emptying and filling them in place.
+LOSSES: Final = ("_losses", "_loss_ids")
+
+#: The wrappers that Keras and TensorFlow put around the user's containers, with the attribute that holds the container.
+CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
+
+#: What such wrappers know of the container, by which they refuse to be saved once it was changed elsewhere.
+WRAPPERS: Final = {
+    "ListWrapper": ("_last_wrapped_list_snapshot", "_external_modification_value", "_non_append_mutation_value"),
+    "_DictWrapper": ("_self_last_wrapped_dict_snapshot", "_self_external_modification", "_self_non_string_key"),
+}
+
 #: Called by a tape that begins to record.
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
+
+#: Called for a function that `tf.function` has made.
+_functions: Final = Interception(lambda: type(tf.function(lambda: None)), "__call__")
 
 _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
 
@@ -116,32 +141,45 @@ def replicas_apart() -> Iterator[None]:
 
 
 class Snapshot:
-    """A model's variables and attributes, to be put back after a forward pass.
+    """A model's variables and attributes, to be restored after a forward pass.
+
+    Containers in a module's attributes are restored with what is in them, objects of the user's classes as references.
 
     Attributes:
-        structure: what the model is made of.
-        nodes: its modules and variables.
+        structure: the model's modules and variables, by path.
+        nodes: those.
+        generators: the random generators of Python's and NumPy's in its attributes.
     """
 
     def __init__(self, parts: Sequence[Any], training: bool) -> None:
         self.structure = structure(parts)
         self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
-        self._left_out: dict[int, tuple[Any, str]] = {}
-        self._undo: list[Undo] = []
-        held: list[Any] = []
+        self._large: dict[int, tuple[Any, str]] = {}
+        owned: list[dict[str, Any]] = []
+        self._losses: list[tuple[Any, list[Any]]] = []
         for node in self.nodes:
             if node.kind == "variable":
                 self._take_variable(node, training)
             elif not (is_keras(node.value) and not node.value.built):  # that is left to what its first call makes of it
                 attributes = getattr(node.value, "__dict__", None)
                 if attributes is not None:
-                    self._undo += _attributes(node.value, attributes)
-                    held += held_by(attributes)
-        self._undo += refilling(held, _holds_parts)
+                    owned.append(attributes)
+                    self._losses += [(one, list(one)) for one in map(attributes.get, LOSSES) if one is not None]
+                    local = attributes.get("_thread_local") if is_keras(node.value) else None
+                    owned += [] if local is None else [vars(local)]  # where Keras 2 holds losses
+        self._attributes = ObjectState(owned, bookkeeping().keys(), _is_part, opened)
+        self._bookkeeping = [(own, own.copy()) for own in owned]
+        self._wrappers = [
+            (value, {name: getattr(value, name) for name in WRAPPERS[type(value).__qualname__]}, _copied(opened(value)))
+            for own in owned
+            for value in map(own.__getitem__, own.keys() - bookkeeping().keys())
+            if type(value).__qualname__ in WRAPPERS
+        ]
+        self.generators = [one for one in self._attributes.values if is_generator(type(one))]
 
     def restore(self, written: Sequence[Any]) -> None:
-        """Put everything back.
+        """Restore everything.
 
         Args:
             written: the resources of the variables that were written to; None stands for unknown ones.
@@ -152,9 +190,19 @@ class Snapshot:
         if written:
             for handle, value in self._variables.values():
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        for undo in self._undo:
-            undo()
-        lost = [self._left_out[id(handle)][1] for handle in written if id(handle) in self._left_out]
+        changed = [one for one in self._wrappers if _copied(opened(one[0])) != one[2]]
+        self._attributes.restore()
+        for wrapper, known, _ in changed:
+            for name, value in known.items():
+                setattr(wrapper, name, value)
+        for own, before in self._bookkeeping:
+            for name in before.keys() & bookkeeping().keys():
+                if own.get(name) is not before[name] and not _holds_part(own.get(name)):
+                    own[name] = before[name]
+        for losses, entries in self._losses:
+            losses.clear()
+            (losses.update if isinstance(losses, set) else losses.extend)(entries)
+        lost = [self._large[id(handle)][1] for handle in written if id(handle) in self._large]
         if lost:
             raise UnsupportedError(
                 f"the model writes to the variable {lost[0]!r} in its forward pass in evaluation mode, and it is too large "
@@ -170,37 +218,30 @@ class Snapshot:
         for native in on_devices(node.value):
             handle = native.handle
             if not training and (native.shape.num_elements() or 0) > LARGE:
-                self._left_out[id(handle)] = (handle, node.path)
+                self._large[id(handle)] = (handle, node.path)
                 continue
             with contextlib.suppress(tf.errors.FailedPreconditionError):  # it has no value yet
                 self._variables[id(handle)] = (handle, read_variable_op(handle, native.dtype))
 
 
-def _attributes(module: Any, attributes: dict[str, Any]) -> list[Undo]:
-    """What puts a module's attributes back, and what Keras keeps in them."""
-    undo = [putting_back(attributes, held_in(attributes), _holds_parts)]
-    losses = attributes.get("_losses")
-    if losses is not None:  # Keras empties and fills these lists in place
-        undo += [_refilling(losses, list(losses))]
-    if attributes.get("_loss_ids") is not None:
-        undo += [_refilling(attributes["_loss_ids"], list(attributes["_loss_ids"]))]
-    local = attributes.get("_thread_local")
-    if local is not None and is_keras(module):  # where Keras 2 holds them
-        undo += [putting_back(vars(local), held_in(vars(local)), _holds_parts)]
-    return undo
+def opened(value: Any) -> Any:
+    """Return the container inside of one of TensorFlow's wrappers, or the value itself."""
+    name = CONTENTS.get(type(value).__qualname__)
+    return value if name is None else getattr(value, name)
 
 
-def _holds_parts(value: Any) -> bool:
-    """Whether it is, or contains, a variable or a module."""
-    return holds_any(value, lambda one: kind_of(type(one)) in GROWN, opened)
+def _copied(container: Any) -> Any:
+    """Return the identities of what a container holds."""
+    return [(key, id(one)) for key, one in container.items()] if isinstance(container, dict) else [*map(id, container)]
 
 
-def _refilling(container: Any, found: Sequence[Any]) -> Undo:
-    def refill() -> None:
-        container.clear()
-        (container.update if isinstance(container, set) else container.extend)(found)
+def _is_part(value: Any) -> bool:
+    """Return whether it is a variable or a module."""
+    return _kinds[type(value)] in GROWN
 
-    return refill
+
+def _holds_part(value: Any) -> bool:
+    return contains(value, _is_part, opened)
 
 
 @contextlib.contextmanager
@@ -240,6 +281,19 @@ def operations_as_they_are() -> Iterator[None]:
             "the model gives operations of a graph other gradients (tf.Graph.gradient_override_map), and embgrad runs the "
             "bodies of functions without a graph, where these have none: expected tf.custom_gradient, which counts in both"
         )
+
+
+@contextlib.contextmanager
+def written_out() -> Iterator[None]:
+    """While a graph is traced under `eagerly`, write the user's `tf.function`s out in it, with their control flow."""
+
+    def as_graph(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() or not isinstance(function.python_function, types.FunctionType):
+            return original(function, *args, **kwargs)
+        return tf.autograph.to_graph(function.python_function)(*args, **kwargs)
+
+    with _functions.by(as_graph):
+        yield
 
 
 def wants_eager() -> bool:
@@ -326,3 +380,42 @@ def tapes_of_this_thread() -> list[Any]:
 
 def _of_type(kind: type) -> list[Any]:
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+# Random numbers
+
+
+def shared() -> list[Any]:
+    """The variables of the generators that no model holds, if there are any: TensorFlow's, and Keras 3's of this thread."""
+    found = []
+    if stateful_random_ops.global_generator is not None:
+        found.append(stateful_random_ops.global_generator.state)
+    if "keras" in sys.modules:
+        from keras.src.backend.common import global_state
+        from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+        generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+        # A variable of TensorFlow's where that is Keras's backend.
+        state = getattr(getattr(generator, "state", None), "_value", None)
+        found += [] if state is None else [state]
+    return found
+
+
+def _read() -> list[tuple[Any, Any]]:
+    return [(one, read_variable_op(one.handle, one.dtype)) for one in shared()]
+
+
+def _write(states: Sequence[tuple[Any, Any]]) -> None:
+    for variable, state in states:
+        assign_variable_op(variable.handle, state)
+
+
+_generators: Final = SharedGenerator(_read, _write)
+
+#: A function of the user's runs inside a pass, and what it draws is drawn.
+as_the_users: Final = _generators.of_the_user
+
+
+def random_as_found(*, training: bool) -> AbstractContextManager[Any]:
+    """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
+    return contextlib.nullcontext() if training else _generators.as_found()

@@ -21,56 +21,20 @@ from embgrad.nested import slots_of
 from embgrad.points import UNNAMED_TABLE
 
 __all__ = [
-    "APART",
     "Kinds",
     "Node",
     "Tables",
+    "bookkeeping",
     "children",
     "handle_of",
     "is_graph_of_layers",
     "is_saved",
     "is_the_users",
     "kind_of",
+    "native_variable",
     "on_devices",
     "walk",
 ]
-
-#: Attributes under which Keras and TensorFlow hold what the model's own attributes hold already.
-BOOKKEEPING: Final = frozenset(
-    {
-        "_checkpoint",
-        "_functional",
-        "_layers",
-        "_metrics",
-        "_non_trainable_variables",
-        "_non_trainable_weights",
-        "_operations",
-        "_operations_by_depth",
-        "_seed_generators",
-        "_self_tracked_trackables",
-        "_self_unconditional_checkpoint_dependencies",
-        "_tracked",
-        "_tracker",
-        "_trainable_variables",
-        "_trainable_weights",
-    }
-)
-
-#: Attributes that hold no modules or variables of the forward pass.
-APART: Final = (
-    "optimizer",
-    "_optimizer",
-    "_inbound_nodes",
-    "_inbound_nodes_value",
-    "_losses",
-    "_nodes",
-    "_nodes_by_depth",
-    "_obj_reference_counts_dict",
-    "_outbound_nodes",
-    "_outbound_nodes_value",
-    "_self_saveable_object_factories",
-    "_self_unconditional_dependency_names",
-)
 
 #: Libraries whose functions and plain objects hold no modules of the user's.
 LIBRARIES: Final = frozenset(
@@ -124,7 +88,7 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
         own = bool(open_)
         node = open_.popleft() if own else late.popleft()
         if id(node.value) in seen:
-            if own and aliases is not None and BOOKKEEPING.isdisjoint(node.path.split(".")):
+            if own and aliases is not None:
                 aliases.setdefault(id(node.value), []).append(node.path)
             continue
         seen[id(node.value)] = node.value
@@ -136,13 +100,18 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
         if kind == "variable":
             continue
         holder = (node.value, node.path) if kind == "module" else (node.owner, node.owner_path)
+        of_keras = kind == "module" and (is_keras(node.value) or isinstance(node.value, tf.Module))
+        hidden_names = bookkeeping()
         for name, child in children(node.value, kind):
-            if kinds[type(child)] is None or name in APART:
+            child_kind = kinds[type(child)]
+            if child_kind is None:
+                continue
+            hidden = of_keras and name in hidden_names
+            if hidden and child_kind not in ("list", "variable"):
                 continue
             path = f"{node.path}.{name}" if node.path else name
-            apart = name in BOOKKEEPING or kinds[type(child)] in ("function", "object")
-            target = late if apart else open_
-            target.append(Node(path, child, "", *holder))
+            apart = not own or hidden or child_kind in ("function", "object")
+            (late if apart else open_).append(Node(path, child, "", *holder))
 
 
 class Kinds(dict[type, "str | None"]):
@@ -151,6 +120,21 @@ class Kinds(dict[type, "str | None"]):
     def __missing__(self, cls: type) -> str | None:
         self[cls] = kind_of(cls)
         return self[cls]
+
+
+@functools.cache
+def bookkeeping() -> Mapping[str, bool]:
+    """Return the attributes that Keras gives every layer and model, and TensorFlow every module; True for those that are lists.
+
+    They hold settings for building and training, and once more what the model's own attributes hold.
+    """
+    kept = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
+    fresh = [made for keras in kept for made in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))]
+    module = tf.Module()
+    module.empty = []  # so that TensorFlow tracks it
+    found = {name: isinstance(value, list) for one in (*fresh, module) for name, value in vars(one).items()}
+    found.pop("empty")
+    return found
 
 
 def kind_of(cls: type) -> str | None:
@@ -196,7 +180,7 @@ def handle_of(variable: Any) -> Any:
     Raises:
         UnsupportedError: it is several devices' variable, and in a strategy's scope none of these is meant.
     """
-    native = getattr(variable, "_value", variable)  # a Keras 3 variable wraps one of TensorFlow's
+    native = native_variable(variable)
     try:
         return getattr(native, "handle", None)
     except ValueError as error:
@@ -207,9 +191,14 @@ def handle_of(variable: Any) -> Any:
         ) from error
 
 
+def native_variable(variable: Any) -> Any:
+    """Return TensorFlow's own variable, which a variable of Keras 3 wraps."""
+    return getattr(variable, "_value", variable)
+
+
 def on_devices(variable: Any) -> Sequence[Any]:
     """TensorFlow's own variables behind one, each with a resource: one for each device that a strategy has mirrored it on."""
-    native = getattr(variable, "_value", variable)
+    native = native_variable(variable)
     return native.values if isinstance(native, tf.distribute.DistributedValues) else (native,)
 
 
