@@ -166,7 +166,7 @@ class _Ear:
             yield
         finally:
             self._pulling = before
-            if tape._tape is None or not tape._persistent:
+            if tape._tape is None:  # it is not persistent, and done
                 self._kept.pop(tape, None)
 
     def step(self, kept: Sequence[_Point], gradients: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ LARGEST_ARRAY: Final = 1 << 12
 MOST_ATTRIBUTES: Final = 512
 
 #: The ends of the names of attributes that count when a model is built or trained, but not in its forward pass.
-BUILDING: Final = ("_initializer", "_regularizer", "_constraint")
+BUILDING: Final = ("initializer", "regularizer", "constraint")
 
 _kinds: Final = Kinds()
 
@@ -52,7 +52,7 @@ class Fingerprint:
         self._references: list[Any] = []
         self._waiting: list[Any] = []
         self._hidden = bookkeeping().keys()
-        self._lists = [name for name, is_list in bookkeeping().items() if is_list]
+        self._lists = [name for name, kind in bookkeeping().items() if issubclass(kind, list)]
         self.of_parts = self._entries[0] = [self._of(part) for part in parts]
         for value in self._waiting:  # grows meanwhile
             self._entries[id(value)] = self._inside(value)
@@ -96,14 +96,17 @@ class Fingerprint:
         for name in own.keys() - self._hidden:
             value = own[name]
             kind = type(value)
+            if value is None:  # as where there is none: some attributes come with the first call
+                continue
             if kind in PLAIN:
                 entries[name] = (kind, value)
             elif not name.endswith(BUILDING):
                 entries[name] = self._of(value)
         for name in self._lists:
             listed = own.get(name)
-            if listed:
-                entries[name] = [self._of(one) for one in listed if _kinds[type(one)] in ("module", "variable")]
+            parts = [self._of(one) for one in listed or () if _kinds[type(one)] in ("module", "variable")]
+            if parts:
+                entries[name] = parts
         if is_keras(module):
             entries["trainable", "dtype_policy"] = (module.trainable, self._of(getattr(module, "dtype_policy", None)))
         return entries
@@ -129,7 +132,8 @@ class Fingerprint:
         if kind in ("list", "dict"):
             return self._entered(value, kind)
         self._objects[id(value)] = value
-        if kind != "variable" and not isinstance(value, (types.ModuleType, tf.Tensor, np.ndarray)):
+        is_entered = kind != "variable" and not isinstance(value, (types.ModuleType, tf.Tensor, np.ndarray))
+        if is_entered and (kind != "function" or is_the_users(value)):
             self._waiting.append(value)
         return id(value)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.composite_tensor import CompositeTensor
 
 from embgrad.arrays import owned
 from embgrad.backend import Call, PointValues
@@ -52,7 +51,9 @@ class Plan:
 
 def _stays(value: Any) -> bool:
     """Whether nothing is written into it by a pass, or it is put back as weights are."""
-    return isinstance(value, (tf.Tensor, CompositeTensor)) or kind_of(type(value)) in ("variable", "module")
+    return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)) or kind_of(
+        type(value)
+    ) in ("variable", "module")
 
 
 def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import sys
 import threading
 import types
@@ -15,7 +16,6 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops import stateful_random_ops
-from tensorflow.python.ops.gen_resource_variable_ops import assign_variable_op, read_variable_op
 
 from embgrad.backend.object_state import ObjectState, contains
 from embgrad.errors import UnsupportedError
@@ -58,17 +58,8 @@ GROWN: Final = frozenset({"variable", "module"})
 
 _kinds: Final = Kinds()
 
-#: The attributes in which Keras collects losses, emptying and filling them in place.
-LOSSES: Final = ("_losses", "_loss_ids")
-
 #: The wrappers that Keras and TensorFlow put around the user's containers, with the attribute that holds the container.
 CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
-
-#: What such wrappers know of the container, by which they refuse to be saved once it was changed elsewhere.
-WRAPPERS: Final = {
-    "ListWrapper": ("_last_wrapped_list_snapshot", "_external_modification_value", "_non_append_mutation_value"),
-    "_DictWrapper": ("_self_last_wrapped_dict_snapshot", "_self_external_modification", "_self_non_string_key"),
-}
 
 #: Called by a tape that begins to record.
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
@@ -158,6 +149,9 @@ class Snapshot:
         self._large: dict[int, tuple[Any, str]] = {}
         owned: list[dict[str, Any]] = []
         self._losses: list[tuple[Any, list[Any]]] = []
+        # Keras empties and fills these in place; Keras 2 holds some by thread
+        losses = [name for name, kind in bookkeeping().items() if "loss" in name and issubclass(kind, (list, set))]
+        local = [name for name, kind in bookkeeping().items() if issubclass(kind, threading.local)]
         for node in self.nodes:
             if node.kind == "variable":
                 self._take_variable(node, training)
@@ -165,17 +159,15 @@ class Snapshot:
                 attributes = getattr(node.value, "__dict__", None)
                 if attributes is not None:
                     owned.append(attributes)
-                    self._losses += [(one, list(one)) for one in map(attributes.get, LOSSES) if one is not None]
-                    local = attributes.get("_thread_local") if is_keras(node.value) else None
-                    owned += [] if local is None else [vars(local)]  # where Keras 2 holds losses
+                    self._losses += [(one, list(one)) for one in map(attributes.get, losses) if one is not None]
+                    owned += [vars(attributes[name]) for name in local if name in attributes]
         self._attributes = ObjectState(owned, bookkeeping().keys(), _is_part, opened)
         self._bookkeeping = [(own, own.copy()) for own in owned]
-        self._wrappers = [
-            (value, {name: getattr(value, name) for name in WRAPPERS[type(value).__qualname__]}, _copied(opened(value)))
-            for own in owned
-            for value in map(own.__getitem__, own.keys() - bookkeeping().keys())
-            if type(value).__qualname__ in WRAPPERS
+        values = [value for own in owned for value in map(own.__getitem__, own.keys() - bookkeeping().keys())]
+        self._lists = [
+            (one, vars(one).copy(), [*opened(one)]) for one in values if type(one).__qualname__ == "ListWrapper"
         ]
+        self._dicts = [(one, dict(opened(one))) for one in values if type(one).__qualname__ == "_DictWrapper"]
         self.generators = [one for one in self._attributes.values if is_generator(type(one))]
 
     def restore(self, written: Sequence[Any]) -> None:
@@ -190,11 +182,12 @@ class Snapshot:
         if written:
             for handle, value in self._variables.values():
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        changed = [one for one in self._wrappers if _copied(opened(one[0])) != one[2]]
+        changed = [(one, known) for one, known, before in self._lists if not _are_same(opened(one), before)]
+        for wrapper, entries in self._dicts:
+            _restore_dict(wrapper, entries)
         self._attributes.restore()
-        for wrapper, known, _ in changed:
-            for name, value in known.items():
-                setattr(wrapper, name, value)
+        for wrapper, known in changed:  # else it refuses to be saved, because its list was changed elsewhere
+            vars(wrapper).update(known)
         for own, before in self._bookkeeping:
             for name in before.keys() & bookkeeping().keys():
                 if own.get(name) is not before[name] and not _holds_part(own.get(name)):
@@ -221,7 +214,7 @@ class Snapshot:
                 self._large[id(handle)] = (handle, node.path)
                 continue
             with contextlib.suppress(tf.errors.FailedPreconditionError):  # it has no value yet
-                self._variables[id(handle)] = (handle, read_variable_op(handle, native.dtype))
+                self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=native.dtype))
 
 
 def opened(value: Any) -> Any:
@@ -230,9 +223,21 @@ def opened(value: Any) -> Any:
     return value if name is None else getattr(value, name)
 
 
-def _copied(container: Any) -> Any:
-    """Return the identities of what a container holds."""
-    return [(key, id(one)) for key, one in container.items()] if isinstance(container, dict) else [*map(id, container)]
+def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
+
+
+def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
+    """Restore a wrapped dict through the wrapper, which refuses to be saved where its dict was changed elsewhere."""
+    now = opened(wrapper)
+    if _are_same([*now], [*entries]) and _are_same([*now.values()], [*entries.values()]):
+        return
+    if _holds_part(now) or _holds_part(entries):
+        return
+    for key in [*now]:
+        del wrapper[key]
+    for key, value in entries.items():
+        wrapper[key] = value
 
 
 def _is_part(value: Any) -> bool:
@@ -402,12 +407,12 @@ def shared() -> list[Any]:
 
 
 def _read() -> list[tuple[Any, Any]]:
-    return [(one, read_variable_op(one.handle, one.dtype)) for one in shared()]
+    return [(one, tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype)) for one in shared()]
 
 
 def _write(states: Sequence[tuple[Any, Any]]) -> None:
     for variable, state in states:
-        assign_variable_op(variable.handle, state)
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=state)
 
 
 _generators: Final = SharedGenerator(_read, _write)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks, ops
+from tensorflow.python.framework import op_callbacks
 
 from embgrad.backend.traces import UnfitError, UntraceableError
 from embgrad.points import INPUT, OUTPUT, split_name
@@ -67,7 +67,7 @@ class Script:
         self.modules = frozenset(one.path for one in map(split_name, keys) if one.side is not None)
         self.calls: list[_Called] = []
         self._keys = frozenset(keys)
-        self._graph = ops.get_default_graph()
+        self._graph = tf.compat.v1.get_default_graph()
         self._reports: list[Report] = []
         self._seen: Counter[str] = Counter()
         self._open: list[str] = []
@@ -98,7 +98,7 @@ class Script:
 
     def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
         """Record that a module's call begins; see `PointWatch.enter`."""
-        if ops.get_default_graph() is not self._graph:
+        if tf.compat.v1.get_default_graph() is not self._graph:
             raise UntraceableError(f"the point {path!r} lies inside a loop or a branch of the graph")
         key = f"{path}:{INPUT}#{self._count(f'{path}:')}"
         self.calls.append(_Called(path))
@@ -154,7 +154,7 @@ class Tracer:
         self._script = script
         self._tables = tables
         self._taps = taps
-        self._graph = ops.get_default_graph()
+        self._graph = tf.compat.v1.get_default_graph()
         self._replacing = Replacing()
         self._sources: dict[int, tuple[Any, Any]] = {}
         self._one_hots = _OneHots()

@@ -44,12 +44,6 @@ LIBRARIES: Final = frozenset(
 #: The attributes under which saved objects list their variables.
 LISTED: Final = re.compile(r"\w*variables\.\d+")
 
-#: The attributes under which layers around saved objects hold them: `hub.KerasLayer`, Keras 3's `TFSMLayer`.
-HELD_BY_LAYERS: Final = ("_func", "_handle", "_reloaded_obj")
-
-#: The attribute under which each Keras's Embedding layer holds its table.
-EMBEDDING_TABLES: Final = ("embeddings", "_embeddings")
-
 
 class Node(NamedTuple):
     """A module or a variable in a model.
@@ -123,8 +117,8 @@ class Kinds(dict[type, "str | None"]):
 
 
 @functools.cache
-def bookkeeping() -> Mapping[str, bool]:
-    """Return the attributes that Keras gives every layer and model, and TensorFlow every module; True for those that are lists.
+def bookkeeping() -> Mapping[str, type]:
+    """Return the attributes that Keras gives every layer and model, and TensorFlow every module, with their types.
 
     They hold settings for building and training, and once more what the model's own attributes hold.
     """
@@ -132,9 +126,9 @@ def bookkeeping() -> Mapping[str, bool]:
     fresh = [made for keras in kept for made in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))]
     module = tf.Module()
     module.empty = []  # so that TensorFlow tracks it
-    found = {name: isinstance(value, list) for one in (*fresh, module) for name, value in vars(one).items()}
+    found = {name: type(value) for one in (*fresh, module) for name, value in vars(one).items()}
     found.pop("empty")
-    return found
+    return {**found, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
 
 
 def kind_of(cls: type) -> str | None:
@@ -241,9 +235,8 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
 def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
     if is_graph_of_layers(module):
         yield from ((layer.name, layer) for layer in module.layers)
-    attributes = list(getattr(module, "__dict__", {}).items())
-    yield from (item for item in attributes if not item[0].startswith("_"))
-    yield from (item for item in attributes if item[0].startswith("_"))
+    # those that do not begin with an underscore first
+    yield from sorted(getattr(module, "__dict__", {}).items(), key=lambda item: item[0].startswith("_"))
 
 
 def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
@@ -327,7 +320,7 @@ class Tables:
             ]
         found = [(handle_of(node.value), node) for node in variables]
         named = zip(found, learned["tables"], strict=True)
-        self._paths = {id(known): (known, path) for (known, _), path in named if known is not None}
+        self._paths = {id(pair[0]): (pair[0], path) for pair, path in named if pair[0] is not None}
         self._nodes = {id(known): node for known, node in found if known is not None}
 
 
@@ -335,9 +328,10 @@ def _table_path(node: Node) -> str:
     """An Embedding layer goes by its own path: it holds one table. In a saved model, which lists its variables, by its name."""
     attribute = node.path.removeprefix(f"{node.owner_path}.") if node.owner_path else node.path
     if is_saved(node.owner) and LISTED.fullmatch(attribute):
-        holder = [part for part in node.owner_path.split(".") if part not in HELD_BY_LAYERS]
+        # layers around saved objects, such as `hub.KerasLayer`, hold them in private attributes
+        holder = [part for part in node.owner_path.split(".") if not part.startswith("_")]
         return ".".join([*filter(None, holder), node.value.name.removesuffix(":0")])
     is_embedding = any(base.__qualname__ == "Embedding" for base in type(node.owner).__mro__)
-    if is_embedding and attribute in EMBEDDING_TABLES and node.owner_path:
+    if is_embedding and attribute.lstrip("_") == "embeddings" and node.owner_path:
         return node.owner_path
     return node.path or UNNAMED_TABLE

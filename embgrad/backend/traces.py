@@ -199,7 +199,9 @@ class _Call(Generic[Trace]):
         self._maker = maker
         self._tries = Tries(request)
         native = request.respond if isinstance(request.respond, NativeObjective) else None
-        self._objective: Hashable = None if native is None else getattr(native.function, "__code__", type(native.function))
+        self._objective: Hashable = (
+            None if native is None else getattr(native.function, "__code__", type(native.function))
+        )
 
     def run(self) -> Run:
         """Return what a trace gives, or the model."""
