@@ -168,7 +168,7 @@ class Snapshot:
             (one, vars(one).copy(), [*opened(one)]) for one in values if type(one).__qualname__ == "ListWrapper"
         ]
         self._dicts = [(one, dict(opened(one))) for one in values if type(one).__qualname__ == "_DictWrapper"]
-        self.generators = [one for one in self._attributes.values if is_generator(type(one))]
+        self.generators = [one for one in self._attributes.values if _is_generator(one)]
 
     def restore(self, written: Sequence[Any]) -> None:
         """Restore everything.
@@ -192,9 +192,9 @@ class Snapshot:
             for name in before.keys() & bookkeeping().keys():
                 if own.get(name) is not before[name] and not _holds_part(own.get(name)):
                     own[name] = before[name]
-        for losses, entries in self._losses:
+        for losses, collected in self._losses:
             losses.clear()
-            (losses.update if isinstance(losses, set) else losses.extend)(entries)
+            (losses.update if isinstance(losses, set) else losses.extend)(collected)
         lost = [self._large[id(handle)][1] for handle in written if id(handle) in self._large]
         if lost:
             raise UnsupportedError(
@@ -238,6 +238,11 @@ def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
         del wrapper[key]
     for key, value in entries.items():
         wrapper[key] = value
+
+
+def _is_generator(value: Any) -> bool:
+    kind: type = type(value)
+    return is_generator(kind)
 
 
 def _is_part(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
@@ -169,22 +170,28 @@ class KeptTraces(Generic[Trace]):
             model.unused = 0
             return form
         model.unused += 1
-        if model.unused > self._patience:
+        form = _Form(None if fingerprint is None else fingerprint.kept(), exact)
+        model.forms.put(question, form)
+        if model.unused > self._patience:  # until two calls in a row are the same
             raise UntraceableError(
                 f"the last {self._patience} calls each asked for something else, or found the model changed, and each would "
                 "take a trace of its own"
             )
-        form = _Form(None if fingerprint is None else fingerprint.kept(), exact)
-        model.forms.put(question, form)
         return form
 
     def _model(self, parts: Sequence[object]) -> _Model[Trace]:
-        ids = tuple(map(id, parts))
+        # a bound method is another object at each call
+        owners = [part.__self__ if isinstance(part, types.MethodType) else part for part in parts]
+        functions = [getattr(part, "__func__", None) for part in parts]
+        ids = (*map(id, owners), *map(id, functions))
         with self._lock:
             known = self._models.get(ids)
-            if known is None or any(one() is not part for one, part in zip(known.references, parts, strict=True)):
+            if known is None or any(one() is not owner for one, owner in zip(known.references, owners, strict=True)):
                 # a callback may come in the middle of anything: it takes no lock
-                references = tuple(_reference(part, lambda _: self._models.pop(ids, None)) for part in parts)
+                try:
+                    references = tuple(weakref.ref(owner, lambda _: self._models.pop(ids, None)) for owner in owners)
+                except TypeError as error:
+                    raise UntraceableError(str(error)) from None
                 known = self._models[ids] = _Model(references, self._limit)
             return known
 
@@ -199,9 +206,8 @@ class _Call(Generic[Trace]):
         self._maker = maker
         self._tries = Tries(request)
         native = request.respond if isinstance(request.respond, NativeObjective) else None
-        self._objective: Hashable = (
-            None if native is None else getattr(native.function, "__code__", type(native.function))
-        )
+        code: Any = None if native is None else getattr(native.function, "__code__", None) or type(native.function)
+        self._objective: Hashable = code
 
     def run(self) -> Run:
         """Return what a trace gives, or the model."""
@@ -280,12 +286,3 @@ class _Call(Generic[Trace]):
 
 class _FullError(UntraceableError):
     """As many traces are kept as there are to be."""
-
-
-def _reference(part: Any, gone: Callable[[Any], Any]) -> Any:
-    """Return a weak reference; one to a bound method lives as long as the method's object."""
-    return (
-        weakref.WeakMethod(part, gone)
-        if hasattr(part, "__self__") and hasattr(part, "__func__")
-        else weakref.ref(part, gone)
-    )
