@@ -73,13 +73,13 @@ class TensorFlowBackend:
 
     def weights(self, model: Any) -> Sequence[Weight]:
         """The floating variables, trainable or not."""
-        from embgrad_tensorflow.weights import weights
+        from embgrad_tensorflow.parameters import weights
 
         return weights(model)
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
         """Meanwhile no other thread runs the model."""
-        from embgrad_tensorflow.weights import alone
+        from embgrad_tensorflow.parameters import alone
 
         return alone(model)
 

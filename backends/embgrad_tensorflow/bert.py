@@ -11,7 +11,7 @@ import numpy as np
 from embgrad.checkpoint import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
 from embgrad.generators import generators_kept
-from embgrad_tensorflow.weights import checkpoint_name, putter
+from embgrad_tensorflow.parameters import checkpoint_name, putter
 
 __all__ = ["bert", "bert_targets"]
 

@@ -18,14 +18,14 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import PointNotReachedError, UnsupportedError
 from embgrad.interception import Interception
 from embgrad.tolerance import coarsest
-from embgrad_tensorflow.arguments import integers, is_symbolic, like_evaluation
-from embgrad_tensorflow.compiled import function_calls, runs_model
+from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
+from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
-from embgrad_tensorflow.precision import TurningWatcher
 from embgrad_tensorflow.run import closed_graphs, points
+from embgrad_tensorflow.savedmodel import function_calls
 from embgrad_tensorflow.state import depth, expect_eager, pushes, tapes_of_this_thread
 from embgrad_tensorflow.tap import dense, with_mask
-from embgrad_tensorflow.walk import Tables, handle_of
+from embgrad_tensorflow.walk import Tables, handle_of, walk
 
 __all__ = ["capture"]
 
@@ -166,7 +166,7 @@ class _Ear:
             yield
         finally:
             self._pulling = before
-            if tape._tape is None or not tape._persistent:
+            if tape._tape is None:  # it is not persistent, and done
                 self._kept.pop(tape, None)
 
     def step(self, kept: Sequence[_Point], gradients: Sequence[Any]) -> None:
@@ -188,7 +188,7 @@ class _Ear:
         if self._calls is not None or self._pulling:
             return
         if function not in self._holding:
-            self._holding[function] = function.graph in self._traced or runs_model(function, self._model)
+            self._holding[function] = function.graph in self._traced or _runs_model(function, self._model)
         if self._holding[function]:
             raise UnsupportedError(
                 f"the model runs inside the compiled function {function.name!r} (tf.function, Model.fit, Model.predict), where "
@@ -214,7 +214,7 @@ class _Ear:
 
         watch = self._listener.begin(integers(self._model, args, kwargs), discover)
         kept = _Kept()
-        watcher = TurningWatcher(watch, Tables([self._model]), kept)
+        watcher = Watcher(watch, Tables([self._model]), kept)
         self._calls = Calls(watch, self.modules, kept.passed)
         try:
             with watcher.watching():
@@ -228,7 +228,7 @@ class _Ear:
             )
         return returned
 
-    def _ended(self, watcher: TurningWatcher, tensors: Mapping[str, Any]) -> Any:
+    def _ended(self, watcher: Watcher, tensors: Mapping[str, Any]) -> Any:
         values = {key: owned(one.numpy()) for key, one in tensors.items()}
         dtypes = [dtype.name for dtype in (*(one.dtype for one in tensors.values()), *watcher.computing)]
         try:
@@ -287,3 +287,24 @@ def _gradient(
     if tf.UnconnectedGradients(unconnected_gradients) == tf.UnconnectedGradients.ZERO:
         return tf.nest.map_structure(lambda one, source: tf.zeros_like(source) if one is None else one, theirs, sources)
     return theirs
+
+
+#: Operations that a forward pass makes with a model's variables, and an update of them does not.
+FORWARD: Final = frozenset(
+    {"BatchMatMulV2", "BatchMatMulV3", "Conv1D", "Conv2D", "Einsum", "MatMul", "ResourceGather", "ResourceGatherNd"}
+)
+
+
+def _runs_model(function: Any, model: Any) -> bool:
+    """Whether a ConcreteFunction computes with a model's variables, and does not only write to them."""
+    resources = {id(one) for one in function.captured_inputs if one.dtype == tf.resource}
+    if not resources or not any(name in FORWARD for name in _operations(function)):
+        return False
+    return any(id(handle_of(node.value)) in resources for node in walk([model]) if node.kind == "variable")
+
+
+def _operations(function: Any) -> Iterator[str]:
+    definition = function.graph.as_graph_def()
+    yield from (node.op for node in definition.node)
+    for inner in definition.library.function:
+        yield from (node.op for node in inner.node_def)

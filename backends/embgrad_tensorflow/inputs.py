@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.composite_tensor import CompositeTensor
 
 from embgrad.arrays import owned
-from embgrad.backend import Call
+from embgrad.backend import Call, PointValues
+from embgrad.backend.arguments import integer_arguments
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts, parameters_of, plan_call
 from embgrad.errors import BatchError, UnsupportedError
 from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
-from embgrad.structures import copied
+from embgrad.structures import copied, first
+from embgrad.watching import PointWatch
 from embgrad_tensorflow.walk import kind_of
 
-__all__ = ["Plan", "TensorFlowTensors", "as_dtype", "plan"]
+__all__ = ["Plan", "TensorFlowTensors", "as_dtype", "integers", "is_symbolic", "left_out", "like_evaluation", "plan"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ class Plan:
 
 def _stays(value: Any) -> bool:
     """Whether nothing is written into it by a pass, or it is put back as weights are."""
-    return isinstance(value, (tf.Tensor, CompositeTensor)) or kind_of(type(value)) in ("variable", "module")
+    return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)) or kind_of(
+        type(value)
+    ) in ("variable", "module")
 
 
 def plan(model: Any, batch: TokenBatch, training: bool, call: Call | None) -> Plan:
@@ -184,3 +187,88 @@ class TensorFlowTensors:
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
         """The rows, on the tape that is open."""
         return tf.gather_nd(tensor, np.stack([examples, positions], axis=1))
+
+
+# What a call was given
+
+
+def integers(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arguments that are integers, as NumPy, by the parameters' names, or by their keys in a dict of inputs."""
+    named = _bound(model, args, kwargs)
+    given = dict(named.arguments) if named is not None else dict(kwargs)
+    if named is None:
+        given |= {f"argument {number}": value for number, value in enumerate(args)}
+    declared = tf.nest.flatten(getattr(model, "inputs", None) or []) if is_keras(model) else []
+    return integer_arguments(given, lambda name, value: _whole(value), [one.name for one in declared])
+
+
+def like_evaluation(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call in evaluation mode: those that say the mode say that."""
+    named = _bound(model, args, kwargs)
+    for mode in MODES:
+        if mode in kwargs:
+            kwargs = {**kwargs, mode: False}
+        elif named is not None and mode in named.arguments and mode in named.signature.parameters:
+            args = list(args)
+            args[list(named.signature.parameters).index(mode)] = False
+    return args, kwargs
+
+
+def is_symbolic(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether Keras is told what a model gives for such inputs, and computes nothing."""
+    return first((tuple(args), dict(kwargs)), lambda one: type(one).__name__ == "KerasTensor") is not None
+
+
+def _bound(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+    """The arguments by parameter; None where the signature does not say."""
+    try:
+        return inspect.signature(_target(model)).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the call itself says what is wrong with it, or takes more than it declares
+        return None
+
+
+def _target(model: Any) -> Any:
+    if is_keras(model):
+        return model.call
+    own = getattr(model.__call__, "python_function", None)
+    return model.__call__ if own is None else own
+
+
+def _whole(value: Any) -> np.ndarray | None:
+    if isinstance(value, (tf.Tensor, np.ndarray)) and np.dtype(_dtype(value)).kind in "iu":
+        return np.array(value)
+    return None
+
+
+def _dtype(value: Any) -> Any:
+    return value.dtype.as_numpy_dtype if isinstance(value, tf.Tensor) else value.dtype
+
+
+def left_out(
+    unused: tuple[str, ...], batch: TokenBatch, watch: PointWatch, found: Iterable[PointValues]
+) -> tuple[tuple[str, ...], int | None]:
+    """What of the batch the model was run without, and the id at which it has made a mask of its own, see `Run`.
+
+    A layer may drop a mask that it is handed. What then reads padding all the same has a gradient there.
+
+    Args:
+        unused: what of the batch the model cannot take.
+        batch: what it was run on.
+        watch: what took the pass down.
+        found: what was read at points.
+    """
+    rows = [lookup.padding for lookup in watch.lookups if lookup.layout is not None]
+    row = next((row for row in rows if row is not None), None)
+    if "mask" not in unused or row is None or any(_reaches(one, batch.ids == row) for one in found):
+        return unused, None
+    same = np.array_equal(batch.ids != row, batch.real)
+    return tuple(name for name in unused if not (same and name == "mask")), row
+
+
+def _reaches(values: PointValues, where: np.ndarray) -> bool:
+    """Whether a lookup of the ids has a gradient at any of these positions."""
+    layout = None if values.lookup is None else values.lookup.layout
+    gradients = [] if layout is None else [one for one in values.gradients if one is not None]
+    return any(bool(layout.vectors(one)[where].any()) for one in gradients if layout is not None)

@@ -6,25 +6,24 @@ import contextlib
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
+from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops
 
+from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
 from embgrad.points import layout_of
 from embgrad.watching import PointWatch
-from embgrad_tensorflow.asserted import COMPARISONS, Comparisons
-from embgrad_tensorflow.bytensor import ByTensor
-from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, OneHots, is_identity
-from embgrad_tensorflow.replacing import Replacing
+from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, is_identity
 from embgrad_tensorflow.state import depth
-from embgrad_tensorflow.walk import Tables, handle_of
+from embgrad_tensorflow.walk import Tables, handle_of, kind_of, walk
 
-__all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Watcher", "table_of", "writes_of"]
+__all__ = ["LOOKUPS", "SAME_TABLE", "WRITES", "Points", "Replacing", "Watcher", "is_turned", "table_of", "writes_of"]
 
 #: The operations that look rows up, with the names of their operands in TensorFlow's own functions.
 LOOKUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -125,6 +124,7 @@ class Watcher:
         closed: why such functions could not be run openly.
         written: the resources of the variables that were written to; None stands for unknown ones.
         tables: what names the tables.
+        computing: the floating-point dtypes into which what depends on a point is cast.
         recomputed: whether a part of the model ran unrecorded, to be run again in the pullback (`tf.recompute_grad`).
         passed_over: what the batch's ids were looked up in that has no rows with a gradient, in words.
     """
@@ -137,6 +137,7 @@ class Watcher:
         self.closed: list[str] = []
         self.written: list[Any] = []
         self.recomputed = False
+        self.computing: set[Any] = set()
         self.passed_over: list[str] = []
         self._failure: BaseException | None = None
         self.tables = tables
@@ -208,6 +209,8 @@ class Watcher:
         self._remember(outputs[0], inputs[0])
 
     def _same_table(self, name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
+        if name == "Cast" and is_turned(inputs[0], outputs[0]):
+            self.computing.add(outputs[0].dtype)
         self._one_hot(name, inputs, attrs, outputs)
         handle = self._handle(inputs[0])
         if handle is not None:
@@ -352,3 +355,155 @@ def _lookup_in(function: str, local: Mapping[str, Any]) -> Iterator[tuple[str, S
     operation = FUNCTIONS.get(function)
     if operation is not None and all(name in local for name in LOOKUPS[operation]) and not local.get("batch_dims"):
         yield operation, [local[name] for name in LOOKUPS[operation]]
+
+
+# Assertions of a model's own on its ids, which fail before the lookup would
+
+
+#: The operations that compare numbers, with the place of what is to be smaller, and what is to be added to the other so that
+#: it is a number of rows.
+COMPARISONS: Final = {"Less": (0, 0), "LessEqual": (0, 1), "Greater": (1, 0), "GreaterEqual": (1, 1)}
+
+#: The files in which TensorFlow keeps its assertions, and the operation that they are in a graph.
+CHECKS: Final = ("check_ops.py", "control_flow_assert.py")
+ASSERTION: Final = ("Assert", b"Assert")
+
+
+class Failed(NamedTuple):
+    """A lookup that was not made.
+
+    Attributes:
+        handle: the variable of the table; None where several have as many rows.
+        indices: what was to be looked up.
+        shape: the table's.
+    """
+
+    handle: Any
+    indices: np.ndarray
+    shape: tuple[int, ...]
+
+
+class Comparisons:
+    """The comparisons of whole numbers with a single one that a forward pass makes, as assertions on ids do."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Any, Any, int]] = []
+
+    def take_down(self, name: str, inputs: Sequence[Any]) -> None:
+        """Take one down."""
+        place, more = COMPARISONS[name]
+        smaller, larger = inputs[place], inputs[1 - place]
+        if smaller.dtype.is_integer and larger.shape.rank == 0:
+            self._made.append((smaller, larger, more))
+
+    def failed(self, error: BaseException | None, tables: Tables, ids: np.ndarray) -> Iterator[Failed]:
+        """The lookups that an assertion has kept the model from, because an index is outside a table.
+
+        Args:
+            error: what was raised.
+            tables: the model's.
+            ids: the batch's.
+        """
+        running = _running(error)
+        for smaller, larger, more in reversed(self._made if running is not None else ()):
+            indices, rows = np.asarray(smaller), int(larger) + more
+            fitting = tables.with_rows(rows)
+            if not fitting or not (indices >= rows).any():
+                continue
+            if indices.size == 1 and indices.max() == ids.max():  # the largest one stands for all
+                indices = ids
+            found = _nearest(fitting, running or ())
+            handle = handle_of(found[0]) if len(found) == 1 else None
+            yield Failed(handle, indices, tuple(map(int, found[0].shape)))
+
+
+def _running(error: BaseException | None) -> list[Any] | None:
+    """The objects whose methods ran when an assertion failed, the innermost first; None where none did."""
+    while error is not None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, tf.errors.InvalidArgumentError) and any(map(_asserts, frames)):
+            return [frame.f_locals["self"] for frame in reversed(frames) if "self" in frame.f_locals]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _asserts(frame: Any) -> bool:
+    operation = frame.f_locals.get("op_name") if frame.f_code.co_name == "quick_execute" else None
+    return os.path.basename(frame.f_code.co_filename) in CHECKS or operation in ASSERTION
+
+
+def _nearest(tables: Sequence[Any], running: Sequence[Any]) -> Sequence[Any]:
+    """Those of the tables that the innermost object holds that holds any; of several objects none may."""
+    for module in running:
+        if kind_of(type(module)) == "module":
+            held = {id(handle_of(node.value)) for node in walk([module]) if node.kind == "variable"}
+            found = [table for table in tables if id(handle_of(table)) in held]
+            if found:
+                return found
+    return tables
+
+
+# Replacing what an operation gave
+
+#: What TensorFlow's own functions run an operation by, `tf.raw_ops` included.
+_fast_path: Final = Interception(lambda: pywrap_tfe, "TFE_Py_FastPathExecute")
+
+#: What those of lookups run it by where their operands are none that the fast path takes.
+_fallbacks: Final = (
+    Interception(lambda: gen_array_ops, "gather_eager_fallback"),
+    Interception(lambda: gen_array_ops, "gather_v2_eager_fallback"),
+    Interception(lambda: gen_array_ops, "gather_nd_eager_fallback"),
+    Interception(lambda: gen_resource_variable_ops, "resource_gather_eager_fallback"),
+    Interception(lambda: gen_resource_variable_ops, "resource_gather_nd_eager_fallback"),
+)
+
+
+class Replacing:
+    """Holds what is to take the place of a tensor from the op callback that saw it to where the operation hands it on."""
+
+    def __init__(self) -> None:
+        self._due: tuple[Any, Callable[[Any], Any]] | None = None
+
+    def promise(self, tensor: Any, make: Callable[[Any], Any]) -> None:
+        """What `make` gives for the tensor goes on in its place, which an operation gave just now."""
+        self._due = (tensor, make)
+
+    def going_on(self, result: Any) -> Any:
+        """What goes on in place of an operation's result."""
+        if self._due is None or result is not self._due[0]:
+            return result
+        (tensor, make), self._due = self._due, None
+        return make(tensor)
+
+    def expect_done(self) -> None:
+        """Refuse to go on where a tensor went on that another was to take the place of.
+
+        Raises:
+            UnsupportedError: the operation that gave it was run in a way that is not known here.
+        """
+        if self._due is not None:
+            self._due = None
+            raise UnsupportedError(
+                "the model makes a lookup in a way that hands its rows on unseen, so that they cannot be replaced: expected "
+                "tf.gather, tf.nn.embedding_lookup, an Embedding layer or one of tf.raw_ops; leave override, add and edit out "
+                "there"
+            )
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Replace what this thread's operations give."""
+
+        def through(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return self.going_on(original(*args, **kwargs))
+
+        with contextlib.ExitStack() as held:
+            for interception in (_fast_path, *_fallbacks):
+                held.enter_context(interception.by(through))
+            yield
+
+
+def is_turned(tensor: Any, cast: Any) -> bool:
+    """Whether what was cast just now depends on a point, and goes on as a floating-point number."""
+    if not (tensor.dtype.is_floating and cast.dtype.is_floating):
+        return False
+    return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))

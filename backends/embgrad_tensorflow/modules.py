@@ -16,8 +16,8 @@ from embgrad.backend.module_calls import CallRecorder, ModuleCalls
 from embgrad.interception import Interception
 from embgrad.keras_inputs import is_keras
 from embgrad.locks import process_lock
+from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.state import depth
-from embgrad_tensorflow.structure import structure
 from embgrad_tensorflow.walk import Node
 
 __all__ = ["Calls", "Modules", "calls_go_to", "is_floating"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+import weakref
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from embgrad_tensorflow.bytensor import ByTensor
-
-__all__ = ["KEEPING", "MAKING", "PRODUCTS", "OneHots", "attribute", "is_identity", "makes_one_hot"]
+__all__ = ["KEEPING", "MAKING", "PRODUCTS", "ByTensor", "OneHots", "attribute", "is_identity", "makes_one_hot"]
 
 #: The operations that may make one-hot rows, and those after which they may be the same still.
 MAKING: Final = ("OneHot", "Equal")
@@ -33,6 +32,32 @@ EINSUMS: Final = {
 }
 
 
+Known = TypeVar("Known")
+
+
+class ByTensor(Generic[Known]):
+    """What is known of each of some tensors. A tensor that takes the place in memory of one that is gone is another."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], Known]] = {}
+
+    def __setitem__(self, tensor: Any, known: Known) -> None:
+        self._known[id(tensor)] = (weakref.ref(tensor), known)
+
+    def get(self, tensor: Any) -> Known | None:
+        """What is known of it; None where nothing is."""
+        found = self._known.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def forget(self, tensor: Any) -> None:
+        """Nothing is known of it."""
+        self._known.pop(id(tensor), None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+
 class OneHots:
     """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""
 
@@ -44,7 +69,7 @@ class OneHots:
         if operation in MAKING:
             indices = _made(inputs, attrs) if operation == "OneHot" else _compared(inputs)
         else:
-            indices = self._indices(inputs[0])
+            indices = self.indices(inputs[0])
             if indices is not None and operation.startswith("Select"):
                 indices = indices if _are(inputs[1], 1) and _are(inputs[2], 0) else None
             if indices is not None and operation == "Reshape":
@@ -53,7 +78,7 @@ class OneHots:
             if indices is not None and operation == "Transpose":
                 indices = indices if np.array_equal(inputs[1], range(indices.ndim + 1)) else None
         if indices is not None:
-            self._know(output, indices)
+            self.know(output, indices)
 
     def looked_up(self, operation: str, inputs: Any, attrs: Any) -> tuple[Any, Any] | None:
         """The table and the rows that a product looks up in it, in the order of its result's; None where it is none."""
@@ -65,19 +90,17 @@ class OneHots:
             if swapped is None:
                 return None
             rows, table = (table, rows) if swapped else (rows, table)
-        indices = self._indices(rows)
+        indices = self.indices(rows)
         if indices is None or len(table.shape) != 2 or not table.dtype.is_floating:
             return None
         return table, indices
 
     def know(self, tensor: Any, indices: Any) -> None:
-        """Take down rows of the identity matrix, which are one-hot."""
-        self._know(tensor, indices)
-
-    def _know(self, tensor: Any, indices: Any) -> None:
+        """Record a tensor of one-hot rows, with the places of the ones."""
         self._known[tensor] = indices
 
-    def _indices(self, tensor: Any) -> Any:
+    def indices(self, tensor: Any) -> Any:
+        """Return the places of the ones in a tensor of one-hot rows, or None."""
         return self._known.get(tensor)
 
 

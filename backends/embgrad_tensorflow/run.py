@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
-import numpy as np
 import tensorflow as tf
 
-from embgrad.answering import Answer, Cotangents, answered, values_at
+from embgrad.answering import Answer, answered, values_at
 from embgrad.arrays import taken
-from embgrad.backend import Call, ParameterValues, Point, Request, Run, TableRest
+from embgrad.backend import Call, Point, Request, Run
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
 from embgrad.locks import model_lock
 from embgrad.points import split_name
-from embgrad.structures import first
-from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
-from embgrad_tensorflow.beside import of_the_user, snapshot_of
-from embgrad_tensorflow.drawing import random_as_found
+from embgrad_tensorflow.compile import run_kept
 from embgrad_tensorflow.graphpoints import GraphPoints
-from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, plan
-from embgrad_tensorflow.kept import run_kept
+from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out, plan
 from embgrad_tensorflow.lookup import Watcher
-from embgrad_tensorflow.modules import Calls, Modules, calls_go_to, is_floating
-from embgrad_tensorflow.ownmask import left_out
-from embgrad_tensorflow.parameters import Parameters, native_variable
-from embgrad_tensorflow.precision import TurningWatcher
+from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.parameters import Parameters
+from embgrad_tensorflow.pullback import compute_dtype, parameter_values, pull_back, rests, sources
 from embgrad_tensorflow.restored import plan_restored
 from embgrad_tensorflow.savedmodel import opened
 from embgrad_tensorflow.state import (
@@ -41,11 +35,12 @@ from embgrad_tensorflow.state import (
     on_our_own,
     operations_as_they_are,
     other_tapes_paused,
+    random_as_found,
     replicas_apart,
     whole_tracebacks,
 )
-from embgrad_tensorflow.tap import Taps, dense
-from embgrad_tensorflow.walk import Tables
+from embgrad_tensorflow.tap import Taps, of_the_user, snapshot_of
+from embgrad_tensorflow.walk import Tables, native_variable
 
 __all__ = ["closed_graphs", "paths", "points", "run"]
 
@@ -63,7 +58,7 @@ class _Pass:
 
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
-        self.watcher = TurningWatcher(watch, Tables(as_parts(model)), self.taps)
+        self.watcher = Watcher(watch, Tables(as_parts(model)), self.taps)
         self._model = model
         self._request = request
 
@@ -131,12 +126,10 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
     answer = _answer(returned, planned, batch, request, tape)
     keys = list(dict.fromkeys(chosen[name] for name in request.points))
     parameters = Parameters(as_parts(model)) if request.parameters or request.tables else None
-    variables = _sources(one.watcher, keys, parameters, request)
+    variables = sources(one.watcher, keys, parameters, request)
+    marks = [one.taps.kept[key] for key in keys]
     with _run_again(one, model, batch, request):
-        pulled = [
-            _pull_back(one.taps, cotangents, [one.taps.kept[key] for key in keys], variables)
-            for cotangents in answer.sets
-        ]
+        pulled = [pull_back(one.taps, cotangents, marks, variables) for cotangents in answer.sets]
     below = dict(zip(variables, pulled[0][len(keys) :], strict=True)) if pulled else dict.fromkeys(variables)
     found = values_at(
         {name: chosen[name] for name in request.points},
@@ -144,15 +137,15 @@ def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snap
         {key: taken(one.taps.kept[key].numpy()) for key in keys},
         [dict(zip(keys, gradients, strict=False)) for gradients in pulled],
         one.taps.before,
-        _rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
+        rests(one.watcher, keys, parameters, below) if parameters is not None and request.tables else None,
     )
     unused, masked_id = left_out(planned.unused, batch, one.watcher.watch, found.values())
     return Run(
         found,
-        _compute_dtype(one, keys, answer, returned, variables),
+        compute_dtype(one.watcher, marks, answer, returned, variables),
         unused,
         answer.objective,
-        {name: _values(variable, below[name]) for name, variable in parameters.trainable.items()}
+        {name: parameter_values(variable, below[name]) for name, variable in parameters.trainable.items()}
         if parameters is not None and request.parameters
         else None,
         masked_id=masked_id,
@@ -230,50 +223,3 @@ def _run_again(one: _Pass, model: Any, batch: TokenBatch, request: Request) -> I
     again = Request((), NOTHING.respond, training=request.training, call=request.call)
     with _Pass(model, again, PointWatch(batch, ()), one.taps.tape).as_found():
         yield
-
-
-def _sources(watcher: Watcher, keys: Sequence[str], parameters: Parameters | None, request: Request) -> dict[str, Any]:
-    """The variables whose gradients are asked for, by name."""
-    if parameters is None:
-        return {}
-    found = dict(parameters.trainable) if request.parameters else {}
-    if request.tables:
-        for key in keys:
-            name = parameters.name(watcher.handles.get(key))
-            if name is not None:
-                found[name] = parameters.variable(name)
-    return found
-
-
-def _pull_back(
-    taps: Taps, cotangents: Cotangents, marks: Sequence[Any], variables: Mapping[str, Any]
-) -> list[np.ndarray | None]:
-    """The gradient at each point and variable; None where the tape has no way to it."""
-    taps.pulling()
-    targets = [target for target, _ in cotangents]
-    given = [tf.cast(tf.constant(one), target.dtype) for target, one in cotangents]
-    sources = [*marks, *map(native_variable, variables.values())]
-    gradients = taps.tape.gradient(targets, sources, output_gradients=given)
-    # what was looked up in the rows again comes as IndexedSlices
-    return [None if one is None else taken(dense(one).numpy()) for one in gradients]
-
-
-def _rests(
-    watcher: Watcher, keys: Sequence[str], parameters: Parameters, below: Mapping[str, np.ndarray | None]
-) -> dict[str, TableRest]:
-    names = {key: parameters.name(watcher.handles.get(key)) for key in keys}
-    return {key: TableRest(below[name], (name,)) for key, name in names.items() if name is not None}
-
-
-def _values(variable: Any, gradient: np.ndarray | None) -> ParameterValues:
-    native = native_variable(variable)
-    return ParameterValues(tuple(map(int, native.shape)), gradient, str(native.dtype.name))
-
-
-def _compute_dtype(one: _Pass, keys: Sequence[str], answer: Answer, returned: Any, variables: Mapping[str, Any]) -> str:
-    """That of the first point, or else output; the coarsest where it is turned into others on its way (mixed precision)."""
-    outputs = [target for cotangents in answer.sets for target, _ in cotangents]
-    given = first(returned, is_floating)
-    found = [*(one.taps.kept[key] for key in keys), *outputs, *([] if given is None else [given])]
-    start = next(iter([*found, *map(native_variable, variables.values())])).dtype
-    return coarsest(dtype.name for dtype in (start, *one.watcher.computing))

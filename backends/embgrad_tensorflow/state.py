@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import operator
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.ops.gen_resource_variable_ops import read_variable_op
+from tensorflow.python.ops import stateful_random_ops
 
+from embgrad.backend.object_state import ObjectState, contains
 from embgrad.errors import UnsupportedError
+from embgrad.generators import is_generator
 from embgrad.interception import Interception
 from embgrad.keras_inputs import is_keras
 from embgrad.locks import process_lock
-from embgrad.nested import held_in, holds_any
-from embgrad_tensorflow.containers import Undo, held_by, opened, putting_back, refilling
-from embgrad_tensorflow.structure import structure
-from embgrad_tensorflow.walk import Node, handle_of, kind_of, on_devices
+from embgrad.redrawing import SharedGenerator
+from embgrad_tensorflow.fingerprint import structure
+from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, on_devices
 
 __all__ = [
     "Snapshot",
+    "as_the_users",
     "depth",
     "eagerly",
     "expect_eager",
@@ -33,10 +38,13 @@ __all__ = [
     "operations_as_they_are",
     "other_tapes_paused",
     "pushes",
+    "random_as_found",
     "replicas_apart",
+    "shared",
     "tapes_of_this_thread",
     "wants_eager",
     "whole_tracebacks",
+    "written_out",
 ]
 
 #: Variables with more entries are not kept in evaluation mode: tables, which a read copies. A write to one is an error.
@@ -48,8 +56,16 @@ GENERATORS: Final = ("SeedGenerator", "Generator")
 #: What a model is made of.
 GROWN: Final = frozenset({"variable", "module"})
 
+_kinds: Final = Kinds()
+
+#: The wrappers that Keras and TensorFlow put around the user's containers, with the attribute that holds the container.
+CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_TupleWrapper": "__wrapped__"}
+
 #: Called by a tape that begins to record.
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
+
+#: Called for a function that `tf.function` has made.
+_functions: Final = Interception(lambda: type(tf.function(lambda: None)), "__call__")
 
 _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
 
@@ -116,32 +132,46 @@ def replicas_apart() -> Iterator[None]:
 
 
 class Snapshot:
-    """A model's variables and attributes, to be put back after a forward pass.
+    """A model's variables and attributes, to be restored after a forward pass.
+
+    Containers in a module's attributes are restored with what is in them, objects of the user's classes as references.
 
     Attributes:
-        structure: what the model is made of.
-        nodes: its modules and variables.
+        structure: the model's modules and variables, by path.
+        nodes: those.
+        generators: the random generators of Python's and NumPy's in its attributes.
     """
 
     def __init__(self, parts: Sequence[Any], training: bool) -> None:
         self.structure = structure(parts)
         self.nodes = self.structure.nodes
         self._variables: dict[int, tuple[Any, Any]] = {}
-        self._left_out: dict[int, tuple[Any, str]] = {}
-        self._undo: list[Undo] = []
-        held: list[Any] = []
+        self._large: dict[int, tuple[Any, str]] = {}
+        owned: list[dict[str, Any]] = []
+        self._losses: list[tuple[Any, list[Any]]] = []
+        # Keras empties and fills these in place; Keras 2 holds some by thread
+        losses = [name for name, kind in bookkeeping().items() if "loss" in name and issubclass(kind, (list, set))]
+        local = [name for name, kind in bookkeeping().items() if issubclass(kind, threading.local)]
         for node in self.nodes:
             if node.kind == "variable":
                 self._take_variable(node, training)
             elif not (is_keras(node.value) and not node.value.built):  # that is left to what its first call makes of it
                 attributes = getattr(node.value, "__dict__", None)
                 if attributes is not None:
-                    self._undo += _attributes(node.value, attributes)
-                    held += held_by(attributes)
-        self._undo += refilling(held, _holds_parts)
+                    owned.append(attributes)
+                    self._losses += [(one, list(one)) for one in map(attributes.get, losses) if one is not None]
+                    owned += [vars(attributes[name]) for name in local if name in attributes]
+        self._attributes = ObjectState(owned, bookkeeping().keys(), _is_part, opened)
+        self._bookkeeping = [(own, own.copy()) for own in owned]
+        values = [value for own in owned for value in map(own.__getitem__, own.keys() - bookkeeping().keys())]
+        self._lists = [
+            (one, vars(one).copy(), [*opened(one)]) for one in values if type(one).__qualname__ == "ListWrapper"
+        ]
+        self._dicts = [(one, dict(opened(one))) for one in values if type(one).__qualname__ == "_DictWrapper"]
+        self.generators = [one for one in self._attributes.values if _is_generator(one)]
 
     def restore(self, written: Sequence[Any]) -> None:
-        """Put everything back.
+        """Restore everything.
 
         Args:
             written: the resources of the variables that were written to; None stands for unknown ones.
@@ -152,9 +182,20 @@ class Snapshot:
         if written:
             for handle, value in self._variables.values():
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-        for undo in self._undo:
-            undo()
-        lost = [self._left_out[id(handle)][1] for handle in written if id(handle) in self._left_out]
+        changed = [(one, known) for one, known, before in self._lists if not _are_same(opened(one), before)]
+        for wrapper, entries in self._dicts:
+            _restore_dict(wrapper, entries)
+        self._attributes.restore()
+        for wrapper, known in changed:  # else it refuses to be saved, because its list was changed elsewhere
+            vars(wrapper).update(known)
+        for own, before in self._bookkeeping:
+            for name in before.keys() & bookkeeping().keys():
+                if own.get(name) is not before[name] and not _holds_part(own.get(name)):
+                    own[name] = before[name]
+        for losses, collected in self._losses:
+            losses.clear()
+            (losses.update if isinstance(losses, set) else losses.extend)(collected)
+        lost = [self._large[id(handle)][1] for handle in written if id(handle) in self._large]
         if lost:
             raise UnsupportedError(
                 f"the model writes to the variable {lost[0]!r} in its forward pass in evaluation mode, and it is too large "
@@ -170,37 +211,47 @@ class Snapshot:
         for native in on_devices(node.value):
             handle = native.handle
             if not training and (native.shape.num_elements() or 0) > LARGE:
-                self._left_out[id(handle)] = (handle, node.path)
+                self._large[id(handle)] = (handle, node.path)
                 continue
             with contextlib.suppress(tf.errors.FailedPreconditionError):  # it has no value yet
-                self._variables[id(handle)] = (handle, read_variable_op(handle, native.dtype))
+                self._variables[id(handle)] = (handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=native.dtype))
 
 
-def _attributes(module: Any, attributes: dict[str, Any]) -> list[Undo]:
-    """What puts a module's attributes back, and what Keras keeps in them."""
-    undo = [putting_back(attributes, held_in(attributes), _holds_parts)]
-    losses = attributes.get("_losses")
-    if losses is not None:  # Keras empties and fills these lists in place
-        undo += [_refilling(losses, list(losses))]
-    if attributes.get("_loss_ids") is not None:
-        undo += [_refilling(attributes["_loss_ids"], list(attributes["_loss_ids"]))]
-    local = attributes.get("_thread_local")
-    if local is not None and is_keras(module):  # where Keras 2 holds them
-        undo += [putting_back(vars(local), held_in(vars(local)), _holds_parts)]
-    return undo
+def opened(value: Any) -> Any:
+    """Return the container inside of one of TensorFlow's wrappers, or the value itself."""
+    name = CONTENTS.get(type(value).__qualname__)
+    return value if name is None else getattr(value, name)
 
 
-def _holds_parts(value: Any) -> bool:
-    """Whether it is, or contains, a variable or a module."""
-    return holds_any(value, lambda one: kind_of(type(one)) in GROWN, opened)
+def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
-def _refilling(container: Any, found: Sequence[Any]) -> Undo:
-    def refill() -> None:
-        container.clear()
-        (container.update if isinstance(container, set) else container.extend)(found)
+def _restore_dict(wrapper: Any, entries: dict[Any, Any]) -> None:
+    """Restore a wrapped dict through the wrapper, which refuses to be saved where its dict was changed elsewhere."""
+    now = opened(wrapper)
+    if _are_same([*now], [*entries]) and _are_same([*now.values()], [*entries.values()]):
+        return
+    if _holds_part(now) or _holds_part(entries):
+        return
+    for key in [*now]:
+        del wrapper[key]
+    for key, value in entries.items():
+        wrapper[key] = value
 
-    return refill
+
+def _is_generator(value: Any) -> bool:
+    kind: type = type(value)
+    return is_generator(kind)
+
+
+def _is_part(value: Any) -> bool:
+    """Return whether it is a variable or a module."""
+    return _kinds[type(value)] in GROWN
+
+
+def _holds_part(value: Any) -> bool:
+    return contains(value, _is_part, opened)
 
 
 @contextlib.contextmanager
@@ -240,6 +291,19 @@ def operations_as_they_are() -> Iterator[None]:
             "the model gives operations of a graph other gradients (tf.Graph.gradient_override_map), and embgrad runs the "
             "bodies of functions without a graph, where these have none: expected tf.custom_gradient, which counts in both"
         )
+
+
+@contextlib.contextmanager
+def written_out() -> Iterator[None]:
+    """While a graph is traced under `eagerly`, write the user's `tf.function`s out in it, with their control flow."""
+
+    def as_graph(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly() or not isinstance(function.python_function, types.FunctionType):
+            return original(function, *args, **kwargs)
+        return tf.autograph.to_graph(function.python_function)(*args, **kwargs)
+
+    with _functions.by(as_graph):
+        yield
 
 
 def wants_eager() -> bool:
@@ -326,3 +390,42 @@ def tapes_of_this_thread() -> list[Any]:
 
 def _of_type(kind: type) -> list[Any]:
     return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+# Random numbers
+
+
+def shared() -> list[Any]:
+    """The variables of the generators that no model holds, if there are any: TensorFlow's, and Keras 3's of this thread."""
+    found = []
+    if stateful_random_ops.global_generator is not None:
+        found.append(stateful_random_ops.global_generator.state)
+    if "keras" in sys.modules:
+        from keras.src.backend.common import global_state
+        from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+        generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+        # A variable of TensorFlow's where that is Keras's backend.
+        state = getattr(getattr(generator, "state", None), "_value", None)
+        found += [] if state is None else [state]
+    return found
+
+
+def _read() -> list[tuple[Any, Any]]:
+    return [(one, tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype)) for one in shared()]
+
+
+def _write(states: Sequence[tuple[Any, Any]]) -> None:
+    for variable, state in states:
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=state)
+
+
+_generators: Final = SharedGenerator(_read, _write)
+
+#: A function of the user's runs inside a pass, and what it draws is drawn.
+as_the_users: Final = _generators.of_the_user
+
+
+def random_as_found(*, training: bool) -> AbstractContextManager[Any]:
+    """Outside training mode, random numbers that a pass draws even so are as if they had not been drawn."""
+    return contextlib.nullcontext() if training else _generators.as_found()

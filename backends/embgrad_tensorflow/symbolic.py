@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 
+from embgrad.backend.traces import UntraceableError
 from embgrad_tensorflow.interpreter import Interpreter, Observer
 from embgrad_tensorflow.program import Program, Step
 
@@ -15,10 +16,6 @@ __all__ = ["GraphInterpreter", "Heard", "UntraceableError"]
 
 #: Told of an operation that was made just now: its type, operands, attributes and results.
 Heard = Callable[[str, Sequence[Any], Sequence[Any], Sequence[Any]], None]
-
-
-class UntraceableError(Exception):
-    """No trace of a model can be kept; says why, as "compile=True: ..." goes on."""
 
 
 class GraphInterpreter(Interpreter):

@@ -1,38 +1,50 @@
-"""What happens at the points asked for: values are kept hold of and replaced, and gradients on their way up are edited."""
+"""The points of one pass: values are kept and changed there, and gradients are edited on their way back."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
+from tensorflow.python.framework import op_callbacks
 
 from embgrad.arrays import owned
-from embgrad.backend import Change, Request
+from embgrad.backend import NativeObjective, Request
+from embgrad.backend.point_changes import PointChanges
+from embgrad.calling import as_parts
 from embgrad.errors import UnsupportedError
+from embgrad.replaying import wrapped
+from embgrad_tensorflow.lookup import writes_of
+from embgrad_tensorflow.state import Snapshot, as_the_users, in_mode
 
-__all__ = ["Taps", "dense", "with_mask"]
+__all__ = ["Taps", "dense", "of_the_user", "snapshot_of", "tapes_are_stopped", "with_mask"]
 
 
 class Taps:
     """The points of one forward pass that is recorded on a tape.
 
-    At a lookup of which only the gradient is asked for, the very tensor is watched and nothing is replaced. At a module, an
+    At a lookup of which only the gradient is asked for, the tensor itself is watched and nothing is replaced. At a module, an
     identity stands in for its tensor: what it passes on unchanged, such as dropout in evaluation mode, is used by others too.
 
+    Args:
+        tape: records the forward pass.
+        request: says what is asked at the points.
+        symbolic: whether the pass is traced into a graph, and the changes are functions of the graph's tensors.
+
     Attributes:
-        tape: what records the forward pass.
+        tape: records the forward pass.
         kept: by the point's key the tensor at which its gradient is taken.
         before: for each pullback, by key the gradients that were edited, as they came.
-        working: whether values are being replaced just now, so that what is computed is not the model's.
-        failure: what was raised meanwhile.
+        working: whether values are being replaced just now, so that the computation is not the model's.
+        failure: the exception that was raised meanwhile.
+        replaces: whether any lookup's rows may be replaced.
     """
 
-    def __init__(self, tape: Any, request: Request) -> None:
+    def __init__(self, tape: Any, request: Request, *, symbolic: bool = False) -> None:
         self.tape = tape
         self.kept: dict[str, Any] = {}
         self.before: list[dict[str, np.ndarray]] = []
@@ -40,14 +52,15 @@ class Taps:
         self.failure: BaseException | None = None
         self._request = request
         self._changed = {*request.override, *request.add, *request.edit}
-
-    @property
-    def replaces(self) -> bool:
-        """Whether any lookup's rows may be replaced."""
-        return self._request.tables or any(":" not in key for key in self._changed)
+        self.replaces = request.tables or any(":" not in key for key in self._changed)
+        self._changes: PointChanges[Any] = (
+            PointChanges(request, lambda tensor: tensor, lambda changed, tensor: changed)
+            if symbolic
+            else PointChanges(request, lambda tensor: owned(tensor.numpy()), _like)
+        )
 
     def found(self, key: str, rows: Any) -> bool:
-        """Take the rows of a lookup; whether others are to go on in their place, see `cut`."""
+        """Take the rows of a lookup, and return whether others are to go on in their place, see `cut`."""
         if self._request.tables or key in self._changed:
             return True
         # where the model wants to be recomputed from what it was given, which is ids, there is no way to the rows
@@ -57,24 +70,23 @@ class Taps:
         return False
 
     def cut(self, key: str, rows: Any) -> Any:
-        """What goes on in place of a lookup's rows: off the table, so that nothing below is differentiated."""
+        """Return what goes on in place of a lookup's rows: off the table, so that nothing below is differentiated."""
         with self._at_work(key):
-            with record.stop_recording():
-                rows = tf.identity(rows)
-            return self._put(key, rows)
+            return self._put(key, tf.stop_gradient(rows))
 
     def passed(self, key: str, tensor: Any) -> Any:
-        """What goes on in place of a tensor that a module was given or gave, with the Keras mask that hangs on it."""
+        """Return what goes on in place of a module's tensor, with the Keras mask that hangs on it."""
         with self._at_work(key):
             return with_mask(self._put(key, tf.identity(tensor)), tensor)
 
     def pulling(self) -> None:
-        """Another pullback begins."""
-        self.before.append({})
+        """Begin another pullback."""
+        self._changes.before = {}
+        self.before.append(self._changes.before)
 
     @contextlib.contextmanager
     def _at_work(self, key: str) -> Iterator[None]:
-        if pywrap_tfe.TFE_Py_TapeSetIsStopped():
+        if tapes_are_stopped():
             raise UnsupportedError(
                 f"the point {key!r} lies in a part of the model that runs unrecorded and is run again in the pullback "
                 "(tf.recompute_grad): values read or changed there would be lost on the second run; expected the part without "
@@ -89,38 +101,30 @@ class Taps:
         finally:
             self.working = False
 
-    def changed(self, option: str, key: str, tensor: Any) -> Any:
-        """What "override" or "add" gives for a value."""
-        change: Change = getattr(self._request, option)[key]
-        return _like(change(owned(tensor.numpy())), tensor)
-
-    def edited(self, key: str, gradient: Any, mark: Any) -> Any:
-        """What "edit" gives for a gradient of the tensor `mark`."""
-        came = owned(gradient.numpy())
-        self.before[-1][key] = came.copy()
-        return _like(self._request.edit[key](came), mark)
-
     def _put(self, key: str, tensor: Any) -> Any:
-        if key in self._request.override:
-            tensor = self.changed("override", key, tensor)
-        if key in self._request.add:
-            tensor = tensor + self.changed("add", key, tensor)
+        tensor = self._changes.value(key, tensor)
         self.tape.watch(tensor)
         self.kept[key] = tensor
-        return self._editing(key, tensor) if key in self._request.edit else tensor
+        return self._editing(key, tensor) if self._changes.edits(key) else tensor
 
     def _editing(self, key: str, mark: Any) -> Any:
         def backward(gradient: Any) -> list[Any]:
-            return [self.edited(key, dense(gradient), mark)]
+            return [self._changes.gradient(key, dense(gradient), mark)]
 
+        # tf.custom_gradient would keep the graph of a trace for as long as the process lives
         with record.stop_recording():
             out = tf.identity(mark)
         record.record_operation("EditedGradient", [out], [mark], backward)
         return out
 
 
+def tapes_are_stopped() -> bool:
+    """Return whether this thread's tapes record nothing just now."""
+    return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+
+
 def with_mask(new: Any, tensor: Any) -> Any:
-    """The new tensor with the mask that Keras has hung on the one whose place it takes."""
+    """Return the new tensor with the mask that Keras has hung on the tensor whose place it takes."""
     mask = getattr(tensor, "_keras_mask", None)
     if mask is not None:
         new._keras_mask = mask
@@ -128,10 +132,54 @@ def with_mask(new: Any, tensor: Any) -> Any:
 
 
 def dense(gradient: Any) -> Any:
-    """A gradient as a tensor; TensorFlow has sparse ones as IndexedSlices."""
+    """Return a gradient as a tensor; TensorFlow has sparse ones as IndexedSlices."""
     return tf.convert_to_tensor(gradient)
 
 
 def _like(array: np.ndarray, tensor: Any) -> Any:
     with tf.device(tensor.device):
         return tf.cast(tf.constant(np.asarray(array)), tensor.dtype)
+
+
+# Functions of the user's
+
+
+def snapshot_of(model: Any, request: Request) -> Snapshot:
+    """The model as it is, and what `call` holds."""
+    call = request.call
+    return Snapshot([*as_parts(model), *([] if call is None else [call])], request.training)
+
+
+@contextlib.contextmanager
+def of_the_user(request: Request, taken: Callable[[], Snapshot]) -> Iterator[Request]:
+    """The request with functions that find the model in the mode that is asked for; what they wrote is put back at the end.
+
+    Args:
+        request: what is asked.
+        taken: gives the model as it is, where there are such functions: it takes a while.
+    """
+    if not (isinstance(request.respond, NativeObjective) or request.override or request.add or request.edit):
+        yield request
+        return
+    snapshot = taken()
+    written: list[Any] = []
+
+    def seen(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+        if graph is None:
+            written.extend(writes_of(op_type, inputs))
+
+    def inside(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def called(given: Any) -> Any:
+            op_callbacks.add_op_callback(seen)
+            try:
+                with in_mode(request.training), as_the_users():
+                    return function(given)
+            finally:
+                op_callbacks.remove_op_callback(seen)
+
+        return called
+
+    try:
+        yield wrapped(request, inside)
+    finally:
+        snapshot.restore(written)

@@ -21,56 +21,20 @@ from embgrad.nested import slots_of
 from embgrad.points import UNNAMED_TABLE
 
 __all__ = [
-    "APART",
     "Kinds",
     "Node",
     "Tables",
+    "bookkeeping",
     "children",
     "handle_of",
     "is_graph_of_layers",
     "is_saved",
     "is_the_users",
     "kind_of",
+    "native_variable",
     "on_devices",
     "walk",
 ]
-
-#: Attributes under which Keras and TensorFlow hold what the model's own attributes hold already.
-BOOKKEEPING: Final = frozenset(
-    {
-        "_checkpoint",
-        "_functional",
-        "_layers",
-        "_metrics",
-        "_non_trainable_variables",
-        "_non_trainable_weights",
-        "_operations",
-        "_operations_by_depth",
-        "_seed_generators",
-        "_self_tracked_trackables",
-        "_self_unconditional_checkpoint_dependencies",
-        "_tracked",
-        "_tracker",
-        "_trainable_variables",
-        "_trainable_weights",
-    }
-)
-
-#: Attributes that hold no modules or variables of the forward pass.
-APART: Final = (
-    "optimizer",
-    "_optimizer",
-    "_inbound_nodes",
-    "_inbound_nodes_value",
-    "_losses",
-    "_nodes",
-    "_nodes_by_depth",
-    "_obj_reference_counts_dict",
-    "_outbound_nodes",
-    "_outbound_nodes_value",
-    "_self_saveable_object_factories",
-    "_self_unconditional_dependency_names",
-)
 
 #: Libraries whose functions and plain objects hold no modules of the user's.
 LIBRARIES: Final = frozenset(
@@ -79,12 +43,6 @@ LIBRARIES: Final = frozenset(
 
 #: The attributes under which saved objects list their variables.
 LISTED: Final = re.compile(r"\w*variables\.\d+")
-
-#: The attributes under which layers around saved objects hold them: `hub.KerasLayer`, Keras 3's `TFSMLayer`.
-HELD_BY_LAYERS: Final = ("_func", "_handle", "_reloaded_obj")
-
-#: The attribute under which each Keras's Embedding layer holds its table.
-EMBEDDING_TABLES: Final = ("embeddings", "_embeddings")
 
 
 class Node(NamedTuple):
@@ -124,7 +82,7 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
         own = bool(open_)
         node = open_.popleft() if own else late.popleft()
         if id(node.value) in seen:
-            if own and aliases is not None and BOOKKEEPING.isdisjoint(node.path.split(".")):
+            if own and aliases is not None:
                 aliases.setdefault(id(node.value), []).append(node.path)
             continue
         seen[id(node.value)] = node.value
@@ -136,13 +94,18 @@ def walk(parts: Sequence[Any], aliases: dict[int, list[str]] | None = None) -> I
         if kind == "variable":
             continue
         holder = (node.value, node.path) if kind == "module" else (node.owner, node.owner_path)
+        of_keras = kind == "module" and (is_keras(node.value) or isinstance(node.value, tf.Module))
+        hidden_names = bookkeeping()
         for name, child in children(node.value, kind):
-            if kinds[type(child)] is None or name in APART:
+            child_kind = kinds[type(child)]
+            if child_kind is None:
+                continue
+            hidden = of_keras and name in hidden_names
+            if hidden and child_kind not in ("list", "variable"):
                 continue
             path = f"{node.path}.{name}" if node.path else name
-            apart = name in BOOKKEEPING or kinds[type(child)] in ("function", "object")
-            target = late if apart else open_
-            target.append(Node(path, child, "", *holder))
+            apart = not own or hidden or child_kind in ("function", "object")
+            (late if apart else open_).append(Node(path, child, "", *holder))
 
 
 class Kinds(dict[type, "str | None"]):
@@ -151,6 +114,21 @@ class Kinds(dict[type, "str | None"]):
     def __missing__(self, cls: type) -> str | None:
         self[cls] = kind_of(cls)
         return self[cls]
+
+
+@functools.cache
+def bookkeeping() -> Mapping[str, type]:
+    """Return the attributes that Keras gives every layer and model, and TensorFlow every module, with their types.
+
+    They hold settings for building and training, and once more what the model's own attributes hold.
+    """
+    kept = [sys.modules[name] for name in ("keras", "tf_keras") if name in sys.modules]
+    fresh = [made for keras in kept for made in (keras.layers.Layer(name="embgrad"), keras.Model(name="embgrad"))]
+    module = tf.Module()
+    module.empty = []  # so that TensorFlow tracks it
+    found = {name: type(value) for one in (*fresh, module) for name, value in vars(one).items()}
+    found.pop("empty")
+    return {**found, "stop_evaluating": bool, "stop_predicting": bool}  # which Keras 3 sets as it runs a model
 
 
 def kind_of(cls: type) -> str | None:
@@ -196,7 +174,7 @@ def handle_of(variable: Any) -> Any:
     Raises:
         UnsupportedError: it is several devices' variable, and in a strategy's scope none of these is meant.
     """
-    native = getattr(variable, "_value", variable)  # a Keras 3 variable wraps one of TensorFlow's
+    native = native_variable(variable)
     try:
         return getattr(native, "handle", None)
     except ValueError as error:
@@ -207,9 +185,14 @@ def handle_of(variable: Any) -> Any:
         ) from error
 
 
+def native_variable(variable: Any) -> Any:
+    """Return TensorFlow's own variable, which a variable of Keras 3 wraps."""
+    return getattr(variable, "_value", variable)
+
+
 def on_devices(variable: Any) -> Sequence[Any]:
     """TensorFlow's own variables behind one, each with a resource: one for each device that a strategy has mirrored it on."""
-    native = getattr(variable, "_value", variable)
+    native = native_variable(variable)
     return native.values if isinstance(native, tf.distribute.DistributedValues) else (native,)
 
 
@@ -252,9 +235,8 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
 def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
     if is_graph_of_layers(module):
         yield from ((layer.name, layer) for layer in module.layers)
-    attributes = list(getattr(module, "__dict__", {}).items())
-    yield from (item for item in attributes if not item[0].startswith("_"))
-    yield from (item for item in attributes if item[0].startswith("_"))
+    # those that do not begin with an underscore first
+    yield from sorted(getattr(module, "__dict__", {}).items(), key=lambda item: item[0].startswith("_"))
 
 
 def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
@@ -338,7 +320,7 @@ class Tables:
             ]
         found = [(handle_of(node.value), node) for node in variables]
         named = zip(found, learned["tables"], strict=True)
-        self._paths = {id(known): (known, path) for (known, _), path in named if known is not None}
+        self._paths = {id(pair[0]): (pair[0], path) for pair, path in named if pair[0] is not None}
         self._nodes = {id(known): node for known, node in found if known is not None}
 
 
@@ -346,9 +328,10 @@ def _table_path(node: Node) -> str:
     """An Embedding layer goes by its own path: it holds one table. In a saved model, which lists its variables, by its name."""
     attribute = node.path.removeprefix(f"{node.owner_path}.") if node.owner_path else node.path
     if is_saved(node.owner) and LISTED.fullmatch(attribute):
-        holder = [part for part in node.owner_path.split(".") if part not in HELD_BY_LAYERS]
+        # layers around saved objects, such as `hub.KerasLayer`, hold them in private attributes
+        holder = [part for part in node.owner_path.split(".") if not part.startswith("_")]
         return ".".join([*filter(None, holder), node.value.name.removesuffix(":0")])
     is_embedding = any(base.__qualname__ == "Embedding" for base in type(node.owner).__mro__)
-    if is_embedding and attribute in EMBEDDING_TABLES and node.owner_path:
+    if is_embedding and attribute.lstrip("_") == "embeddings" and node.owner_path:
         return node.owner_path
     return node.path or UNNAMED_TABLE

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from embgrad_tensorflow import kept
+from embgrad_tensorflow import compile as kept
 
 from tests.tensorflow.helpers import KERAS, policy
 

@@ -106,6 +106,18 @@ def test_a_generator_of_the_models_own(sort: Any) -> None:
             embgrad.gradients(model, IDS, PROJECTION, compile=True)
 
 
+def test_a_generator_of_the_models_program() -> None:
+    generator = np.random.default_rng(0)
+
+    class Noisy(Net):
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * generator.normal()
+
+    with pytest.warns(embgrad.EmbgradWarning, match="differ from what it gives itself"):
+        found = [embgrad.gradients(Noisy(), IDS, PROJECTION, compile=True) for _ in range(2)]
+    assert not np.allclose(found[0].values, found[1].values)
+
+
 @pytest.mark.parametrize(
     ("net", "why"),
     [
@@ -134,7 +146,7 @@ def test_what_cannot_be_traced_runs_without(net: Any, why: str) -> None:
 
 @pytest.mark.parametrize("draw", [lambda: random.uniform(0, 1), lambda: np.random.rand()])
 def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
-    """In evaluation mode the draw has no say, as in Hugging Face's layer drop."""
+    """As Hugging Face's layer drop does, which draws in evaluation mode as well."""
 
     class Dropping(Net):
         def __call__(self, ids: Any, training: bool = False) -> Any:
@@ -143,7 +155,10 @@ def test_a_part_that_python_leaves_out_at_random(draw: Any) -> None:
             return self.head(2 * rows if training and share < 0.5 else rows)
 
     model = Dropping()
-    same(*both(model, IDS, PROJECTION))
+    with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):
+        found = [embgrad.gradients(model, IDS, PROJECTION, compile=True) for _ in range(3)]
+    for one in found:
+        np.testing.assert_array_equal(one.values, embgrad.gradients(model, IDS, PROJECTION).values)
     random.seed(2)
     np.random.seed(0)  # with either, the first two draws are above 0.5: those of the model and the trace
     with pytest.warns(embgrad.EmbgradWarning, match="from Python's or NumPy's generator"):

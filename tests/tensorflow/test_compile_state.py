@@ -145,7 +145,7 @@ def test_another_thread_runs_another_model_meanwhile() -> None:
     assert not tf.config.functions_run_eagerly()
 
 
-def test_the_users_code_runs_in_the_callers_thread_and_embgrads_own_where_it_is_asked(monkeypatch: Any) -> None:
+def test_the_users_code_runs_in_the_callers_thread() -> None:
     called: list[threading.Thread] = []
 
     class Theirs(embgrad.Projection):
@@ -153,22 +153,9 @@ def test_the_users_code_runs_in_the_callers_thread_and_embgrads_own_where_it_is_
             called.append(threading.current_thread())
             return super().evaluate(output, batch)
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        started.append(args)
-        return thread(*args, **kwargs)
-
     model = Net()
     same(*both(model, IDS, Theirs(VECTOR)))
     assert set(called) == {threading.current_thread()}
-    same(*both(model, IDS, PROJECTION))
-    started: list[Any] = []
-    thread = threading.Thread
-    monkeypatch.setattr(threading, "Thread", counted)
-    embgrad.gradients(model, IDS, PROJECTION, compile=True)
-    assert not started
-    for options in ({"objective": Theirs(VECTOR)}, {"objective": PROJECTION, "add": {"word": np.zeros(4)}}):
-        embgrad.gradients(model, IDS, options.pop("objective"), compile=True, **options)
-        started.clear()
 
 
 def test_an_interrupt_waits_until_the_graph_has_ended(monkeypatch: Any) -> None:

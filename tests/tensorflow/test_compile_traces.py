@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import embgrad
 from tests.compiled import calls_that_change, same
+from tests.tensorflow.helpers import KERAS
 from tests.tensorflow.test_models import functional
 from tests.tensorflow.traced import IDS, LONGER, PROJECTION, Net, both
 
@@ -198,7 +199,71 @@ def test_call_that_changes_what_it_reads_runs_without() -> None:
         return model(inputs) * float(times[0])
 
     for number in range(1, 4):
-        with pytest.warns(embgrad.EmbgradWarning, match="the function call changes, as it runs, what it reads"):
+        with pytest.warns(embgrad.EmbgradWarning, match="differ from what it gives itself"):
             found = embgrad.gradients(model, IDS, PROJECTION, call=counting, compile=True)
         times[0] = number - 1
         np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, PROJECTION, call=counting).values)
+
+
+def _epsilon(layers: Any) -> None:
+    layers["LayerNormalization"].epsilon = 0.5
+
+
+def _activation(layers: Any) -> None:
+    layers["Dense"].activation = tf.nn.relu
+
+
+@pytest.mark.parametrize("change", [_epsilon, _activation])
+def test_what_is_changed_in_a_layer_is_noticed(keras: Any, change: Any, traces: list[Any]) -> None:
+    model, _ = functional(keras, keras.layers.LayerNormalization(), keras.layers.Dense(3), keras.layers.GRU(2))
+    before, first = both(model, IDS, PROJECTION)
+    same(before, first)
+    model(tf.constant(IDS))
+    model.predict(IDS, verbose=0)
+    embgrad.gradients(model, IDS, PROJECTION, compile=True)
+    assert len(traces) == 1
+    change({type(layer).__name__: layer for layer in model.layers})
+    plain, compiled = both(model, IDS, PROJECTION)
+    same(plain, compiled)
+    assert np.abs(plain.values - before.values).max() > 1e-6 * np.abs(before.values).max()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda net: net.settings.update(scale=3.0), lambda net: setattr(type(net), "by", 3.0)]
+)
+def test_settings_and_class_attributes_that_change_are_noticed(change: Any) -> None:
+    class Scaled(Net):
+        by = 1.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = {"scale": 1.0}
+
+        def head(self, rows: Any) -> Any:
+            return super().head(rows) * self.settings["scale"] * self.by
+
+    model = Scaled()
+    _, before = both(model, IDS, PROJECTION)
+    change(model)
+    plain, compiled = both(model, IDS, PROJECTION)
+    same(plain, compiled)
+    np.testing.assert_allclose(compiled.values, 3 * before.values, rtol=1e-12)
+
+
+def test_a_replaced_layer_is_noticed() -> None:
+    keras = KERAS["keras2"]  # Keras 3 refuses it
+
+    class Two(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.inner = keras.layers.Embedding(12, 4), keras.layers.Dense(2)
+
+        def call(self, ids: Any) -> Any:
+            return self.inner(tf.reduce_mean(tf.tanh(self.table(ids)), 1))
+
+    model = Two()
+    model(tf.constant(IDS))
+    same(*both(model, IDS, PROJECTION))
+    model.inner = keras.layers.Dense(2)
+    model(tf.constant(IDS))
+    same(*both(model, IDS, PROJECTION))

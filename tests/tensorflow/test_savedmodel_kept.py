@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from embgrad_tensorflow import kept
+from embgrad_tensorflow import compile as kept
 from embgrad_tensorflow import run as running
 
 import embgrad

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from embgrad_tensorflow import fingerprint as module
 from embgrad_tensorflow import run as run_module
-from embgrad_tensorflow import structure as module
-from embgrad_tensorflow.structure import structure
+from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.walk import walk
 
 import embgrad
@@ -156,15 +156,6 @@ def test_an_object_that_takes_the_place_of_one_that_died_is_another() -> None:
         gc.collect()
         model.layers_[0] = tf_keras.layers.Dense(4)
         assert described([model]) == walked([model])
-
-
-def test_a_flag_takes_no_walk(walks: list[int]) -> None:
-    model = Model()
-    described([model])
-    count = len(walks)
-    model.flag = True
-    described([model])
-    assert len(walks) == count
 
 
 @pytest.mark.parametrize("kind", ["sequential", "functional"])

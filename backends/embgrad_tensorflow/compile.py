@@ -1,0 +1,675 @@
+"""Keeps a `tf.function` of a model's forward pass, the objective's callback and the pullback, and runs it at later calls."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from embgrad import structures
+from embgrad.answering import native_answer
+from embgrad.arrays import owned, taken
+from embgrad.backend import NativeObjective, PointValues, Request, Run
+from embgrad.backend.traces import KeptTraces, OtherUseError, UnfitError, UntraceableError
+from embgrad.batch import TokenBatch
+from embgrad.calling import as_parts
+from embgrad.generators import drawn, states_of
+from embgrad.keras_inputs import is_keras
+from embgrad.locks import process_lock
+from embgrad.outputs import choose_output, name_outputs
+from embgrad.points import WORD, split_name
+from embgrad.replaying import with_functions
+from embgrad.structures import PLAIN
+from embgrad.tolerance import coarsest
+from embgrad.watching import PointWatch
+from embgrad_tensorflow.fingerprint import Fingerprint
+from embgrad_tensorflow.graphpoints import GraphPoints
+from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out
+from embgrad_tensorflow.lookup import table_of
+from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
+from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
+from embgrad_tensorflow.state import GENERATORS, depth, eagerly, in_mode, wants_eager, written_out
+from embgrad_tensorflow.tap import Taps, dense, of_the_user, snapshot_of
+from embgrad_tensorflow.tracing import Script, Tracer
+from embgrad_tensorflow.walk import Tables, handle_of, kind_of, native_variable, on_devices, walk
+
+__all__ = ["Trace", "run_kept", "run_trace", "traced"]
+
+#: Why a model that goes by Python's or NumPy's generators has no trace.
+DRAWS: Final = "the model draws random numbers from Python's or NumPy's generator, which a trace would draw once"
+
+#: What Keras, TensorFlow and terminals put around an error's own text.
+WRAPPED: Final = re.compile(r"^(Exception encountered when calling|in user code:|\s*File \")")
+COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+#: The types of returned values that hold no tensor.
+WITHOUT_TENSORS: Final = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    np.ndarray,
+    np.generic,
+    tf.DType,
+    tf.TensorShape,
+)
+
+
+def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, plain: Callable[[Request], Run]) -> Run:
+    """Run a trace of the model, if there is one or can be one; else the model.
+
+    Args:
+        model: as in `run`; so are `batch` and `request`.
+        planned: how it is called.
+        plain: runs it without a trace.
+    """
+    if depth() > 1:
+        return replace(plain(request), uncompiled="it is asked for by a function that another call waits for")
+    call = () if request.call is None else (request.call,)
+    try:
+        _expect_traceable(model)
+        question = (
+            repr(tf.nest.map_structure(_described, planned.arguments)),
+            planned.outputs,
+            planned.graph,
+            *(request.points, request.outputs, request.training, request.several),
+            *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
+            request.respond.scalar if isinstance(request.respond, NativeObjective) else None,
+        )
+    except UntraceableError as error:
+        return replace(plain(request), uncompiled=str(error))
+    fingerprint = Fingerprint((*as_parts(model), *call)) if planned.graph is None else None
+    question = (*question, repr(fingerprint.of_parts[-1]) if call and fingerprint is not None else None)
+    lengths = tuple(tuple(map(int, one.shape)) for one in _placeholders(planned))
+    if planned.graph is not None and not planned.fixed:  # it may have been made for lengths above 1
+        lengths = tuple(tuple(min(size, 2) for size in one) for one in lengths)
+    maker = _Maker(model, batch, request, planned, plain)
+    return _kept.run(as_parts(model), question, fingerprint, lengths, request, maker, exact=planned.fixed)
+
+
+def _expect_traceable(model: Any) -> None:
+    """Refuse a model whose author wants it to run as Python.
+
+    Raises:
+        UntraceableError: TensorFlow was set to run functions eagerly, or a layer was.
+    """
+    if wants_eager():
+        raise UntraceableError("tf.config.run_functions_eagerly(True) is in force")
+    for part in as_parts(model):
+        if is_keras(part) and getattr(part, "run_eagerly", False) is True:
+            raise UntraceableError(
+                f"{type(part).__qualname__} is set to run eagerly (run_eagerly=True or dynamic=True)"
+            )
+
+
+def _described(value: Any) -> str:
+    if _is_placeholder(value):
+        return f"{value.dtype.name}/{value.shape.rank}"
+    if isinstance(value, tf.Tensor):
+        return f"{value.dtype.name} {value.numpy()!r}"
+    if isinstance(value, PLAIN):
+        return repr(value)
+    raise UntraceableError(f"the model is given a {type(value).__qualname__}, which is neither a tensor nor plain")
+
+
+def _is_placeholder(value: Any) -> bool:
+    """Return whether an argument is a tensor that a trace takes; a flag is a part of the trace."""
+    return isinstance(value, tf.Tensor) and not (value.dtype == tf.bool and value.shape.rank == 0)
+
+
+def _placeholders(planned: Plan) -> list[Any]:
+    return [one for one in tf.nest.flatten(planned.arguments) if _is_placeholder(one)]
+
+
+class _Maker:
+    """One call of a model, see `embgrad.backend.traces.TraceMaker`."""
+
+    def __init__(
+        self, model: Any, batch: TokenBatch, request: Request, planned: Plan, plain: Callable[[Request], Run]
+    ) -> None:
+        self._model = model
+        self._batch = batch
+        self._request = request
+        self._planned = planned
+        self._plain = plain
+        self._before: list[tuple[Any, Any]] = []
+
+    def plain(self, request: Request) -> Run:
+        """Run the model without a trace."""
+        self._before = self._generators()
+        return self._plain(request)
+
+    def watched(self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
+        """Return a native objective's function that tells which of the returned tensors its value depends on."""
+
+        def calling(returned: Any) -> Any:
+            tensors = structures.every(returned, _is_tensor)
+            floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
+            with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+                tape.watch([tensors[place] for place in floating])
+                value = function(returned)
+                if isinstance(value, tf.Tensor) and value.dtype.is_floating:
+                    with tape.stop_recording():
+                        pulled = tape.gradient(value, [tensors[place] for place in floating])
+                    tell(tuple(place for place, one in zip(floating, pulled, strict=True) if one is not None))
+            return value
+
+        return calling
+
+    def make(self, found: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
+        """Return a new trace."""
+        if any(getattr(part, "dynamic", False) is True for part in as_parts(self._model) if is_keras(part)):
+            raise UntraceableError("a layer is set to run eagerly (dynamic=True)")  # Keras asks all layers
+        chosen = {name: _key_of(name, found) for name in self._request.reached}
+        return traced(self._model, self._planned, self._request, chosen, used, relaxed=not exact)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Turn the model's generators back for another run that draws the same."""
+        after = self._generators()
+        _assign(self._before)
+        try:
+            yield
+        except BaseException:
+            _assign(after)
+            raise
+
+    def run(self, trace: Trace, request: Request) -> Run:
+        """Run a trace."""
+        with of_the_user(request, lambda: snapshot_of(self._model, request)) as asked:
+            return run_trace(trace, self._planned, self._batch, asked)
+
+    def dtypes(self, trace: Trace) -> Sequence[str]:
+        """Return the names of the dtypes in which a trace computes."""
+        return [*trace.computing]
+
+    def _generators(self) -> list[tuple[Any, Any]]:
+        """Return the variables of the model's random generators in training mode, with their values."""
+        nodes = walk(as_parts(self._model)) if self._request.training else ()
+        variables = [
+            native_variable(node.value) for node in nodes if _is_generators(node) and handle_of(node.value) is not None
+        ]
+        return [(one, tf.identity(one)) for one in variables]
+
+
+def _assign(values: Sequence[tuple[Any, Any]]) -> None:
+    for variable, value in values:
+        variable.assign(value)
+
+
+def _is_generators(node: Any) -> bool:
+    return node.kind == "variable" and any(base.__qualname__ in GENERATORS for base in type(node.owner).__mro__)
+
+
+def _key_of(name: str, found: Run) -> str:
+    """Return the key of the point that a name meant in a run."""
+    if name != WORD:
+        return name
+    lookup = found.points[name].lookup
+    assert lookup is not None, "'word' is a lookup"
+    return lookup.key
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor)  # no sparse, ragged or symbolic one
+
+
+def _is_unknown(value: Any) -> bool:
+    """Return whether a returned value may hold tensors which nobody finds."""
+    known = structures.is_nest(value) or isinstance(value, (tf.Tensor, *WITHOUT_TENSORS))
+    return not (known or kind_of(type(value)) == "variable")
+
+
+# Making a trace
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A kept trace of a model.
+
+    Attributes:
+        function: takes the tensors among the arguments, and gives the values at the points and then the gradients.
+        exchange: answers the function's questions.
+        script: the lookups of the forward pass.
+        chosen: by the name asked for the key of its point.
+        keys: those to read, in order.
+        reached: for each whether the objective depends on it.
+        outputs: the names of the outputs that the objective reads.
+        dtypes: those outputs'.
+        returned: the model's return value with the graph's tensors, for a native objective.
+        used: the numbers of the tensors in it that a native objective depends on.
+        written: the resources of the variables that a run writes to and that are restored.
+        compute_dtype: that of the first point or output, or the coarsest of those into which it is cast.
+        computing: the names of the dtypes in the graph.
+    """
+
+    function: Any
+    exchange: _Exchange
+    script: Script
+    chosen: Mapping[str, str]
+    keys: tuple[str, ...]
+    reached: tuple[bool, ...]
+    outputs: tuple[str | None, ...]
+    dtypes: tuple[Any, ...]
+    returned: Any
+    used: tuple[int, ...]
+    written: tuple[Any, ...]
+    compute_dtype: str
+    computing: frozenset[str]
+
+
+_kept: Final[KeptTraces[Trace]] = KeptTraces()
+
+
+def traced(
+    model: Any, planned: Plan, request: Request, chosen: Mapping[str, str], used: tuple[int, ...], *, relaxed: bool
+) -> Trace:
+    """Return a trace of the model, which refers neither to the model nor to what may differ from call to call.
+
+    Args:
+        model: as in `run`.
+        planned: how it is called.
+        request: what is asked.
+        chosen: by the name of each point asked for its key.
+        used: see `Trace.used`.
+        relaxed: whether it is to take tensors of any lengths.
+
+    Raises:
+        UntraceableError: there is no such trace.
+    """
+    made = _Tracing(model, planned, request, chosen, used)
+    specs = [
+        tf.TensorSpec([None] * one.shape.rank if relaxed else one.shape, one.dtype) for one in _placeholders(planned)
+    ]
+    try:
+        with process_lock, made.as_found():
+            function = tf.function(made.body, autograph=False).get_concrete_function(*specs)
+    except Exception as error:  # the model's own Python, which may do anything that a graph cannot
+        raise UntraceableError(_why(error)) from error
+    return made.trace(function)
+
+
+class _Tracing:
+    """The making of one trace."""
+
+    def __init__(
+        self, model: Any, planned: Plan, request: Request, chosen: Mapping[str, str], used: tuple[int, ...]
+    ) -> None:
+        self._model = model
+        self._parts = as_parts(model)
+        self._planned = planned
+        self._request = request
+        self._chosen = chosen
+        self._keys = tuple(dict.fromkeys(chosen[name] for name in request.points))
+        self._used = used
+        self._seeds: set[int] = set()
+        self._facts: dict[str, Any] = {}
+        self._reached: list[bool] = []
+        self._exchange = _Exchange()
+
+    @contextlib.contextmanager
+    def as_found(self) -> Iterator[None]:
+        """Trace the model in its mode; afterwards it is as it was. A model that draws from Python's generators is refused."""
+        snapshot = snapshot_of(self._model, self._request)
+        self._seeds = {
+            id(handle_of(one)) for node in snapshot.nodes if _is_generators(node) for one in on_devices(node.value)
+        }
+        stood = (drawn(), states_of(snapshot.generators))
+        try:
+            with eagerly(), in_mode(self._request.training), written_out():
+                yield
+            if (drawn(), states_of(snapshot.generators)) != stood:
+                raise UntraceableError(DRAWS)
+        finally:
+            snapshot.restore(())
+
+    def body(self, *tensors: Any) -> list[Any]:
+        """Run the forward pass, ask for the cotangents and pull them back, in the graph."""
+        tape = tf.GradientTape(watch_accessed_variables=False)  # a loop over the sets pulls back once in its body
+        taps = Taps(tape, self._asking(), symbolic=True)
+        script = Script({*self._chosen.values(), *self._request.reached} - {WORD})
+        tracer = Tracer(script, Tables(self._parts), taps)
+        with tape, self._watched(script, tracer, taps):
+            given = iter(tensors)
+            returned = self._planned.invoke(
+                tf.nest.map_structure(lambda one: next(given) if _is_placeholder(one) else one, self._planned.arguments)
+            )
+        missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
+        if missing:
+            raise UntraceableError(f"the traced pass does not reach {missing[0]!r}")
+        marks = [taps.kept[key] for key in self._keys]
+        everything = structures.every(returned, _is_tensor)
+        targets, cotangents = self._answered(script, returned, everything)
+        start = [*marks, *targets, *everything][0].dtype
+        self._facts.update(script=script, written=tracer.written, targets=targets)
+        self._facts["coarsest"] = coarsest(dtype.name for dtype in (start, *tracer.computing))
+        return [*marks, *self._pulled(tape, targets, cotangents, marks)]
+
+    def trace(self, function: Any) -> Trace:
+        """Return the trace of the function that was made."""
+        facts = self._facts
+        seeds = self._seeds if self._request.training else set()
+        written = {id(one): one for one in facts["written"] if id(one) not in seeds}
+        dtypes = {one.dtype for operation in function.graph.get_operations() for one in operation.outputs}
+        native = isinstance(self._request.respond, NativeObjective)
+        return Trace(
+            function,
+            self._exchange,
+            facts["script"],
+            dict(self._chosen),
+            self._keys,
+            tuple(self._reached),
+            self._request.outputs,
+            tuple(one.dtype for one in facts["targets"]),
+            facts["returned"] if native else None,
+            self._used,
+            tuple(written.values()),
+            facts["coarsest"],
+            frozenset(one.name for one in dtypes),
+        )
+
+    def _asking(self) -> Request:
+        """Return the request with functions at its points that ask for the tensor when the trace runs."""
+
+        def asking(option: str, key: str, _: Any) -> Callable[[Any], Any]:
+            def asked(tensor: Any) -> Any:
+                (changed,) = self._exchange.ask(f"{option} {key}", [tensor], [tensor.dtype])
+                changed.set_shape(tensor.shape)
+                return changed
+
+            return asked
+
+        return with_functions(self._request, asking)
+
+    @contextlib.contextmanager
+    def _watched(self, script: Script, tracer: Tracer, taps: Taps) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            if script.modules:
+                modules = Modules(self._parts)
+                calls = Calls(script, modules, taps.passed, lambda: taps.working, traced=True)
+                held.enter_context(calls_go_to(calls.around, modules.classes))
+            observe = GraphPoints(script, taps.passed, tracer.going_on).of
+            held.enter_context(opened_by(GraphOpening(observe, tracer.heard)))
+            held.enter_context(tracer.watching())
+            yield
+
+    def _answered(self, script: Script, returned: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return the tensors that are pulled back and their cotangents, with an axis of sets first."""
+        if isinstance(self._request.respond, NativeObjective):
+            unknown = structures.first(returned, _is_unknown)
+            if unknown is not None:  # it would be the graph's when the objective reads it
+                raise UntraceableError(
+                    f"it returns a {type(unknown).__qualname__}, which is neither a tensor nor plain"
+                )
+            self._facts["returned"] = returned
+            targets, handed = [tensors[place] for place in self._used], [*tensors]
+        else:
+            named = name_outputs(returned, _is_tensor, self._planned.outputs)
+            targets = handed = [named[choose_output(named, wanted)] for wanted in self._request.outputs]
+        dtypes = [one.dtype for one in targets]
+        *cotangents, _ = self._exchange.ask("respond", [*script.tensors, *handed], [*dtypes, tf.int32])
+        for cotangent, target in zip(cotangents, targets, strict=True):
+            if target.shape.rank is not None:
+                cotangent.set_shape([None, *target.shape])
+        return targets, cotangents
+
+    def _pulled(self, tape: Any, targets: Sequence[Any], cotangents: Sequence[Any], marks: Sequence[Any]) -> list[Any]:
+        """Return the gradients at the points that the objective depends on; with several sets, an axis of sets first."""
+
+        def pull_back(given: Sequence[Any]) -> list[Any]:
+            pulled: Sequence[Any] = [None] * len(marks)
+            if marks and targets:
+                pulled = tape.gradient(list(targets), list(marks), output_gradients=list(given))
+            self._reached[:] = [one is not None for one in pulled]
+            return [dense(one) for one in pulled if one is not None]
+
+        if not self._request.several or not targets or not marks:
+            return pull_back([one[0] for one in cotangents])
+
+        def one_set(given: Sequence[Any]) -> list[Any]:
+            found = iter(pull_back(given))
+            return [
+                next(found) if is_reached else tf.zeros_like(mark)
+                for mark, is_reached in zip(marks, self._reached, strict=True)
+            ]
+
+        stacked = tf.map_fn(
+            one_set, list(cotangents), fn_output_signature=[one.dtype for one in marks], parallel_iterations=1
+        )
+        return [one for one, is_reached in zip(stacked, self._reached, strict=True) if is_reached]
+
+
+def _why(error: BaseException) -> str:
+    """Return why a model could not be traced. Keras wraps what is raised in a layer, and its text."""
+    ours: BaseException | None = None
+    now: BaseException | None = error
+    while now is not None:
+        ours = now if isinstance(now, UntraceableError) else ours
+        now = now.__cause__ or (None if now.__suppress_context__ else now.__context__)
+    if ours is not None:
+        return str(ours)
+    lines = [line for line in COLOURS.sub("", str(error)).splitlines() if line.strip() and not WRAPPED.search(line)]
+    first = lines[0].strip() if lines else ""
+    first = first if len(first) <= 160 else f"{first[:159]}…"
+    return f"the model's Python cannot be traced into a graph ({type(error).__name__}: {first})"
+
+
+# Running a trace
+
+
+def run_trace(trace: Trace, planned: Plan, batch: TokenBatch, request: Request) -> Run:
+    """Run a trace.
+
+    Raises:
+        UnfitError: the trace does not serve for this batch.
+        OtherUseError: it does not serve for this objective.
+        EmbgradError: as without a trace.
+    """
+    answering = _Answering(trace, batch, request)
+    with _restored(trace.written):
+        given = trace.exchange.run(trace.function, _placeholders(planned), answering.answer)
+    activations = {key: taken(one.numpy()) for key, one in zip(trace.keys, given, strict=False)}
+    found = iter(given[len(trace.keys) :])
+    arrays = {
+        key: next(found).numpy() if is_reached else None
+        for key, is_reached in zip(trace.keys, trace.reached, strict=True)
+    }
+    points = {}
+    for name in request.points:
+        key = trace.chosen[name]
+        whole = arrays[key]
+        gradients = [_of_set(whole, number, request.several) for number in range(answering.sets)]
+        before = tuple(answering.before[key][: answering.sets])
+        lookup = answering.lookup(key) if split_name(key).side is None else None
+        points[name] = PointValues(activations[key], tuple(gradients), lookup, before)
+    unused, masked_id = left_out(planned.unused, batch, answering.watch, points.values())
+    return Run(points, trace.compute_dtype, unused, answering.objective, masked_id=masked_id)
+
+
+def _of_set(whole: np.ndarray | None, number: int, several: bool) -> np.ndarray | None:
+    if whole is None:
+        return None
+    return owned(whole[number]) if several else taken(whole)
+
+
+class _Answering:
+    """The answers of one run.
+
+    Attributes:
+        watch: records the lookups.
+        sets: how many sets of cotangents there are.
+        objective: the values of a native objective.
+        before: by key the gradients that were edited, as they came, one for each set.
+    """
+
+    def __init__(self, trace: Trace, batch: TokenBatch, request: Request) -> None:
+        lookups = [name for name in request.reached if name == WORD or split_name(name).side is None]
+        self.watch = PointWatch(batch, lookups)
+        self.sets = 1
+        self.objective: np.ndarray | None = None
+        self.before: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+        self._trace = trace
+        self._batch = batch
+        self._request = request
+
+    def lookup(self, key: str) -> Any:
+        """Return the lookup of that key."""
+        return self.watch.found(key)
+
+    def answer(self, name: str, values: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Return the answer to a question; that of a change is named by the option and the point's key."""
+        option, _, key = name.partition(" ")
+        if option == "edit":
+            return [self._edit(key, values[0])]
+        if option != "respond":
+            return [_as(getattr(self._request, option)[key](owned(values[0])), values[0].dtype)]
+        count = len(self._trace.script.tensors)
+        self._trace.script.report(self.watch, values[:count])
+        chosen = self.watch.resolve()
+        if any(self._trace.chosen[name] != key for name, key in chosen.items()):
+            raise UnfitError("another lookup is that of the ids than when the trace was made")
+        native = isinstance(self._request.respond, NativeObjective)
+        return [*(self._native if native else self._respond)(values[count:]), np.int32(0)]
+
+    def _respond(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        assert not isinstance(self._request.respond, NativeObjective)
+        names = self._trace.outputs
+        places = [self._request.reads(name, value.shape) for name, value in zip(names, values, strict=True)]
+        read = [value if rows is None else value[rows] for value, rows in zip(values, places, strict=True)]
+        sets = self._request.respond({name: owned(value) for name, value in zip(names, read, strict=True)})
+        self.sets = len(sets)
+        cotangents = []
+        for name, value, rows, dtype in zip(names, values, places, self._trace.dtypes, strict=True):
+            # values alone may be asked for: the graph then pulls zeros back, which nobody gets
+            stacked = np.zeros((self.sets if self._request.several else 1, *value.shape), dtype.as_numpy_dtype)
+            for number, one in enumerate(sets):
+                stacked[number if rows is None else (number, *rows)] = one[name]
+            cotangents.append(stacked)
+        return cotangents
+
+    def _native(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        objective, request = self._request.respond, self._request
+        assert isinstance(objective, NativeObjective)
+        tensors = [tf.constant(one) for one in values]
+        floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
+        order = iter(tensors)
+        with tf.GradientTape(persistent=request.several, watch_accessed_variables=False) as tape:
+            tape.watch([tensors[place] for place in floating])
+            value = objective.function(structures.mapped(self._trace.returned, _is_tensor, lambda _: next(order)))
+            answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
+        self.objective, self.sets = answer.objective, len(answer.sets)
+        pulled = [
+            tape.gradient(value, [tensors[place] for place in floating], tf.cast(tf.constant(one), value.dtype))
+            for ((value, one),) in answer.sets
+        ]
+        found = {
+            place: ones for place, *ones in zip(floating, *pulled, strict=True) if any(one is not None for one in ones)
+        }
+        if tuple(found) != self._trace.used:
+            raise OtherUseError(tuple(found))
+        return [np.stack([_filled(one, tensors[place]) for one in ones]) for place, ones in found.items()]
+
+    def _edit(self, key: str, gradient: np.ndarray) -> np.ndarray:
+        came = owned(gradient)
+        if not self.sets:
+            return came
+        self.before[key].append(came.copy())
+        return _as(self._request.edit[key](came), gradient.dtype)
+
+
+def _filled(gradient: Any, tensor: Any) -> np.ndarray:
+    filled: np.ndarray = (tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)).numpy()
+    return filled
+
+
+def _as(array: Any, dtype: Any) -> np.ndarray:
+    return np.ascontiguousarray(np.asarray(array), dtype=dtype)
+
+
+@contextlib.contextmanager
+def _restored(written: Sequence[Any]) -> Iterator[None]:
+    """Restore the variables that a run writes to."""
+    held = [(one, tf.raw_ops.ReadVariableOp(resource=one, dtype=table_of(one)[1])) for one in written]
+    try:
+        yield
+    finally:
+        for handle, value in held:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+class _Exchange:
+    """Lets a graph ask questions, which the thread that runs it answers.
+
+    That thread holds the caller's locks and state and can be interrupted, so another one runs the function meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._questions: queue.SimpleQueue[tuple[str, Sequence[Any], Future[list[Any]]] | None] = queue.SimpleQueue()
+
+    def ask(self, name: str, tensors: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+        """Add a question to the graph that is being traced, and return the answer's tensors, which have no gradient."""
+
+        def asked(*values: Any) -> list[Any]:
+            reply: Future[list[Any]] = Future()
+            self._questions.put((name, values, reply))
+            return reply.result()
+
+        # the inputs of a py_function would be kept for a gradient until the next run
+        return list(tf.numpy_function(asked, [*tensors], list(dtypes)))
+
+    def run(
+        self, function: Any, arguments: Sequence[Any], answer: Callable[[str, Sequence[np.ndarray]], Sequence[Any]]
+    ) -> Sequence[Any]:
+        """Return what a function gives, or raise what an answer raised once the function has ended.
+
+        Raises:
+            UnfitError: the function failed by itself.
+        """
+        result: Future[Sequence[Any]] = Future()
+        thread = threading.Thread(target=self._call, args=(function, arguments, result), daemon=True)
+        thread.start()
+        failure: BaseException | None = None
+        question: Any = ()
+        while question is not None:
+            try:
+                question = question or self._questions.get()
+                if question:
+                    name, values, reply = question
+                    if failure is not None and not reply.done():
+                        reply.set_exception(_StoppedError("an answer failed"))
+                    if not reply.done():
+                        reply.set_result(list(answer(name, values)))
+                    question = ()
+            except BaseException as error:  # an interrupt, too: the function has to end before anything is restored
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        wrong = result.exception()
+        if wrong is not None:
+            first = next(iter(str(wrong).strip().splitlines()), "")[:160]
+            raise UnfitError(f"{type(wrong).__name__}: {first}") from wrong
+        return result.result()
+
+    def _call(self, function: Any, arguments: Sequence[Any], result: Future[Sequence[Any]]) -> None:
+        try:
+            result.set_result(function(*arguments))
+        except BaseException as error:
+            result.set_exception(error)
+        finally:
+            self._questions.put(None)
+
+
+class _StoppedError(Exception):
+    """Ends a function one of whose questions could not be answered."""

@@ -1,0 +1,73 @@
+"""Pulls cotangents back to the points and the variables of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embgrad.answering import Answer, Cotangents
+from embgrad.arrays import taken
+from embgrad.backend import ParameterValues, Request, TableRest
+from embgrad.structures import first
+from embgrad.tolerance import coarsest
+from embgrad_tensorflow.lookup import Watcher
+from embgrad_tensorflow.modules import is_floating
+from embgrad_tensorflow.parameters import Parameters
+from embgrad_tensorflow.tap import Taps, dense
+from embgrad_tensorflow.walk import native_variable
+
+__all__ = ["compute_dtype", "parameter_values", "pull_back", "rests", "sources"]
+
+
+def sources(watcher: Watcher, keys: Sequence[str], parameters: Parameters | None, request: Request) -> dict[str, Any]:
+    """Return the variables whose gradients are asked for, by name."""
+    if parameters is None:
+        return {}
+    found = dict(parameters.trainable) if request.parameters else {}
+    if request.tables:
+        for key in keys:
+            name = parameters.name(watcher.handles.get(key))
+            if name is not None:
+                found[name] = parameters.variable(name)
+    return found
+
+
+def pull_back(
+    taps: Taps, cotangents: Cotangents, marks: Sequence[Any], variables: Mapping[str, Any]
+) -> list[np.ndarray | None]:
+    """Return the gradient at each point and variable, None where the tape has no way to it."""
+    taps.pulling()
+    targets = [target for target, _ in cotangents]
+    given = [tf.cast(tf.constant(one), target.dtype) for target, one in cotangents]
+    wanted = [*marks, *map(native_variable, variables.values())]
+    gradients = taps.tape.gradient(targets, wanted, output_gradients=given)
+    # what was looked up in the rows again comes as IndexedSlices
+    return [None if one is None else taken(dense(one).numpy()) for one in gradients]
+
+
+def rests(
+    watcher: Watcher, keys: Sequence[str], parameters: Parameters, below: Mapping[str, np.ndarray | None]
+) -> dict[str, TableRest]:
+    """Return by point what reaches its table by other ways than the lookups asked for."""
+    names = {key: parameters.name(watcher.handles.get(key)) for key in keys}
+    return {key: TableRest(below[name], (name,)) for key, name in names.items() if name is not None}
+
+
+def parameter_values(variable: Any, gradient: np.ndarray | None) -> ParameterValues:
+    """Return a variable's gradient as the core takes it."""
+    native = native_variable(variable)
+    return ParameterValues(tuple(map(int, native.shape)), gradient, str(native.dtype.name))
+
+
+def compute_dtype(
+    watcher: Watcher, marks: Sequence[Any], answer: Answer, returned: Any, variables: Mapping[str, Any]
+) -> str:
+    """Return the dtype of the first point or output, or the coarsest where it is cast on its way (mixed precision)."""
+    outputs = [target for cotangents in answer.sets for target, _ in cotangents]
+    given = first(returned, is_floating)
+    found = [*marks, *outputs, *([] if given is None else [given])]
+    start = next(iter([*found, *map(native_variable, variables.values())])).dtype
+    return coarsest(dtype.name for dtype in (start, *watcher.computing))
