@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dis
 import functools
-import importlib.util
 import sys
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any, Final
 
 __all__ = [
-    *("HOLDERS", "OPEN", "attributes_of", "code_inside", "content_of", "globals_of", "imported_in", "is_installed"),
+    *("HOLDERS", "OPEN", "attributes_of", "code_inside", "content_of", "globals_of", "is_installed"),
     *("members_of", "names_in", "root_of", "written_by"),
 ]
 
@@ -46,35 +45,6 @@ def written_by(code: CodeType) -> set[Any]:
 def names_in(code: CodeType) -> frozenset[str]:
     """All names in a piece of Python, attributes' too, and those inside it."""
     return frozenset(code.co_names).union(*map(names_in, code_inside(code)))
-
-
-def imported_in(function: FunctionType) -> list[ModuleType]:
-    """The modules that a function, or one that is written inside it, imports as it runs, as far as they are there already."""
-    found = [_resolved(name, function.__globals__.get("__package__")) for name in _imports(function.__code__)]
-    # of `import a.b` it gets a, and reads b of that
-    names = dict.fromkeys(one for name in found for one in (name.partition(".")[0], name))
-    return [sys.modules[name] for name in names if name in sys.modules]
-
-
-def _resolved(name: str, package: str | None) -> str:
-    """A module's whole name; empty where there is none, as the function will find."""
-    try:
-        return importlib.util.resolve_name(name, package)
-    except ImportError:
-        return ""
-
-
-@functools.lru_cache(maxsize=1024)
-def _imports(code: CodeType) -> tuple[str, ...]:
-    """The names of the modules, with a dot in front for each step up from the package where they are told from there."""
-    steps = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
-    own = [
-        "." * level.argval + one.argval
-        for level, _, one in zip(steps, steps[1:], steps[2:], strict=False)
-        if one.opname == "IMPORT_NAME"
-    ]
-    inside = [name for one in code_inside(code) for name in _imports(one)]
-    return tuple(dict.fromkeys((*own, *inside)))
 
 
 def code_inside(code: CodeType) -> list[CodeType]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embgrad.backend.protocol import Change, NativeObjective, Request, Run
-from embgrad.replaying import with_functions
+from embgrad.replaying import differ, with_functions
 
 __all__ = ["Trial", "UntraceableError"]
 
@@ -61,7 +61,7 @@ class Trial:
             far: how far apart two arrays may be, relative to their size.
         """
         pairs = self._pairs(found, given)
-        what = next((name for name, one, other, slack in pairs if _differ(one, other, slack, far)), None)
+        what = next((name for name, one, other, slack in pairs if differ(one, other, far, slack)), None)
         if what is None:
             return None
         native = isinstance(self._request.respond, NativeObjective)
@@ -115,13 +115,3 @@ class Trial:
         if any(one.shape != outputs[name].shape for name, one in self._outputs[0].items()):
             raise UntraceableError("a trace of it gives outputs of other shapes than the model itself")
         return self._sets
-
-
-def _differ(one: np.ndarray | None, other: np.ndarray | None, slack: float, far: float) -> bool:
-    """Return whether two arrays differ by more than `far` of their size and `slack` an entry."""
-    if one is None or other is None:
-        return one is not other
-    if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):
-        return True
-    own, others = np.nan_to_num(one).astype(np.float64), np.nan_to_num(other).astype(np.float64)
-    return bool(np.linalg.norm(own - others) > far * np.linalg.norm(own) + slack * np.sqrt(own.size))
