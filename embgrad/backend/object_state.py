@@ -206,7 +206,12 @@ def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], 
 
 def container_of(kind: type) -> Any:
     """Return the container of Python's own that a class is derived from, or None."""
-    return kind if kind in PLAIN else next((base for base in CONTAINERS if issubclass(kind, base)), None)
+    if kind in PLAIN:
+        return kind
+    for base in CONTAINERS:  # at each attribute of a model, and a generator takes longer
+        if issubclass(kind, base):
+            return base
+    return None
 
 
 def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
