@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from embgrad.errors import UnsupportedError
 from embgrad.keras_inputs import is_keras, keras_bases
-from embgrad.nested import slots_of
 from embgrad.points import UNNAMED_TABLE
 
 __all__ = [
@@ -240,10 +239,11 @@ def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _in_slots(value: Any) -> Iterator[tuple[str, Any]]:
-    kind: type = type(value)
-    for name, slot in slots_of(kind):
-        with contextlib.suppress(AttributeError):  # it is empty
-            yield name, slot.__get__(value)
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items():
+            if isinstance(slot, types.MemberDescriptorType) and base.__module__ != "builtins":
+                with contextlib.suppress(AttributeError):  # it is empty
+                    yield name, slot.__get__(value)
 
 
 def is_graph_of_layers(module: Any) -> bool:
