@@ -65,8 +65,15 @@ CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_T
 #: Called by a tape that begins to record.
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
+
+@functools.cache
+def _function_class() -> type:
+    """Return the class of what `tf.function` makes."""
+    return type(tf.function(lambda: None))
+
+
 #: Called for a function that `tf.function` has made.
-_functions: Final = Interception(lambda: _function_class(), "__call__")
+_functions: Final = Interception(_function_class, "__call__")
 
 _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
 
@@ -292,12 +299,6 @@ def operations_as_they_are() -> Iterator[None]:
             "the model gives operations of a graph other gradients (tf.Graph.gradient_override_map), and embgrad runs the "
             "bodies of functions without a graph, where these have none: expected tf.custom_gradient, which counts in both"
         )
-
-
-@functools.cache
-def _function_class() -> type:
-    """Return the class of what `tf.function` makes."""
-    return type(tf.function(lambda: None))
 
 
 @contextlib.contextmanager
