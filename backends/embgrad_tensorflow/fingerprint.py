@@ -199,6 +199,7 @@ class _Known:
 
     fingerprint: Fingerprint
     references: list[Any]
+    functions: list[Any]
     places: list[tuple[str, str, int | None, str]]
     aliases: dict[int, list[str]]
     learned: dict[str, Any] = field(default_factory=dict)
@@ -233,7 +234,8 @@ def structure(parts: Sequence[Any]) -> Structure:
     learned: dict[str, Any] = {}
     try:
         references = [weakref.ref(node.value, lambda _: _known.pop(key, None)) for node in nodes]
-        _known[key] = _Known(Fingerprint(parts).kept(), references, places, aliases, learned)
+        functions = [weakref.ref(part, lambda _: _known.pop(key, None)) for part in parts if id(part) not in numbers]
+        _known[key] = _Known(Fingerprint(parts).kept(), references, functions, places, aliases, learned)
     except TypeError:  # no weak references to something
         _known.pop(key, None)
     return Structure(nodes, now, learned, aliases)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import operator
 import sys
@@ -64,8 +65,15 @@ CONTENTS: Final = {"ListWrapper": "_storage", "_DictWrapper": "__wrapped__", "_T
 #: Called by a tape that begins to record.
 pushes: Final = Interception(lambda: tf.GradientTape, "_push_tape")
 
+
+@functools.cache
+def _function_class() -> type:
+    """Return the class of what `tf.function` makes."""
+    return type(tf.function(lambda: None))
+
+
 #: Called for a function that `tf.function` has made.
-_functions: Final = Interception(lambda: type(tf.function(lambda: None)), "__call__")
+_functions: Final = Interception(_function_class, "__call__")
 
 _overridden: Final = Interception(lambda: tf.Graph, "gradient_override_map")
 
@@ -298,9 +306,15 @@ def written_out() -> Iterator[None]:
     """While a graph is traced under `eagerly`, write the user's `tf.function`s out in it, with their control flow."""
 
     def as_graph(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() or not isinstance(function.python_function, types.FunctionType):
+        python = function.python_function
+        restored = type(function) is not _function_class()  # it has no Python of its own
+        if tf.executing_eagerly() or restored or not isinstance(python, types.FunctionType):
             return original(function, *args, **kwargs)
-        return tf.autograph.to_graph(function.python_function)(*args, **kwargs)
+        try:
+            python = tf.autograph.to_graph(python)
+        except Exception:  # its source cannot be read: TensorFlow, too, runs it as it stands then
+            return original(function, *args, **kwargs)
+        return python(*args, **kwargs)
 
     with _functions.by(as_graph):
         yield

@@ -279,3 +279,14 @@ def test_only_what_is_recomputed_is_run_again(again: bool, passes: int, monkeypa
         tape.watch(rows)
         value = tf.reduce_sum(norm(rows)[:, 0, 1])
     np.testing.assert_allclose(result.values, tape.gradient(value, rows).numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_functions_that_are_made_anew_at_each_call_leave_nothing() -> None:
+    model = Model()
+    embgrad.gradients(model, IDS, embgrad.Sum())
+    gc.collect()
+    before = len(module._known)
+    for _ in range(5):
+        embgrad.gradients(model, IDS, embgrad.Sum(), call=lambda model, inputs: model(inputs))
+    gc.collect()
+    assert len(module._known) <= before + 1
