@@ -13,8 +13,8 @@ from embgrad.backend import ParameterValues, TableRest, Weight
 from embgrad.calling import as_parts
 from embgrad.locks import model_lock
 from embgrad_gluon import bert
+from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.scopes import scope_paths
 from embgrad_gluon.walk import all_blocks, block_names, memory, named_blocks, named_parameters, table_path, unique_names
 
 __all__ = ["FrozenTwins", "TableParameters", "alone", "array_of", "trainable", "values_of", "weights"]
