@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from embgrad_tensorflow.savedmodel import function_calls
+from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.walk import handle_of, walk
 
 __all__ = ["function_calls", "runs_model"]

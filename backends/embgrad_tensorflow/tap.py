@@ -89,6 +89,15 @@ class Taps:
         finally:
             self.working = False
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run meanwhile what is not watched operation by operation."""
+        before, self.working = self.working, True
+        try:
+            yield
+        finally:
+            self.working = before
+
     def changed(self, option: str, key: str, tensor: Any) -> Any:
         """What "override" or "add" gives for a value."""
         change: Change = getattr(self._request, option)[key]

@@ -26,11 +26,10 @@ from embgrad.tolerance import coarsest
 from embgrad_tensorflow.containers import generators_of
 from embgrad_tensorflow.escaped import escaping_from
 from embgrad_tensorflow.exchange import ask
-from embgrad_tensorflow.graphpoints import GraphPoints
+from embgrad_tensorflow.graphs import Opening, opened
 from embgrad_tensorflow.inputs import Plan
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.returned import tensors_in, unknown_in
-from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
 from embgrad_tensorflow.state import GENERATORS, Snapshot, in_mode
 from embgrad_tensorflow.symbolic import UntraceableError
 from embgrad_tensorflow.tap import Taps, dense
@@ -223,8 +222,7 @@ class _Tracing:
                 modules = Modules(self._parts)
                 calls = Calls(script, modules, taps.passed, lambda: taps.working, traced=True)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
-            observe = GraphPoints(script, taps.passed, tracer.going_on).of
-            held.enter_context(opened_by(GraphOpening(observe, tracer.heard)))
+            held.enter_context(opened(Opening(script, taps.passed, tracer.going_on, tracer.ran)))
             held.enter_context(_function_calls.by(_written_out))
             held.enter_context(tracer.watching())
             yield
