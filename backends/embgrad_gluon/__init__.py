@@ -14,7 +14,7 @@ from embgrad.backend import Call, Listener, Point, Request, Run, Weight
 from embgrad.batch import TokenBatch
 from embgrad.calling import as_parts
 from embgrad.checkpoint import WeightTarget
-from embgrad_gluon import bert, capture, parameters, run, scopes, walk
+from embgrad_gluon import bert, capture, graphs, parameters, run, walk
 from embgrad_gluon.importing import import_mxnet
 
 __all__ = ["GluonBackend"]
@@ -76,4 +76,4 @@ class GluonBackend:
     def paths(self, model: Any) -> Collection[str]:
         """Return the attribute paths of the blocks, tables and parameters, and the names that Gluon gave the blocks."""
         parts = as_parts(model)
-        return [*walk.paths(parts), *scopes.scope_paths(parts)]
+        return [*walk.paths(parts), *graphs.scope_paths(parts)]

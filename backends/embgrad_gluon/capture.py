@@ -21,13 +21,12 @@ from embgrad.interception import Interception
 from embgrad.points import split_name
 from embgrad_gluon import run
 from embgrad_gluon.cures import GUARDED, Guards, expect_no_view
-from embgrad_gluon.graphs import OnValue, at_cached_graphs, expect_agreement, run_open
+from embgrad_gluon.graphs import GraphPoints, OnValue, at_cached_graphs, expect_agreement, run_open
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
 from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, watching
 from embgrad_gluon.modules import Modules, calling
 from embgrad_gluon.pullback import Way, is_regrouped, way_to
-from embgrad_gluon.scopes import GraphPoints
 from embgrad_gluon.state import DRAWING, Draws, drawing_nothing
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import all_blocks, arrays_of, contexts_of, named_blocks

@@ -5,45 +5,38 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
 from embgrad.errors import UnsupportedError, listed
 from embgrad.generators import generators_kept
 from embgrad.interception import Interception
 from embgrad.locks import process_lock
 from embgrad.structures import PLAIN
 from embgrad_gluon.importing import import_mxnet
+from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.lookup import invoke, unwatched
 from embgrad_gluon.modules import unheard
+from embgrad_gluon.pullback import differentiable_inputs
 from embgrad_gluon.state import DRAWING, Attributes
-from embgrad_gluon.walk import all_blocks, input_names
+from embgrad_gluon.tap import Taps
+from embgrad_gluon.walk import all_blocks, input_names, is_recorded
 
 __all__ = [
-    *(
-        "VARIABLE",
-        "Apart",
-        "Entry",
-        "Graph",
-        "Node",
-        "OnSymbolBlock",
-        "OnValue",
-        "at_cached_graphs",
-        "expect_agreement",
-    ),
-    *("graph_of", "imperatively", "output_names", "run_open"),
+    *("VARIABLE", "Apart", "Graph", "GraphPoints", "Node", "OnSymbolBlock", "OnValue", "at_cached_graphs"),
+    *("expect_agreement", "graph_of", "imperatively", "output_names", "run_open", "scope_paths", "scopes"),
 ]
 
 _cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
 _scope = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
-
-#: A value in a graph: its node's number and which of the node's outputs it is.
-Entry = tuple[int, int]
 
 #: `on_value(node_number, output_index, array)` gives the array that goes on in the value's place, the array itself where it is
 #: only looked at, an `Apart` where its users are given different ones.
@@ -445,3 +438,154 @@ def _finished(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int,
         if source not in needed:
             finished[number].append(source)
     return tuple(map(tuple, finished))
+
+
+# The scopes in them
+
+
+class GraphPoints:
+    """Records in one forward pass what crosses the borders of the scopes of SymbolBlocks, which were blocks before the export.
+
+    Args:
+        taps: where it is recorded, and what goes on in its place.
+    """
+
+    def __init__(self, taps: Taps) -> None:
+        self._taps = taps
+
+    @contextlib.contextmanager
+    def within(self, block: Any, args: Sequence[Any]) -> Iterator[OnValue | None]:
+        """Yield, while one run of a SymbolBlock's graph is under way, what is called for each value; None where nobody asks."""
+        watch = self._taps.watch
+        if not watch.hears_modules:
+            yield None
+            return
+        crossings = Crossings(watch, self._taps.at, scopes(graph_of(block), _carrying(block, args)))
+
+        def on_value(node: int, output: int, array: Any) -> Any:
+            versions = crossings.versions((node, output), array)
+            if all(version is array for version in versions):
+                return array
+            return Apart(lambda user: versions[crossings.version((node, output), user)])
+
+        yield on_value
+        crossings.tell()
+
+
+def _carrying(block: Any, args: Sequence[Any]) -> list[str]:
+    """Return the names of a SymbolBlock's inputs that carry a gradient: activations around it, not ids, masks and lengths."""
+    given = import_mxnet().gluon.block._flatten(list(args), "input")[0]
+    return [
+        name
+        for name, array in zip(input_names(block), given, strict=False)
+        if is_floating(array) and is_recorded(array)
+    ]
+
+
+def scope_paths(parts: Sequence[Any]) -> list[str]:
+    """Return the paths of the scopes in the SymbolBlocks of a model."""
+    opaque = [block for block in all_blocks(parts) if isinstance(block, import_mxnet().gluon.SymbolBlock)]
+    found = (scope.path for block in opaque for scope in scopes(graph_of(block), input_names(block)))
+    return list(dict.fromkeys(found))
+
+
+# Scopes by the names of nodes
+
+#: Between two parts of a name. An operator's own name may begin with an underscore, as `_plus0` in `net0__plus0`.
+BOUNDARY: Final = re.compile(r"(?<=[^_])_")
+
+#: What the name of an operator of one kind has before the name under which it is called.
+AFFIX: Final = re.compile(r"^_?(contrib|np|npi|npx)_")
+
+Path = tuple[str, ...]
+
+
+def scopes(graph: Graph, carrying: Collection[str] = ()) -> list[Scope]:
+    """Return the scopes of a graph that give something, in the order in which they end; one comes after those inside it.
+
+    Args:
+        graph: of a SymbolBlock.
+        carrying: the names of those inputs that carry a gradient, as the activations of a net around the block do.
+    """
+    through = _carries(graph, carrying)
+    inputs = [node.inputs for node in graph.nodes]
+    users = users_of(inputs, graph.heads)
+
+    def is_given(entry: Entry) -> bool:
+        source = graph.nodes[entry[0]]
+        parameter = source.op == VARIABLE and source.name not in graph.inputs
+        return through[entry[0]] and not parameter
+
+    found, kinds = [], dict[tuple[str, ...], str]()
+    for path, members in _members(graph).items():
+        name = "_".join(path)
+        for occurrence, nodes in enumerate(_calls(graph, members)):
+            leaves = leaving(nodes, users, lambda entry: through[entry[0]])
+            if leaves is not None:
+                operators = tuple(graph.nodes[number].op for number in nodes)
+                kind = kinds.setdefault(operators, re.sub(r"\d+", "#", name))
+                enters = entering(nodes, inputs, is_given)
+                found.append((leaves, -len(path), Scope(name, kind, frozenset(nodes), enters, leaves, occurrence)))
+    return [scope for *_, scope in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _members(graph: Graph) -> dict[Path, list[int]]:
+    """Return by path the numbers of the operators under it."""
+    direct = {number: _scope_of(node) for number, node in enumerate(graph.nodes) if node.op != VARIABLE}
+    layers = {path for number, path in direct.items() if _is_layer(graph, graph.nodes[number])}
+    below: dict[Path, list[int]] = defaultdict(list)
+    parts: dict[Path, set[str]] = defaultdict(set)
+    for number, path in direct.items():
+        own_layer = max((length for length in range(1, len(path) + 1) if path[:length] in layers), default=0)
+        for length in range(1, len(path) + 1):
+            if length < own_layer and path[:length] in layers:
+                continue  # a layer holds no other: `out_fwd` and `out_proj_fwd` are layers side by side
+            below[path[:length]].append(number)
+            if length < len(path):
+                parts[path[:length]].add(path[length])
+    own = set(direct.values())
+    return {path: members for path, members in below.items() if path in own or _is_block(path, parts[path])}
+
+
+def _is_block(path: Path, parts: set[str]) -> bool:
+    """Return whether a path that no operator has as its own is a block's, and not the first half of a name such as `ffn_1`."""
+    return path[-1][-1].isdigit() or (len(parts) > 1 and not all(part.isdigit() for part in parts))
+
+
+def _is_layer(graph: Graph, node: Node) -> bool:
+    """Return whether a node is the operator of one of Gluon's own layers with parameters, which holds an activation at most."""
+    takes = [graph.nodes[source] for source, _ in node.inputs]
+    return node.name.endswith("_fwd") and any(one.op == VARIABLE and one.name not in graph.inputs for one in takes)
+
+
+def _scope_of(node: Node) -> Path:
+    """Return the parts of a node's name before the operator's own one, which is `fwd`, or what it was called by and a number."""
+    parts = BOUNDARY.split(node.name)
+    called = {node.op.lower(), AFFIX.sub("", node.op).lower()}
+    for length in range(1, len(parts)):
+        if "_".join(parts[length:]).rstrip("0123456789").lower() in called:
+            return tuple(parts[:length])
+    return tuple(parts[:-1])
+
+
+def _calls(graph: Graph, members: Sequence[int]) -> list[list[int]]:
+    """Return the operators of each call of a block: its names come once in each, and those of its parts may come oftener."""
+    counts = Counter(graph.nodes[number].name for number in members)
+    calls = min(counts.values())
+    seen: Counter[str] = Counter()
+    apart: list[list[int]] = [[] for _ in range(calls)]
+    for number in members:
+        name = graph.nodes[number].name
+        apart[seen[name] * calls // counts[name]].append(number)
+        seen[name] += 1
+    return apart
+
+
+def _carries(graph: Graph, carrying: Collection[str]) -> list[bool]:
+    """Return for each node whether a gradient goes from it to a parameter, or to an input that carries one."""
+    carries: list[bool] = []
+    for node in graph.nodes:
+        through = differentiable_inputs({"op": node.op, "attrs": node.attributes, "inputs": node.inputs})
+        variable = node.op == VARIABLE and (node.name not in graph.inputs or node.name in carrying)
+        carries.append(variable or any(carries[source] for source in through))
+    return carries

@@ -14,8 +14,8 @@ from embgrad.backend.table_rests import table_rests
 from embgrad.calling import as_parts
 from embgrad.locks import model_lock
 from embgrad_gluon import bert
+from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet
-from embgrad_gluon.scopes import scope_paths
 from embgrad_gluon.walk import (
     all_blocks,
     arrays_of,

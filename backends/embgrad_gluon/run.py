@@ -15,7 +15,7 @@ from embgrad.structures import every, first
 from embgrad.watching import PointWatch
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
-from embgrad_gluon.graphs import imperatively, output_names
+from embgrad_gluon.graphs import GraphPoints, imperatively, output_names
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, watching
@@ -23,7 +23,6 @@ from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.normalising import LayerNorms
 from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
-from embgrad_gluon.scopes import GraphPoints
 from embgrad_gluon.state import as_found
 from embgrad_gluon.tap import Taps
 

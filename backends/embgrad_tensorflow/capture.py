@@ -18,11 +18,11 @@ from embgrad.batch import TokenBatch
 from embgrad.errors import PointNotReachedError, UnsupportedError
 from embgrad.interception import Interception
 from embgrad.tolerance import coarsest
+from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.run import closed_graphs, points
-from embgrad_tensorflow.savedmodel import function_calls
 from embgrad_tensorflow.state import depth, expect_eager, pushes, tapes_of_this_thread
 from embgrad_tensorflow.tap import dense, with_mask
 from embgrad_tensorflow.walk import Tables, handle_of, walk

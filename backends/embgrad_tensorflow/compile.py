@@ -32,11 +32,10 @@ from embgrad.structures import PLAIN
 from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.fingerprint import Fingerprint
-from embgrad_tensorflow.graphpoints import GraphPoints
+from embgrad_tensorflow.graphs import Opening, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out
 from embgrad_tensorflow.lookup import table_of
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
-from embgrad_tensorflow.savedmodel import GraphOpening, opened_by
 from embgrad_tensorflow.state import GENERATORS, depth, eagerly, in_mode, wants_eager, written_out
 from embgrad_tensorflow.tap import Taps, dense, of_the_user, snapshot_of
 from embgrad_tensorflow.tracing import Script, Tracer
@@ -83,20 +82,17 @@ def run_kept(model: Any, batch: TokenBatch, request: Request, planned: Plan, pla
         question = (
             repr(tf.nest.map_structure(_described, planned.arguments)),
             planned.outputs,
-            planned.graph,
             *(request.points, request.outputs, request.training, request.several),
             *(tuple(sorted(getattr(request, option))) for option in ("override", "add", "edit")),
             request.respond.scalar if isinstance(request.respond, NativeObjective) else None,
         )
     except UntraceableError as error:
         return replace(plain(request), uncompiled=str(error))
-    fingerprint = Fingerprint((*as_parts(model), *call)) if planned.graph is None else None
-    question = (*question, repr(fingerprint.of_parts[-1]) if call and fingerprint is not None else None)
+    fingerprint = Fingerprint((*as_parts(model), *call))
+    question = (*question, repr(fingerprint.of_parts[-1]) if call else None)
     lengths = tuple(tuple(map(int, one.shape)) for one in _placeholders(planned))
-    if planned.graph is not None and not planned.fixed:  # it may have been made for lengths above 1
-        lengths = tuple(tuple(min(size, 2) for size in one) for one in lengths)
     maker = _Maker(model, batch, request, planned, plain)
-    return _kept.run(as_parts(model), question, fingerprint, lengths, request, maker, exact=planned.fixed)
+    return _kept.run(as_parts(model), question, fingerprint, lengths, request, maker)
 
 
 def _expect_traceable(model: Any) -> None:
@@ -400,8 +396,7 @@ class _Tracing:
                 modules = Modules(self._parts)
                 calls = Calls(script, modules, taps.passed, lambda: taps.working, traced=True)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
-            observe = GraphPoints(script, taps.passed, tracer.going_on).of
-            held.enter_context(opened_by(GraphOpening(observe, tracer.heard)))
+            held.enter_context(opened(Opening(script, taps.passed, tracer.going_on, tracer.ran)))
             held.enter_context(tracer.watching())
             yield
 

@@ -34,7 +34,6 @@ class Plan:
         unused: what of the batch is left out.
         outputs: the names of its outputs, in order, where it gives them without.
         graph: where the model is a compiled graph already what of the object that holds it decides on what is run; else None.
-        fixed: whether the graph was saved for some lengths alone.
     """
 
     invoke: Callable[[Any], Any]
@@ -42,7 +41,6 @@ class Plan:
     unused: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     graph: Hashable | None = None
-    fixed: bool = False
 
     def call(self) -> Any:
         """Call the model with arguments that are this pass's own."""

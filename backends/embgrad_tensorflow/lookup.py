@@ -185,7 +185,8 @@ class Watcher:
         if depth() != self._depth or (self.points is not None and self.points.working):
             return
         name, runs_graph, _ = _operations[op_type]
-        if not self.recomputed and name != "StopGradient":  # `tf.stop_gradient` itself stops the tapes for a moment
+        # `tf.stop_gradient` and compiled functions stop the tapes for a moment themselves
+        if not (self.recomputed or name == "StopGradient" or runs_graph):
             self.recomputed = pywrap_tfe.TFE_Py_TapeSetIsStopped()
         try:
             self._replacing.expect_done()

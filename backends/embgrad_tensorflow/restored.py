@@ -99,12 +99,6 @@ def _settings(layer: Any) -> Hashable:
     return tuple(sorted((name, repr(value)) for name, value in plain))
 
 
-def _is_fixed(function: Any) -> bool:
-    """Whether a function takes some lengths alone."""
-    specs = tf.nest.flatten(function.structured_input_signature)
-    return any(one.shape.rank is not None and any(one.shape) for one in specs if isinstance(one, tf.TensorSpec))
-
-
 def _functions(part: Any) -> list[Any] | None:
     """The compiled functions among which a call of the object chooses; None where it is not known for such."""
     if any(base.__qualname__ == "ConcreteFunction" for base in type(part).__mro__):
@@ -158,8 +152,7 @@ def _plan(target: _Target, function: Any, batch: TokenBatch, training: bool) -> 
     tensors = modes | {name: _fitting(name, value, leaves[name]) for name, value in filled.items() if name in leaves}
     args = [_like(parameter, one, tensors) for parameter, one in named[: len(declared)]]
     kwargs = {parameter: _like(parameter, one, tensors) for parameter, one in named[len(declared) :]}
-    fixed = any(_is_fixed(one) for one in target.functions)
-    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.state, fixed=fixed)
+    return Plan(lambda given: target.invoke(*given), (args, kwargs), unused, graph=target.state)
 
 
 def _is_flag(spec: Any) -> bool:

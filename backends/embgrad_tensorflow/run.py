@@ -17,16 +17,17 @@ from embgrad.calling import as_parts
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
 from embgrad.locks import model_lock
 from embgrad.points import split_name
+from embgrad.responding import Respond
 from embgrad.watching import PointWatch
 from embgrad_tensorflow.compile import run_kept
-from embgrad_tensorflow.graphpoints import GraphPoints
+from embgrad_tensorflow.fingerprint import structure
+from embgrad_tensorflow.graphs import Answered, Answering, CutGraph, Opening, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out, plan
-from embgrad_tensorflow.lookup import Watcher
+from embgrad_tensorflow.lookup import Watcher, table_of
 from embgrad_tensorflow.modules import Calls, Modules, calls_go_to
 from embgrad_tensorflow.parameters import Parameters
 from embgrad_tensorflow.pullback import compute_dtype, parameter_values, pull_back, rests, sources
 from embgrad_tensorflow.restored import plan_restored
-from embgrad_tensorflow.savedmodel import opened
 from embgrad_tensorflow.state import (
     Snapshot,
     eagerly,
@@ -54,13 +55,19 @@ class _Pass:
     Attributes:
         watcher: sees its operations.
         taps: hold what was read.
+        is_graph: whether a saved graph is all that the model runs, so that nothing but its variables can change.
+        answering: the objective, where that graph is to ask it itself.
     """
+
+    is_graph = False
+    answering: Answering | None = None
 
     def __init__(self, model: Any, request: Request, watch: PointWatch, tape: Any) -> None:
         self.taps = Taps(tape, request)
         self.watcher = Watcher(watch, Tables(as_parts(model)), self.taps)
         self._model = model
         self._request = request
+        self._values: list[tuple[Any, Any]] = []
 
     @contextlib.contextmanager
     def as_found(self, snapshot: Snapshot | None = None) -> Iterator[None]:
@@ -72,20 +79,43 @@ class _Pass:
         parts, call, watch = as_parts(self._model), self._request.call, self.watcher.watch
         with eagerly(), whole_tracebacks(), contextlib.ExitStack() as held:
             held.enter_context(random_as_found(training=self._request.training))
-            snapshot = snapshot or snapshot_of(self._model, self._request)
-            held.callback(lambda: snapshot.restore(self.watcher.written))
+            if self.is_graph:
+                made_of = structure(parts)
+                held.callback(self._restore_variables)
+            else:
+                snapshot = snapshot or snapshot_of(self._model, self._request)
+                made_of = snapshot.structure
+                held.callback(lambda: snapshot.restore(self.watcher.written))
             if call is None:
-                self.watcher.tables.learn(snapshot.nodes, snapshot.structure.learned)
+                self.watcher.tables.learn(made_of.nodes, made_of.learned)
             if watch.hears_modules:
                 modules = Modules(parts)
                 calls = Calls(watch, modules, self.taps.passed, lambda: self.taps.working)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
-            opening = held.enter_context(opened(GraphPoints(watch, self.taps.passed, self.watcher.going_on).of))
+            learns = self._request.parameters or self._request.tables
+            passed, going_on = self.taps.passed, self.watcher.going_on
+            aside, reached = self.taps.aside, lambda: bool(self.taps.kept)
+            opening = Opening(
+                watch, passed, going_on, self._ran, aside, learns=learns, is_reached=reached, answering=self.answering
+            )
             self.watcher.closed = opening.closed
+            held.enter_context(opened(opening))
             held.enter_context(in_mode(self._request.training))
             held.enter_context(operations_as_they_are())
             held.enter_context(self.watcher.watching())
             yield
+
+    def _ran(self, graph: CutGraph) -> None:
+        self.watcher.computing |= graph.casts
+        self.watcher.written += [None] * bool(graph.written)
+        for handle, is_random in graph.written if self.is_graph else ():
+            _, dtype = table_of(handle)
+            if dtype != tf.resource and not (is_random and self._request.training):
+                self._values.append((handle, tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)))
+
+    def _restore_variables(self) -> None:
+        for handle, value in self._values:
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
@@ -94,7 +124,8 @@ def points(model: Any, batch: TokenBatch, call: Call | None) -> list[Point]:
         planned = _planned(model, batch, False, call)
         tape = tf.GradientTape(watch_accessed_variables=False)
         one = _Pass(model, Request((), NOTHING.respond, call=call), PointWatch(batch, None), tape)
-        with tape, one.as_found():
+        one.is_graph = planned.graph == ()
+        with tape, tape.stop_recording(), one.as_found():
             planned.call()
     return one.watcher.watch.points()
 
@@ -103,22 +134,24 @@ def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """One forward pass, and a pullback for each set of cotangents."""
     with _working(model):
         planned = _planned(model, batch, request.training, request.call)
-        wanted = request.compiled is not False and (request.compiled or planned.graph is not None)
-        if request.parameters or request.tables or not wanted:
+        if request.parameters or request.tables or not request.compiled or planned.graph is not None:
             return _run(model, batch, request, planned)
         return run_kept(model, batch, request, planned, lambda one: _run(model, batch, one, planned))
 
 
 def _run(model: Any, batch: TokenBatch, request: Request, planned: Plan) -> Run:
     """Run the model's Python."""
-    snapshot = snapshot_of(model, request)
-    with of_the_user(request, lambda: snapshot) as asked:
+    snapshot = None if planned.graph == () else snapshot_of(model, request)
+    with of_the_user(request, lambda: snapshot or snapshot_of(model, request)) as asked:
         return _passed(model, batch, asked, planned, snapshot)
 
 
-def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot) -> Run:
+def _passed(model: Any, batch: TokenBatch, request: Request, planned: Plan, snapshot: Snapshot | None) -> Run:
     tape = tf.GradientTape(persistent=request.several, watch_accessed_variables=request.parameters)
     one = _Pass(model, request, PointWatch(batch, request.reached, request.times), tape)
+    one.is_graph = planned.graph == ()
+    if one.is_graph and _answers_anywhere(request):
+        one.answering = Answering(request, planned.outputs, tape.stop_recording)
     with tape, one.as_found(snapshot):
         _watch_variables(tape, model, one.watcher.tables, request)
         returned = planned.call()
@@ -202,16 +235,25 @@ def _resolve(watcher: Watcher) -> dict[str, str]:
         chosen = watcher.watch.resolve(hint)
     except PointNotReachedError as error:
         raise UnsupportedError(
-            f"{error.message}. Expected a graph that can be run operation by operation, as all of TensorFlow 2's can: save the "
-            "model anew with TensorFlow 2, or give it as Keras layers, a tf.Module or a tf.function"
+            f"{error.message}. Expected a graph of TensorFlow 2 that looks its rows up outside of loops and branches: save the "
+            "model anew so, or give it as Keras layers, a tf.Module or a tf.function"
         ) from error
     warnings.warn(f"{hint}: what they look up has no gradient in the result", EmbgradWarning, stacklevel=6)
     return chosen
 
 
 def _answer(returned: Any, planned: Plan, batch: TokenBatch, request: Request, tape: Any) -> Answer:
+    if isinstance(returned, Answered):
+        return Answer((returned.pairs,) * returned.sets)
     with tape:
         return answered(returned, batch, request, TensorFlowTensors(), planned.outputs)
+
+
+def _answers_anywhere(request: Request) -> bool:
+    """Return whether a graph may ask the objective: no code of the user's, and a single pullback to points alone."""
+    ours = isinstance(request.respond, Respond) and request.respond.is_ours
+    beside = request.several or request.parameters or request.tables
+    return bool(ours and request.outputs and request.compiled is not False and not beside)
 
 
 @contextlib.contextmanager

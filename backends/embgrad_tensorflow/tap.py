@@ -101,6 +101,15 @@ class Taps:
         finally:
             self.working = False
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run code whose operations are not watched one by one."""
+        before, self.working = self.working, True
+        try:
+            yield
+        finally:
+            self.working = before
+
     def _put(self, key: str, tensor: Any) -> Any:
         tensor = self._changes.value(key, tensor)
         self.tape.watch(tensor)

@@ -16,9 +16,10 @@ from tensorflow.python.framework import op_callbacks
 from embgrad.backend.traces import UnfitError, UntraceableError
 from embgrad.points import INPUT, OUTPUT, split_name
 from embgrad.watching import PointWatch
+from embgrad_tensorflow.flattening import CALLS
+from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_turned, table_of
 from embgrad_tensorflow.onehot import PRODUCTS, OneHots, makes_one_hot
-from embgrad_tensorflow.program import CALLS
 from embgrad_tensorflow.state import shared
 from embgrad_tensorflow.tap import Taps, tapes_are_stopped
 from embgrad_tensorflow.walk import Tables
@@ -185,6 +186,12 @@ class Tracer:
     def going_on(self, tensor: Any) -> Any:
         """Return what goes on in place of a tensor that an operation has just given."""
         return self._replacing.going_on(tensor)
+
+    def ran(self, graph: CutGraph) -> None:
+        """Take down a saved graph that was written into this one."""
+        if graph.written or not {*RANDOM, *PYTHON}.isdisjoint(node.op for node in graph.flat.nodes):
+            raise UntraceableError("a saved graph that the model runs draws random numbers, writes, or runs Python")
+        self.computing |= graph.casts
 
     def heard(self, name: str, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any]) -> None:
         """Record an operation that was just added."""

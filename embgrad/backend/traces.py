@@ -99,9 +99,9 @@ class _Form(Generic[Trace]):
         used: by objective what it used last.
     """
 
-    def __init__(self, fingerprint: Any, exact: bool) -> None:
+    def __init__(self, fingerprint: Any) -> None:
         self.fingerprint = fingerprint
-        self.exact = exact
+        self.exact = False
         self.refused: Bounded[str] = Bounded(OBJECTIVES)
         self.traces: dict[Hashable, Trace] = {}
         self.compared: Bounded[bool] = Bounded(COMPARED)
@@ -139,8 +139,6 @@ class KeptTraces(Generic[Trace]):
         lengths: Hashable,
         request: Request,
         maker: TraceMaker[Trace],
-        *,
-        exact: bool = False,
     ) -> Run:
         """Run a trace of a model where there is one or can be one, else the model itself.
 
@@ -151,26 +149,25 @@ class KeptTraces(Generic[Trace]):
             parts: the model's parts.
             question: everything that a trace depends on, beside the model, its weights and the values that it takes.
             fingerprint: tells by `is_that_of` whether it is that of a later call, and returns by `kept` one without references
-                to the model. None for a model that cannot change.
+                to the model.
             lengths: the shapes of the batch.
             request: the request.
             maker: makes and runs traces.
-            exact: whether a trace takes only the lengths that it was made for.
         """
         try:
-            form = self._form(parts, question, fingerprint, exact)
+            form = self._form(parts, question, fingerprint)
         except UntraceableError as error:
             return replace(maker.plain(request), uncompiled=str(error))
         return _Call(form, lengths, request, maker).run()
 
-    def _form(self, parts: Sequence[object], question: Hashable, fingerprint: Any, exact: bool) -> _Form[Trace]:
+    def _form(self, parts: Sequence[object], question: Hashable, fingerprint: Any) -> _Form[Trace]:
         model = self._model(parts)
         form = model.forms.get(question, None)
-        if form is not None and (fingerprint is None or form.fingerprint.is_that_of(fingerprint)):
+        if form is not None and form.fingerprint.is_that_of(fingerprint):
             model.unused = 0
             return form
         model.unused += 1
-        form = _Form(None if fingerprint is None else fingerprint.kept(), exact)
+        form = _Form(fingerprint.kept())
         model.forms.put(question, form)
         if model.unused > self._patience:  # until two calls in a row are the same
             raise UntraceableError(

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.graphs import graph_of, imperatively
-from embgrad_gluon.scopes import scopes
+from embgrad_gluon.graphs import graph_of, imperatively, scopes
 
 import embgrad
 from tests.gluon.exporting import BERT_OUTPUTS, exported, exported_bert, norm_and_dropout, opened

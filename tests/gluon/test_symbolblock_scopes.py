@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from embgrad_gluon.graphs import graph_of, imperatively
-from embgrad_gluon.scopes import scopes
+from embgrad_gluon.graphs import graph_of, imperatively, scopes
 
 import embgrad
 from embgrad.points import split_name

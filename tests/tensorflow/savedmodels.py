@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from embgrad_tensorflow.interpreter import Observer
-from embgrad_tensorflow.program import Step, tensor_name
 
 import embgrad
 
@@ -31,16 +29,6 @@ def saved(module: Any, folder: Any, **options: Any) -> Any:
 def lookups(model: Any, batch: Any) -> list[Any]:
     """The points at lookups."""
     return [point for point in embgrad.points(model, batch) if point.lookup is not None]
-
-
-class Seeing(Observer):
-    """Hands each floating-point tensor of a program, with its name, to a function that gives what goes on."""
-
-    def __init__(self, see: Callable[[str, Any], Any]) -> None:
-        self._see = see
-
-    def gave(self, step: Step, number: int, tensor: Any) -> Any:
-        return self._see(tensor_name(step, number), tensor)
 
 
 class Net(tf.Module):

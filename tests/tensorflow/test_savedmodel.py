@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras2
-from embgrad_tensorflow import savedmodel
-from embgrad_tensorflow.savedmodel import opened, program_of
-from embgrad_tensorflow.scopes import scopes
+from embgrad_tensorflow import graphs
+from embgrad_tensorflow.graphs import Opening, cut_graph, opened
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.framework import op_callbacks
-from tensorflow.python.saved_model.function_deserialization import RestoredFunction
 
 import embgrad
+from embgrad.watching import PointWatch
 from tests.tensorflow.helpers import own_table_gradient
 from tests.tensorflow.savedmodels import (
     PREPROCESS,
@@ -27,7 +26,6 @@ from tests.tensorflow.savedmodels import (
     TINY,
     TOTAL,
     Net,
-    Seeing,
     close,
     lookups,
     saved,
@@ -52,12 +50,16 @@ def hub_inputs() -> dict[str, Any]:
     return {name: tf.constant(value) for name, value in BATCH.to_tfhub().items()}
 
 
+def opening_of(ran: list[Any]) -> Opening:
+    """Opens functions without points; lists the graphs that ran."""
+    return Opening(PointWatch(BATCH, ()), lambda key, tensor: tensor, lambda tensor: tensor, ran.append)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    before = ConcreteFunction.__dict__["_call_flat"]
+    before = ConcreteFunction.__dict__["_call_flat"], type(tf.function(tf.constant)).__call__
     yield
-    assert ConcreteFunction.__dict__["_call_flat"] is before
-    assert "_call" not in vars(RestoredFunction)
+    assert (ConcreteFunction.__dict__["_call_flat"], type(tf.function(tf.constant)).__call__) == before
     assert not op_callbacks.should_invoke_op_callbacks()
     assert not tf.config.functions_run_eagerly()
 
@@ -160,37 +162,37 @@ class TestTheOfficialExport:
         import tensorflow_text  # noqa: F401  (registers the operations of the preprocessing model)
 
         preprocess = hub.load(str(PREPROCESS))
-        monkeypatch.setattr(savedmodel, "build", lambda function: pytest.fail(f"opened {function}"))
-        with opened() as opening:
+        monkeypatch.setattr(graphs, "flattened", lambda function: pytest.fail(f"opened {function}"))
+        opening = opening_of([])
+        with opened(opening):
             assert preprocess(tf.constant(["a cat"]))["input_word_ids"].shape == (1, 16)
         assert not opening.closed
 
     def test_the_layers_chain(self, tiny: Any) -> None:
         functions = tiny.__call__.concrete_functions
         function = next(one for one in functions if one.structured_input_signature[0][1] is False)
-        found = {one.path: one for one in scopes(program_of(function))}
+        graph = cut_graph(function)
+        found = {one.path: one for one in graph.scopes}
         first, second = (found[f"bert_encoder_1/transformer/layer_{number}"] for number in (0, 1))
         assert first.kind == second.kind == "bert_encoder_#/transformer/layer_#"
-        assert first.enters == found["bert_encoder_1/embeddings"].leaves
-        assert second.enters == first.leaves
-        seen: dict[str, Any] = {}
-        with opened(lambda _: Seeing(seen.setdefault)):
-            outputs = tiny(hub_inputs(), training=False)
+        assert first.entering == found["bert_encoder_1/embeddings"].leaving
+        assert second.entering == first.leaving
+        outputs = tiny(hub_inputs(), training=False)
+        result = embgrad.gradients(tiny, BATCH, POOLED, at=[first.path, second.path])
         for number, one in enumerate((first, second)):
-            np.testing.assert_array_equal(seen[one.leaves], outputs["encoder_outputs"][number])
-        assert all("PartitionedCall" not in name for name in seen)
-        assert not any(
-            "ReadVariableOp" in f"{one.enters} {one.leaves}" for one in found.values()
-        )  # weights do not count
+            close(result[one.path].activations, outputs["encoder_outputs"][number])
+        assert all("PartitionedCall" not in node.name for node in graph.flat.nodes)
+        crossed = {one.entering for one in found.values()} | {one.leaving for one in found.values()}
+        makers = {graph.flat.nodes[entry[0]].op for entry in crossed if entry is not None}
+        assert "ReadVariableOp" not in makers  # weights do not count
 
     def test_a_tensor_can_be_replaced(self, tiny: Any) -> None:
-        def replaced(name: str, tensor: Any) -> Any:
-            return tensor * 0 if name == "bert_encoder_1/pooler_transform/BiasAdd:0" else tensor
-
-        with opened(lambda _: Seeing(replaced)):
-            outputs = tiny(hub_inputs(), training=False)
-        assert not outputs["pooled_output"].numpy().any()
-        assert outputs["sequence_output"].numpy().any()
+        override = {"bert_encoder_1/pooler_transform/BiasAdd": np.zeros(16, np.float32)}
+        (name,) = override
+        assert not embgrad.gradients(tiny, BATCH, POOLED, at=name, override=override).objective.any()
+        sequence = embgrad.Projection(VECTOR, output="sequence_output")
+        result = embgrad.gradients(tiny, BATCH, sequence, override=override)
+        close(result.values, embgrad.gradients(tiny, BATCH, sequence).values)
 
 
 class HubEncoder(tf.Module):
@@ -252,15 +254,14 @@ class TestHuggingFace:
         close(by_python.values, own)
 
     def test_the_layers_chain(self, loaded: Any) -> None:
-        found = scopes(program_of(loaded.__call__.concrete_functions[0]))
+        found = cut_graph(loaded.__call__.concrete_functions[0]).scopes
         first, second = (next(one for one in found if one.path.endswith(f"encoder/layer_._{k}")) for k in (0, 1))
         assert first.kind == second.kind
-        assert second.enters == first.leaves
-        seen: dict[str, Any] = {}
-        with opened(lambda _: Seeing(seen.setdefault)):
-            outputs = loaded(hub_inputs())
-        np.testing.assert_array_equal(seen[first.leaves], outputs["encoder_outputs"][0])
-        np.testing.assert_array_equal(seen[second.leaves], outputs["encoder_outputs"][1])
+        assert second.entering == first.leaving
+        outputs = loaded(hub_inputs())
+        result = embgrad.gradients(loaded, BATCH, POOLED, at=[first.path, second.path])
+        close(result[first.path].activations, outputs["encoder_outputs"][0])
+        close(result[second.path].activations, outputs["encoder_outputs"][1])
 
 
 class TestKeras:
@@ -338,7 +339,7 @@ def test_compiled_functions_of_the_users_own() -> None:
     compiled = tf.function(lambda ids: model.run(ids), jit_compile=True)
     by_xla = compiled.get_concrete_function(tf.TensorSpec([None, None], tf.int32))
     close(embgrad.gradients(by_xla, SMALL, TOTAL).values, expected)
-    assert program_of(function) is program_of(function)
+    assert cut_graph(function) is cut_graph(function)
 
 
 def test_an_id_beyond_a_saved_table_is_an_error(tiny: Any) -> None:
@@ -533,16 +534,11 @@ class TestState:
             close(one, want)
 
     def test_other_threads_pass_through(self, tiny: Any) -> None:
-        names: list[str] = []
-
-        def keep(name: str, tensor: Any) -> Any:
-            names.append(name)
-            return tensor
-
-        with opened(lambda _: Seeing(keep)):
+        ran: list[Any] = []
+        with opened(opening_of(ran)):
             thread = threading.Thread(target=lambda: tiny(hub_inputs(), training=False))
             thread.start()
             thread.join()
-            assert not names
+            assert not ran
             tiny(hub_inputs(), training=False)
-            assert names
+            assert ran

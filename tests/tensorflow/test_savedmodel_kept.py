@@ -1,4 +1,4 @@
-"""A SavedModel is a graph already: it runs as one, without asking, and each call gives the same bits."""
+"""A SavedModel is a graph already: it runs as one, cut at the points, which is kept; and each call gives the same bits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from embgrad_tensorflow import compile as kept
+from embgrad_tensorflow import graphs
 from embgrad_tensorflow import run as running
 
 import embgrad
 from embgrad.backend import Request
-from tests.tensorflow.savedmodels import SMALL, TINY, TOTAL, Net, close, saved, weighed
+from tests.tensorflow.savedmodels import (
+    SMALL,
+    TINY,
+    TOTAL,
+    Net,
+    close,
+    saved,
+    slices,
+    weighed,
+    weighed_gradient,
+)
 
 IDS = {
     "input_word_ids": np.array([[51, 7, 9, 52], [51, 8, 52, 0]], np.int32),
@@ -24,44 +34,42 @@ IDS = {
 
 
 @pytest.fixture
-def traces(monkeypatch: Any) -> list[Any]:
-    """The traces that are run meanwhile."""
-    run: list[Any] = []
+def made(monkeypatch: Any) -> list[Any]:
+    """The graphs that are made meanwhile."""
+    graphs_made: list[Any] = []
+    flattened = graphs.flattened
 
-    def counted(trace: Any, *args: Any) -> Any:
-        run.append(trace)
-        return run_trace(trace, *args)
+    def counted(function: Any) -> Any:
+        graphs_made.append(function)
+        return flattened(function)
 
-    run_trace = kept.run_trace
-    monkeypatch.setattr(kept, "run_trace", counted)
-    return run
-
-
-def interpreted(monkeypatch: Any, *args: Any, **kwargs: Any) -> Any:
-    """As without a trace."""
-    with monkeypatch.context() as patch:
-        patch.setattr(running, "run_kept", lambda model, batch, request, planned, plain: plain(request))
-        return embgrad.gradients(*args, **kwargs)
+    monkeypatch.setattr(graphs, "flattened", counted)
+    return graphs_made
 
 
-def test_each_call_runs_one_trace(monkeypatch: Any, traces: list[Any]) -> None:
+def by_slices(model: Any, ids: Any) -> Any:
+    return slices(model.rows, lambda: tf.reduce_sum(model(tf.constant(ids))), ids)
+
+
+def test_each_call_runs_one_graph(made: list[Any]) -> None:
     model = tf.saved_model.load(str(TINY))
     objective = embgrad.Sum(output="pooled")
-    expected = interpreted(monkeypatch, model, IDS, objective)
     longer = {name: np.pad(one, [(0, 1), (0, 3)]) for name, one in IDS.items()}
-    other = interpreted(monkeypatch, model, longer, objective)
-    found = first = embgrad.gradients(model, IDS, objective)
-    for number in range(1, 4):
-        assert len(traces) == number
-        np.testing.assert_array_equal(found.values, first.values)
-        close(found.values, expected.values)
-        close(found.objective, expected.objective)
-        assert found.provenance["path"] == expected.provenance["path"]
-        assert "compiled" not in found.provenance
+
+    def own(inputs: Any) -> Any:
+        given = {name: tf.constant(value) for name, value in inputs.items()}
+        total = lambda: tf.reduce_sum(model(given, training=False)["pooled_output"])  # noqa: E731
+        return slices(model.variables[0], total, inputs["input_word_ids"])
+
+    first = embgrad.gradients(model, IDS, objective)
+    for _ in range(3):
         found = embgrad.gradients(model, IDS, objective)
-    close(embgrad.gradients(model, longer, objective).values, other.values)
-    assert len(traces) == 5
-    assert len(set(traces)) == 1
+        np.testing.assert_array_equal(found.values, first.values)
+        np.testing.assert_array_equal(found.objective, first.objective)
+        close(found.values, own(IDS))
+        assert "compiled" not in found.provenance
+    close(embgrad.gradients(model, longer, objective).values, own(longer))
+    assert len(made) == 1
 
 
 class Gated(tf.Module):
@@ -77,10 +85,8 @@ class Gated(tf.Module):
         return {"sequence_output": tf.where(rows > 0, rows, rows * tf.exp(rows))}
 
 
-def test_where_its_graph_overflows_the_model_tells(tmp_path: Any, traces: list[Any]) -> None:
+def test_a_slope_that_overflows_in_the_other_branch(tmp_path: Any) -> None:
     model, ids = saved(Gated(), tmp_path), np.array([[1, 2, 3], [4, 5, 6]])
-    embgrad.gradients(model, ids, embgrad.Sum())
-    assert len(traces) == 1  # and not refused, so that the next is run as well
     model.table.assign(tf.tensor_scatter_nd_update(model.table, [[3, 0]], [86.0]))
     called: list[None] = []
 
@@ -92,43 +98,59 @@ def test_where_its_graph_overflows_the_model_tells(tmp_path: Any, traces: list[A
     rows = np.asarray(model.table.numpy()[ids], np.float64)
     with np.errstate(over="ignore"):
         close(found.values, np.where(rows > 0, 1, (1 + rows) * np.exp(rows)))
-    assert len(traces) == 2
     assert len(called) == 1  # as whoever counts or draws expects
 
 
-def test_points_and_changes(monkeypatch: Any, traces: list[Any]) -> None:
+def test_points_and_changes(made: list[Any]) -> None:
     model = tf.saved_model.load(str(TINY))
     objective = embgrad.Sum(output="pooled")
     names = ["word", "layer.0", "layer.-1"]
+    table = model.variables[0].numpy()
     for factor in (0.5, 2.0, -3.0):
-        options = {"at": names, "add": {"word": lambda value, factor=factor: factor * value}}
-        expected = interpreted(monkeypatch, model, IDS, objective, **options)
-        found = embgrad.gradients(model, IDS, objective, **options)
+        found = embgrad.gradients(model, IDS, objective, at=names, add={"word": lambda value, f=factor: f * value})
+        rows = (1 + factor) * table[IDS["input_word_ids"]]
+        close(found["word"].activations, rows)
+        same = embgrad.gradients(model, IDS, objective, at=names, override={"word": rows})
+        alone = embgrad.gradients(
+            model, IDS, objective, override={"layer.0": found["layer.0"].activations}, at="layer.0"
+        )
         for name in names:
-            close(found[name].values, expected[name].values)
-            close(found[name].activations, expected[name].activations)
-    assert len(traces) == 3
+            close(found[name].values, same[name].values)
+            close(found[name].activations, same[name].activations)
+        close(alone.values, found["layer.0"].values)
+    assert len(made) == 1
 
 
-def test_its_weights_may_change(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+def test_its_weights_may_change(tmp_path: Any, made: list[Any]) -> None:
+    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
+    embgrad.gradients(model, SMALL, TOTAL)
+    model.rows.assign(2 * model.rows)
+    close(embgrad.gradients(model, SMALL, TOTAL).values, weighed_gradient(model.rows.numpy()[SMALL]))
+    assert len(made) == 1
+
+
+def test_ids_outside_the_table(tmp_path: Any) -> None:
     model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
     for _ in range(2):
         embgrad.gradients(model, SMALL, TOTAL)
-    model.rows.assign(2 * model.rows)
-    close(embgrad.gradients(model, SMALL, TOTAL).values, interpreted(monkeypatch, model, SMALL, TOTAL).values)
-    assert len(traces) == 3
-
-
-def test_ids_outside_the_table(tmp_path: Any, traces: list[Any]) -> None:
-    model = Net(lambda rows, ids: weighed(tf.gather(rows, ids))).saved(tmp_path)
-    for _ in range(3):
-        embgrad.gradients(model, SMALL, TOTAL)
         with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
             embgrad.gradients(model, SMALL + 7, TOTAL)
-    assert traces
 
 
-def test_choices_and_loops(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+def test_an_assertion_on_the_ids(tmp_path: Any) -> None:
+    """The lookup tells of the id, before the assertion fails."""
+
+    def forward(rows: Any, ids: Any) -> Any:
+        tf.debugging.assert_less(ids, 12)
+        return weighed(tf.gather(rows, ids))
+
+    model = Net(forward).saved(tmp_path)
+    close(embgrad.gradients(model, SMALL, TOTAL).values, weighed_gradient(model.rows.numpy()[SMALL]))
+    with pytest.raises(embgrad.BatchError, match="id 12 at example 0, position 0 is outside"):
+        embgrad.gradients(model, SMALL + 7, TOTAL)
+
+
+def test_choices_and_loops(tmp_path: Any, made: list[Any]) -> None:
     def forward(table: Any, ids: Any) -> Any:
         rows = tf.gather(table, ids)
         rows = tf.cond(tf.reduce_sum(ids) > 40, lambda: 3 * rows, lambda: tf.tanh(rows))
@@ -137,11 +159,11 @@ def test_choices_and_loops(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -
 
     model = Net(forward).saved(tmp_path)
     for ids in (SMALL, SMALL // 3, SMALL, SMALL // 3):
-        close(embgrad.gradients(model, ids, TOTAL).values, interpreted(monkeypatch, model, ids, TOTAL).values)
-    assert len(traces) == 4
+        close(embgrad.gradients(model, ids, TOTAL).values, by_slices(model, ids))
+    assert len(made) == 1
 
 
-def test_concatenations(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
+def test_concatenations(tmp_path: Any) -> None:
     def forward(table: Any, ids: Any) -> Any:
         rows = tf.gather(table, ids)
         _, rows = tf.while_loop(
@@ -151,24 +173,7 @@ def test_concatenations(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> N
 
     model = Net(forward).saved(tmp_path)
     for ids in (SMALL, SMALL + 1, SMALL // 2):
-        close(embgrad.gradients(model, ids, TOTAL).values, interpreted(monkeypatch, model, ids, TOTAL).values)
-    assert len(traces) == 3
-
-
-def test_a_lookup_in_a_loop_is_run_step_by_step(tmp_path: Any, monkeypatch: Any, traces: list[Any]) -> None:
-    def forward(table: Any, ids: Any) -> Any:
-        step = lambda n, sum_: (n + 1, sum_ + tf.reduce_sum(tf.gather(table, ids[:, n])))  # noqa: E731
-        _, more = tf.while_loop(lambda n, _: n < 2, step, (0, 0.0))
-        return weighed(tf.gather(table, ids)) * more
-
-    model = Net(forward).saved(tmp_path)
-    expected = interpreted(monkeypatch, model, SMALL, TOTAL)
-    for _ in range(3):
-        found = embgrad.gradients(model, SMALL, TOTAL)
-        np.testing.assert_array_equal(found.values, expected.values)
-    assert not traces
-    with pytest.warns(embgrad.EmbgradWarning, match="inside a loop or a branch of the graph"):
-        embgrad.gradients(model, SMALL, TOTAL, compile=True)
+        close(embgrad.gradients(model, ids, TOTAL).values, by_slices(model, ids))
 
 
 def test_it_is_not_kept_alive(tmp_path: Any) -> None:
@@ -182,7 +187,7 @@ def test_it_is_not_kept_alive(tmp_path: Any) -> None:
     assert alive() is None
 
 
-def test_values_alone(monkeypatch: Any, traces: list[Any]) -> None:
+def test_values_alone() -> None:
     """A request without cotangents, as bisection makes it."""
     model = tf.saved_model.load(str(TINY))
     batch = embgrad.TokenBatch(IDS["input_word_ids"], IDS["input_mask"], convention="tfhub")
@@ -191,7 +196,6 @@ def test_values_alone(monkeypatch: Any, traces: list[Any]) -> None:
     for _ in range(2):
         found = running.run(model, batch, request)
         assert found.points["word"].gradients == ()
-    assert len(traces) == 2
     expected = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
     close(found.points["word"].activation.reshape(expected.shape), expected.activations)
     close(seen[-1].sum(1), expected.objective)

@@ -1,0 +1,717 @@
+"""Runs saved and compiled functions as graphs that are cut at the points, so that lookups and layers inside are seen."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+
+from embgrad.arrays import owned
+from embgrad.backend import Request
+from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
+from embgrad.interception import Interception
+from embgrad.locks import process_lock
+from embgrad.outputs import choose_output, name_outputs
+from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, definition_of, flattened
+from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES
+from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS
+
+__all__ = ["Answered", "Answering", "CutGraph", "Opening", "cut_graph", "function_calls", "opened"]
+
+#: All that is compiled ends in the first: signatures, restored functions, `hub.KerasLayer`, the user's own concrete functions.
+function_calls = Interception(lambda: ConcreteFunction, "_call_flat")
+#: A restored function is traced anew, around the saved one, for each new shape; nothing is to be left behind in its cache.
+_dispatch = Interception(lambda: type(tf.function(tf.constant)), "__call__")
+
+#: Operations that look at a tensor's shape and not at its values.
+SHAPES: Final = ("Shape", "ShapeN", "Size", "Rank")
+
+#: Operations that look rows of a variable up.
+RESOURCE_LOOKUPS: Final = ("ResourceGather", "ResourceGatherNd")
+
+#: What ends a gradient on its way to weights that nobody asks for.
+STOP: Final = "/embgrad_stop"
+
+
+# Graphs
+
+_numbers = itertools.count()
+_graphs: WeakKeyDictionary[Any, CutGraph | str] = WeakKeyDictionary()
+
+
+def cut_graph(function: Any) -> CutGraph | str:
+    """Return a ConcreteFunction's graph, kept as long as the function; or the reason why it cannot be cut."""
+    with process_lock:
+        if function not in _graphs:
+            try:
+                _graphs[function] = _cut(function)
+            except ClosedGraphError as error:
+                _graphs[function] = f"{tf.compat.as_str(function.name)}: {error}"
+        return _graphs[function]
+
+
+def _cut(function: Any) -> CutGraph:
+    flat, captures = flattened(function), function.captured_inputs
+    names = flat.arguments[len(flat.arguments) - len(captures) :]
+    captured = {name: getattr(value, "handle", value) for name, value in zip(names, captures, strict=True)}
+    return CutGraph(flat, captured, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in function.graph.inputs])
+
+
+class CutGraph:
+    """A compiled function's graph, which runs in stretches.
+
+    Args:
+        flat: its operations.
+        captured: by the name of an argument the value that the function has captured.
+        arguments: the dtypes and shapes of all arguments.
+
+    Attributes:
+        flat: its operations.
+        specs: by the name of a tensor its dtype and the part of its shape that is known.
+        seen: the numbers of the nodes that run by themselves, so that op callbacks see the lookups.
+        casts: the floating-point dtypes that floating-point tensors are turned into.
+        written: the captured resources that it writes to, each with whether random numbers are drawn from it.
+    """
+
+    def __init__(self, flat: FlatGraph, captured: Mapping[str, Any], arguments: Sequence[Any]) -> None:
+        self.flat = flat
+        self._captured = captured
+        self._makers = {node.name: number for number, node in enumerate(self.flat.nodes)}
+        self._lasts = _last_uses(self.flat)
+        self._stretches: dict[Any, Any] = {}
+        self.specs = self._inferred(arguments)
+        self.seen = self._lookups()
+        _refuse_lookups_inside(flat)
+        self.casts = {
+            self.specs[f"{node.name}:0"].dtype
+            for node in self.flat.nodes
+            if node.op == "Cast" and self.specs[node.input[0]].dtype.is_floating
+        }
+        self.written = self._written()
+
+    def entry(self, name: str) -> Entry | None:
+        """Return the node and output of a tensor; None for an argument."""
+        node, _, output = name.partition(":")
+        return (self._makers[node], int(output)) if node in self._makers else None
+
+    @cached_property
+    def scopes(self) -> list[Scope]:
+        """The scopes that a floating-point tensor leaves."""
+        return scopes(self)
+
+    def run(self, tensors: Sequence[Any], crossings: Crossings, running: Opening) -> list[Any] | Answered:
+        """Return the results for these arguments, those that were captured left out; or the pullback from behind the points.
+
+        Args:
+            tensors: the arguments.
+            crossings: what crosses scopes.
+            running: how stretches and single operations are run.
+        """
+        values: dict[str, list[Any]] = {
+            name: [tensor] for name, tensor in zip(self.flat.arguments, tensors, strict=False)
+        }
+        values |= {name: [value] for name, value in self._captured.items()}
+        done = 0
+        cuts = {number for number, _ in crossings.entries} if crossings.replaces else set()
+        for number in sorted(self.seen | cuts):
+            if number in self.seen:
+                self._run_stretch(done, number, values, crossings, running)
+                self._run_alone(number, values, crossings, running)
+            else:
+                self._run_stretch(done, number + 1, values, crossings, running)
+            done = number + 1
+        if running.answering is not None and running.is_reached():
+            answered = self._answered(done, values, crossings, running)
+            if answered is not None:
+                return answered
+        self._run_stretch(done, len(self.flat.nodes), values, crossings, running)
+        results = [self._given(name, len(self.flat.nodes), values, crossings) for name in self.flat.results]
+        crossings.tell()
+        return results
+
+    def _given(self, name: str, user: int, values: Mapping[str, list[Any]], crossings: Crossings) -> Any:
+        return values[name][self._version(name, user, crossings)]
+
+    def _version(self, name: str, user: int, crossings: Crossings) -> int:
+        entry = self.entry(name)
+        return 0 if entry is None else crossings.version(entry, user)
+
+    def _run_alone(self, number: int, values: dict[str, list[Any]], crossings: Crossings, running: Opening) -> None:
+        node = self.flat.nodes[number]
+        inputs = [self._given(name, number, values, crossings) for name in node.input]
+        self._put(f"{node.name}:0", running.alone(node, inputs), values, crossings)
+
+    def _put(self, name: str, value: Any, values: dict[str, list[Any]], crossings: Crossings) -> None:
+        entry = self.entry(name)
+        assert entry is not None, "an operation has given it"
+        values[name] = crossings.versions(entry, value)
+
+    def _run_stretch(
+        self, start: int, end: int, values: dict[str, list[Any]], crossings: Crossings, running: Opening
+    ) -> None:
+        if start >= end:
+            return
+        stretch = self._known_stretch(start, end, crossings, running)
+        inputs = [values[name][version] for name, version in stretch.inputs]
+        outputs = running.stretch(stretch, inputs)
+        for name, value in zip(stretch.outputs, outputs, strict=True):
+            self._put(name, value, values, crossings)
+
+    def _known_stretch(self, start: int, end: int, crossings: Crossings, running: Opening) -> Stretch:
+        key = (start, end, running.learns, crossings.key)
+        if key not in self._stretches:
+            self._stretches[key] = self._stretch(start, end, crossings, learns=running.learns)
+        stretch: Stretch = self._stretches[key]
+        return stretch
+
+    def _answered(
+        self, start: int, values: Mapping[str, list[Any]], crossings: Crossings, running: Opening
+    ) -> Answered | None:
+        """Return the gradients at what the last stretch takes from the points: one graph, with the objective in its midst.
+
+        TensorFlow leaves out of such a graph what the objective does not need. None is for results that other stretches give.
+        """
+        stretch = self._known_stretch(start, len(self.flat.nodes), crossings, running)
+        answering = running.answering
+        assert answering is not None, "there is an objective"
+        if not set(self.flat.results) <= set(stretch.outputs):
+            return None
+        behind = self._behind(start, values)
+        inputs = [values[name][version] for name, version in stretch.inputs]
+        sources = tuple(place for place, (name, _) in enumerate(stretch.inputs) if name in behind)
+        key = (start, crossings.key, sources, answering.key)
+        if key not in self._stretches:
+            order = [stretch.outputs.index(name) for name in self.flat.results]
+            self._stretches[key] = Answers(stretch, order, sources, answering)
+        answers: Answers = self._stretches[key]
+        answered: Answered = running.stretch(lambda tensors: answers(tensors, answering), inputs)
+        return answered
+
+    def _behind(self, start: int, values: Mapping[str, list[Any]]) -> set[str]:
+        """Return the floating-point tensors up to a node that depend on lookups, or on values that cross scopes."""
+        found = {name for name, versions in values.items() if len(versions) > 1 or self.entry(name) in self._alone}
+        for number, node in enumerate(self.flat.nodes[:start]):
+            if not found.isdisjoint(node.input):
+                found.update(f"{node.name}:{output}" for output in range(self._counts[number]))
+        return {name for name in found if self.specs[name].dtype.is_floating}
+
+    @cached_property
+    def _alone(self) -> set[Entry]:
+        """The rows that lookups give, in whose place others may go on."""
+        return {(number, 0) for number in self.seen if self.flat.nodes[number].op in (*LOOKUPS, *PRODUCTS)}
+
+    def _stretch(self, start: int, end: int, crossings: Crossings, *, learns: bool) -> Stretch:
+        """Return the nodes from one number up to another as a graph of their own."""
+        wanted = {name for name, last in self._lasts.items() if last >= end}
+        numbers = self._with_constants(range(start, end))
+        inputs: dict[tuple[str, int], str] = {}
+        nodes, reads = [], set()
+        for number in numbers:
+            node = type(self.flat.nodes[number])()
+            node.CopyFrom(self.flat.nodes[number])
+            for place, name in enumerate(node.input):
+                maker = self.entry(name)
+                if maker is not None and (maker[0] in numbers):
+                    node.input[place] = name.replace(":", f"{STOP}:") if maker[0] in reads else name
+                    continue
+                source = (name, self._version(name, number, crossings))
+                node.input[place] = inputs.setdefault(source, f"embgrad_input_{len(inputs)}:0")
+            nodes.append(node)
+            if node.op == "ReadVariableOp" and not learns:
+                reads.add(number)
+                nodes.append(_stopped(node))
+        made = {
+            f"{self.flat.nodes[number].name}:{output}": number in reads
+            for number in range(start, end)
+            for output in range(self._counts[number])
+        }
+        outputs = [name for name in made if name in wanted or self.entry(name) in crossings.entries]
+        fetched = [name.replace(":", f"{STOP}:") if made[name] else name for name in outputs]
+        captured = {place: self._captured[name] for place, (name, _) in enumerate(inputs) if name in self._captured}
+        specs = [self.specs.get(name) for name, _ in inputs]
+        return Stretch(
+            tuple(inputs), tuple(outputs), _definition(nodes, self.flat.library), tuple(fetched), captured, tuple(specs)
+        )
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """The number of each node's results."""
+        counts = [0] * len(self.flat.nodes)
+        for name in self.specs:
+            entry = self.entry(name)
+            if entry is not None:
+                counts[entry[0]] = max(counts[entry[0]], entry[1] + 1)
+        return counts
+
+    def _with_constants(self, numbers: range) -> list[int]:
+        """Return those numbers and before them those of the constants that they take, since gradients want to know axes."""
+        taken = {
+            maker[0]
+            for number in numbers
+            for name in self.flat.nodes[number].input
+            if (maker := self.entry(name)) is not None and self.flat.nodes[maker[0]].op == "Const"
+        }
+        return [*sorted(taken - set(numbers)), *numbers]
+
+    def _inferred(self, arguments: Sequence[Any]) -> dict[str, Any]:
+        """Return the dtypes and shapes of all tensors, as TensorFlow infers them for the whole graph."""
+        captured = {place: self._captured.get(name) for place, name in enumerate(self.flat.arguments)}
+        free = [spec for place, spec in enumerate(arguments) if captured[place] is None]
+
+        def whole(*given: Any) -> Any:
+            rest = iter(given)
+            graph = tf.compat.v1.get_default_graph()
+            tensors = [next(rest) if value is None else graph.capture(value) for value in captured.values()]
+            mapped = dict(zip(self.flat.arguments, tensors, strict=True))
+            before = {operation.name for operation in graph.get_operations()}
+            definition = _definition(self.flat.nodes, self.flat.library)
+            used = {name for node in self.flat.nodes for name in node.input}
+            tf.graph_util.import_graph_def(
+                definition, input_map={name: value for name, value in mapped.items() if name in used}, name=""
+            )
+            made = [operation for operation in graph.get_operations() if operation.name not in before]
+            found.update({tensor.name: tensor for operation in made for tensor in operation.outputs})
+            found.update(mapped)
+
+        found: dict[str, Any] = {}
+        with tf.init_scope():
+            tf.function(whole, autograph=False).get_concrete_function(*free)
+        return {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in found.items()}
+
+    def _written(self) -> list[tuple[Any, bool]]:
+        writing = [node for node in self.flat.nodes if _writes(node)]
+        found = {
+            name: node.op.startswith(("Rng", "Stateful")) and node.op not in CALLS
+            for node in writing
+            for name in node.input
+            if name in self._captured and self.specs[name].dtype == tf.resource
+        }
+        return [(self._captured[name], is_random) for name, is_random in found.items()]
+
+    def _lookups(self) -> frozenset[int]:
+        """Return the numbers of the operations that look rows of tables up, and of those by which that is seen."""
+        given = set(self.flat.arguments) - self._captured.keys()
+        varying = set(given)
+        chains: dict[str, frozenset[int]] = {}
+        found: set[int] = set()
+
+        def table(name: str) -> frozenset[int] | None:
+            """Return the operations that read a table; None where the tensor is computed from the batch."""
+            steps: list[int] = []
+            source = name
+            while (entry := self.entry(source)) is not None and self.flat.nodes[entry[0]].op in (
+                *SAME_TABLE,
+                "ReadVariableOp",
+            ):
+                steps.append(entry[0])
+                source = self.flat.nodes[entry[0]].input[0]
+            if source in varying and source not in given:
+                return None
+            return frozenset(steps)
+
+        for number, node in enumerate(self.flat.nodes):
+            names = [f"{node.name}:{output}" for output in range(self._counts[number])]
+            if any(name in varying for name in node.input):
+                varying.update(names)
+            if not names or not any(name in varying for name in node.input):
+                continue
+            operands = list(node.input)
+            steps = table(operands[0]) if node.op in LOOKUPS else None
+            if steps is not None and self.specs[names[0]].dtype.is_floating:
+                chains[names[0]] = steps | {number}
+                found |= chains[names[0]]
+            elif node.op in MAKING:
+                chains[names[0]] = frozenset({number})
+            elif node.op in KEEPING and operands[0] in chains:
+                chains[names[0]] = chains[operands[0]] | {number}
+            elif node.op in PRODUCTS and len(operands) == 2:
+                for one, other in (operands, operands[::-1]):
+                    steps = table(other) if one in chains else None
+                    if steps is not None:
+                        found |= chains[one] | steps | {number}
+        return frozenset(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Some of a graph's operations, which run as one.
+
+    Attributes:
+        inputs: the tensors that they take, each with its version.
+        outputs: the tensors that they give to others.
+        definition: the operations.
+        fetched: the outputs' names in it.
+        captured: by the place of an input the value that the function has captured.
+        specs: the inputs' dtypes and shapes.
+    """
+
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[str, ...]
+    definition: Any
+    fetched: tuple[str, ...]
+    captured: Mapping[int, Any]
+    specs: tuple[Any, ...]
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the outputs, computed by a compiled function."""
+        return list(self._function(*self.free(tensors)))
+
+    def free(self, entries: Sequence[Any]) -> list[Any]:
+        """Return those of the entries, one an input, whose input the function has not captured."""
+        return [entry for place, entry in enumerate(entries) if place not in self.captured]
+
+    def written(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the outputs, the operations written into the graph that is being made."""
+        mapped = {
+            f"embgrad_input_{place}:0": tensor if tensor.dtype == tf.resource else tf.identity(tensor)
+            for place, tensor in enumerate(tensors)
+        }
+        found = tf.graph_util.import_graph_def(
+            self.definition, input_map=mapped, return_elements=list(self.fetched), name=""
+        )
+        return list(found or ())
+
+    def filled(self, free: Sequence[Any]) -> list[Any]:
+        """Return the inputs in the graph that is being made, where those are given that the function has not captured."""
+        rest, capture = iter(free), tf.compat.v1.get_default_graph().capture
+        return [
+            capture(self.captured[place]) if place in self.captured else next(rest) for place in range(len(self.specs))
+        ]
+
+    @cached_property
+    def _function(self) -> Any:
+        def run(*given: Any) -> list[Any]:
+            return self.written(self.filled(given))
+
+        return tf.function(run, autograph=False).get_concrete_function(*self.free(self.specs))
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The gradients at tensors before the last stretch.
+
+    Attributes:
+        pairs: the tensors, each with its gradient.
+        sets: how many sets of cotangents the objective gave: one or none.
+    """
+
+    pairs: tuple[tuple[Any, Any], ...]
+    sets: int
+
+
+class Answering:
+    """The objective of a request, which one graph asks between its forward pass and the pullback.
+
+    Args:
+        request: has the objective, one of embgrad's own, which any thread may run.
+        names: the names of the model's outputs, where the backend knows them.
+        unrecorded: is entered while the graph runs, which computes the gradients itself.
+
+    Attributes:
+        sets: how many sets of cotangents it gave.
+        packed: takes the function's results, and returns them in the structure in which it returns them.
+        failure: what it raised.
+        key: by which the graphs are told apart that ask it.
+    """
+
+    def __init__(
+        self, request: Request, names: Sequence[str], unrecorded: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self.unrecorded = unrecorded
+        self.sets = 0
+        self.packed: Callable[[Sequence[Any]], Any] = tuple
+        self.failure: Exception | None = None
+        self.key = (tuple(request.outputs), tuple(names))
+        self._request = request
+        self._names = names
+
+    def targets(self, returned: Any) -> list[Any]:
+        """Return the outputs that the objective reads."""
+        named = name_outputs(returned, lambda value: isinstance(value, tf.Tensor), self._names)
+        return [named[choose_output(named, wanted)] for wanted in self._request.outputs]
+
+    def respond(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """Return the cotangents of the outputs."""
+        try:
+            return self._cotangents(arrays)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _cotangents(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        read = dict(zip(self._request.outputs, arrays, strict=True))
+        places = {name: self._request.reads(name, array.shape) for name, array in read.items()}
+        outputs = {name: owned(array if places[name] is None else array[places[name]]) for name, array in read.items()}
+        sets = self._request.respond(outputs)  # type: ignore[operator]
+        self.sets = len(sets)
+        cotangents = []
+        for name, array in read.items():
+            cotangent = np.zeros_like(array)
+            if sets:
+                cotangent[... if places[name] is None else places[name]] = sets[0][name]
+            cotangents.append(cotangent)
+        return cotangents
+
+
+class Answers:
+    """The last stretch of a graph, the objective, and the pullback to the inputs that depend on points, as one graph."""
+
+    def __init__(self, stretch: Stretch, order: Sequence[int], sources: Sequence[int], answering: Answering) -> None:
+        self._stretch = stretch
+        self._sources = sources
+        self._reached: list[bool] = []
+        self._open: dict[int, Answering] = {}
+
+        def run(number: Any, *free: Any) -> list[Any]:
+            def respond(asked: Any, *arrays: Any) -> list[np.ndarray]:
+                return self._open[int(asked)].respond(*arrays)
+
+            tensors = [
+                tensor if tensor.dtype == tf.resource else tf.identity(tensor) for tensor in stretch.filled(free)
+            ]
+            outputs = stretch.written(tensors)
+            targets = answering.targets(answering.packed([outputs[place] for place in order]))
+            cotangents = tf.numpy_function(respond, [number, *targets], [target.dtype for target in targets])
+            for cotangent, target in zip(cotangents, targets, strict=True):
+                cotangent.set_shape(target.shape)
+            pulled = tf.gradients(targets, [tensors[place] for place in sources], cotangents)
+            self._reached[:] = [gradient is not None for gradient in pulled]
+            return [tf.convert_to_tensor(gradient) for gradient in pulled if gradient is not None]
+
+        specs = [tf.TensorSpec([], tf.int64), *stretch.free(stretch.specs)]
+        self._function = tf.function(run, autograph=False).get_concrete_function(*specs)
+
+    def __call__(self, tensors: Sequence[Any], answering: Answering) -> Answered:
+        """Return the gradients for these inputs and this objective."""
+        number = next(_numbers)
+        self._open[number] = answering
+        try:
+            with answering.unrecorded():
+                pulled = self._function(tf.constant(number, tf.int64), *self._stretch.free(tensors))
+        except Exception:
+            if answering.failure is not None:
+                raise answering.failure from None
+            raise
+        finally:
+            del self._open[number]
+        reached = [tensors[place] for place, is_reached in zip(self._sources, self._reached, strict=True) if is_reached]
+        return Answered(tuple(zip(reached, pulled, strict=True)), answering.sets)
+
+
+def _last_uses(flat: FlatGraph) -> dict[str, int]:
+    """Return by tensor the number of the last node that takes it; past the last one for what is returned."""
+    lasts = {name: number for number, node in enumerate(flat.nodes) for name in node.input}
+    return lasts | dict.fromkeys(flat.results, len(flat.nodes))
+
+
+def _stopped(read: Any) -> Any:
+    node = type(read)(name=f"{read.name}{STOP}", op="StopGradient", input=[f"{read.name}:0"])
+    node.attr["T"].type = read.attr["dtype"].type
+    return node
+
+
+def _definition(nodes: Sequence[Any], library: Mapping[str, Any]) -> Any:
+    """Return operations, with the functions that they run, as TensorFlow imports them."""
+    definition = tf.compat.v1.GraphDef(node=nodes)
+    definition.versions.producer = tf.compat.v1.get_default_graph().as_graph_def().versions.producer
+    needed, seen = [*_functions_of(nodes)], set[str]()
+    while needed:
+        name = needed.pop()
+        if name in library and name not in seen:
+            seen.add(name)
+            definition.library.function.append(library[name])
+            needed += _functions_of(library[name].node_def)
+    return definition
+
+
+def _functions_of(nodes: Sequence[Any]) -> Iterator[str]:
+    for node in nodes:
+        for value in node.attr.values():
+            if value.WhichOneof("value") == "func":
+                yield value.func.name
+            yield from (function.name for function in value.list.func)
+
+
+def _refuse_lookups_inside(flat: FlatGraph) -> None:
+    """Refuse a graph that looks rows up in a variable inside of a branch or a loop, which runs as a whole.
+
+    Raises:
+        ClosedGraphError: so it does.
+    """
+    for node in flat.nodes:
+        for function in _definition([node], flat.library).library.function:
+            for inner in function.node_def:
+                if inner.op in RESOURCE_LOOKUPS and tf.as_dtype(inner.attr["dtype"].type).is_floating:
+                    raise ClosedGraphError(f"a lookup lies inside of {node.op} {node.name!r}, a loop or a branch")
+
+
+def _writes(node: Any) -> bool:
+    definition = definition_of(node.op)
+    changes = definition.is_stateful and node.op.startswith(WRITES) and node.op not in LOOKUPS
+    return bool(changes or any(_functions_of([node])))
+
+
+def scopes(graph: CutGraph) -> list[Scope]:
+    """Return the scopes that a floating-point tensor leaves, in the order in which they are entered.
+
+    Weights do not count among what enters a scope. A tensor goes by the name of the operation that computed it, wherever
+    that lies, so that the tensor that leaves one layer is the one that enters the next.
+    """
+    nodes = graph.flat.nodes
+    inputs: list[list[Entry]] = [
+        [entry for name in node.input if node.op not in SHAPES and (entry := graph.entry(name)) is not None]
+        for node in nodes
+    ]
+    heads = [entry for name in graph.flat.results if (entry := graph.entry(name)) is not None]
+    users = users_of(inputs, heads)
+    members: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        for path in _paths(node.name):
+            members.setdefault(path, []).append(number)
+    inner = {path for node in nodes for path in list(_paths(node.name))[:-1]}
+    holding = {path.rpartition("/")[0] for path in inner}
+    operations = {node.name for node in nodes}
+
+    def carries(entry: Entry) -> bool:
+        node = nodes[entry[0]]
+        return bool(graph.specs[f"{node.name}:{entry[1]}"].dtype.is_floating and node.op != "ReadVariableOp")
+
+    found = []
+    for path, numbers in members.items():
+        leaves = leaving(numbers, users, carries) if path in inner else None
+        if leaves is not None:
+            kind = re.sub(r"\d+", "#", path)
+            is_operation = path in operations and path not in holding
+            enters = entering(numbers, inputs, carries)
+            found.append(Scope(path, kind, frozenset(numbers), enters, leaves, is_operation=is_operation))
+    return found
+
+
+def _paths(name: str) -> Iterator[str]:
+    """Yield the scopes that an operation lies in, the outermost first, and its own name, which can be a scope's too."""
+    parts = name.split("/")
+    for count in range(1, len(parts) + 1):
+        yield "/".join(parts[:count])
+
+
+# Running them in place of the functions
+
+
+class Opening:
+    """Runs this thread's compiled functions as graphs that are cut, eagerly or in the graph that is being made.
+
+    Args:
+        watch: records the pass.
+        passed: takes the key of a point and its tensor, and returns the tensor that goes on.
+        going_on: takes the result of a single operation, and returns the tensor that goes on.
+        ran: is told of each graph that runs.
+        aside: is entered while a stretch runs, of which no op callback is to hear.
+        learns: whether a gradient is to reach the variables.
+        is_reached: tells whether points were reached, from which a pullback comes.
+        answering: the objective, where it is to be asked in the graph of the only function that the model runs.
+
+    Attributes:
+        closed: why functions could not be cut, which then ran as compiled.
+    """
+
+    def __init__(
+        self,
+        watch: Any,
+        passed: Callable[[str, Any], Any],
+        going_on: Callable[[Any], Any],
+        ran: Callable[[CutGraph], None],
+        aside: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        *,
+        learns: bool = False,
+        is_reached: Callable[[], bool] = bool,
+        answering: Answering | None = None,
+    ) -> None:
+        self.closed: list[str] = []
+        self.learns = learns
+        self.is_reached = is_reached
+        self.answering = answering
+        self._watch = watch
+        self._passed = passed
+        self._going_on = going_on
+        self._ran = ran
+        self._aside = aside
+        self._eagerly = tf.executing_eagerly()
+        self._busy = False
+
+    def called(self, original: Callable[..., Any], function: Any, tensors: Sequence[Any], captured_inputs: Any) -> Any:
+        """Run a function's graph in place of `ConcreteFunction._call_flat`."""
+        passing = self._busy or tf.executing_eagerly() != self._eagerly or "__backward_" in str(function.name)
+        if passing or not _has_gradient(function):
+            return original(function, tensors, captured_inputs)
+        graph = cut_graph(function)
+        if isinstance(graph, str):
+            self.closed.append(graph)
+            return original(function, tensors, captured_inputs)
+        self._ran(graph)
+        crossings = Crossings(self._watch, self._passed, graph.scopes if self._watch.hears_modules else ())
+        if self.answering is not None:
+            self.answering.packed = function.function_type.pack_output
+        found = graph.run([getattr(value, "handle", value) for value in tensors], crossings, self)
+        return found if isinstance(found, Answered) else function.function_type.pack_output(found)
+
+    def dispatched(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the saved function that fits in place of a restored function's `__call__`, and trace nothing around it."""
+        if not hasattr(function, "concrete_functions") or tf.executing_eagerly() != self._eagerly:
+            return original(function, *args, **kwargs)
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = tf.nest.map_structure(_converted, (bound.args, bound.kwargs))
+        return function.python_function(*given[0], **given[1])
+
+    def stretch(self, stretch: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Any:
+        """Return a stretch's outputs."""
+        if isinstance(stretch, Stretch) and not self._eagerly:
+            return stretch.written(inputs)
+        self._busy = True
+        try:
+            with self._aside():
+                return stretch(inputs)
+        finally:
+            self._busy = False
+
+    def alone(self, node: Any, inputs: Sequence[Any]) -> Any:
+        """Return the result of an operation, of which op callbacks hear."""
+        function = getattr(tf.raw_ops, node.op)
+        rest, named = list(inputs), {}
+        for argument in definition_of(node.op).input_arg:
+            named[argument.name] = rest if argument.number_attr else rest.pop(0)
+        for name in inspect.signature(function).parameters:
+            if name in node.attr:
+                value = node.attr[name]
+                named[name] = getattr(value, value.WhichOneof("value"))
+        return self._going_on(function(**named))
+
+
+@contextlib.contextmanager
+def opened(opening: Opening) -> Iterator[None]:
+    """Run the compiled functions of this thread in that way while inside."""
+    with function_calls.by(opening.called), _dispatch.by(opening.dispatched):
+        yield
+
+
+def _converted(value: Any) -> Any:
+    """Return an array as a tensor of its own dtype, as tracing takes it."""
+    return tf.constant(value) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _has_gradient(function: Any) -> bool:
+    """Return whether a gradient can come through a function: not through a tokenizer's graph, say."""
+    return any(
+        tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource) for tensor in function.graph.outputs
+    )
