@@ -65,7 +65,8 @@ def _cut(function: Any) -> CutGraph:
     flat, captures = flattened(function), function.captured_inputs
     names = flat.arguments[len(flat.arguments) - len(captures) :]
     captured = {name: getattr(value, "handle", value) for name, value in zip(names, captures, strict=True)}
-    return CutGraph(flat, captured, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in function.graph.inputs])
+    arguments = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in function.graph.inputs]
+    return CutGraph(flat, captured, arguments, function.variables)
 
 
 class CutGraph:
@@ -75,17 +76,22 @@ class CutGraph:
         flat: its operations.
         captured: by the name of an argument the value that the function has captured.
         arguments: the dtypes and shapes of all arguments.
+        variables: the variables among the captured values.
 
     Attributes:
         flat: its operations.
+        variables: see above; a tape does not watch by itself what is read by its handle alone.
         specs: by the name of a tensor its dtype and the part of its shape that is known.
         seen: the numbers of the nodes that run by themselves, so that op callbacks see the lookups.
         casts: the floating-point dtypes that floating-point tensors are turned into.
         written: the captured resources that it writes to, each with whether random numbers are drawn from it.
     """
 
-    def __init__(self, flat: FlatGraph, captured: Mapping[str, Any], arguments: Sequence[Any]) -> None:
+    def __init__(
+        self, flat: FlatGraph, captured: Mapping[str, Any], arguments: Sequence[Any], variables: Sequence[Any]
+    ) -> None:
         self.flat = flat
+        self.variables = tuple(variables)
         self._captured = captured
         self._makers = {node.name: number for number, node in enumerate(self.flat.nodes)}
         self._lasts = _last_uses(self.flat)
@@ -394,7 +400,8 @@ class Stretch:
         def run(*given: Any) -> list[Any]:
             return self.written(self.filled(given))
 
-        return tf.function(run, autograph=False).get_concrete_function(*self.free(self.specs))
+        with tf.init_scope():  # no tape is to record the making of the graph
+            return tf.function(run, autograph=False).get_concrete_function(*self.free(self.specs))
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,8 @@ class _Pass:
     def _ran(self, graph: CutGraph) -> None:
         self.watcher.computing |= graph.casts
         self.watcher.written += [None] * bool(graph.written)
+        if self._request.parameters or self._request.tables:  # a layer may not show its variables before its first call
+            self.taps.tape.watch([variable for variable in graph.variables if variable.dtype.is_floating])
         for handle, is_random in graph.written if self.is_graph else ():
             _, dtype = table_of(handle)
             if dtype != tf.resource and not (is_random and self._request.training):
