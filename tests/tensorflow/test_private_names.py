@@ -121,3 +121,37 @@ def test_random_generators() -> None:
     KERAS["keras3"].random.normal([1])
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     expect(generator is None or hasattr(generator.state, "_value"), "keras's GLOBAL_SEED_GENERATOR")
+
+
+def test_saved_functions() -> None:
+    from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+    from tensorflow.python.framework import op_def_registry, ops
+
+    @tf.custom_gradient
+    def doubled(value: Any) -> Any:
+        return tf.identity(value), lambda gradient: 2 * gradient
+
+    @tf.function(input_signature=[tf.TensorSpec([None], name="ids")])
+    def function(ids: Any) -> Any:
+        return tf.cond(tf.reduce_sum(ids) > 0, lambda: doubled(ids), lambda: ids) + doubled(ids)
+
+    concrete = function.get_concrete_function()
+    called: list[Any] = []
+    original = ConcreteFunction._call_flat
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        called.append(self)
+        return original(self, *given, **named)
+
+    ConcreteFunction._call_flat = call
+    try:
+        concrete(tf.ones([2]))
+    finally:
+        ConcreteFunction._call_flat = original
+    expect(concrete in called, "ConcreteFunction._call_flat")
+    expect(list(concrete._arg_keywords or ()) == ["ids"] or concrete.function_type is not None, "_arg_keywords")
+    nodes = concrete.graph.as_graph_def().node
+    own = [node.attr["_gradient_op_type"].s.decode() for node in nodes if "_gradient_op_type" in node.attr]
+    expect(bool(own) and callable(ops.gradient_registry.lookup(own[0])), "_gradient_op_type")
+    expect(any("_lower_using_switch_merge" in node.attr for node in nodes), "_lower_using_switch_merge")
+    expect(op_def_registry.get("MatMul").input_arg[0].name == "a", "op_def_registry")
