@@ -135,9 +135,10 @@ def gradients(
         batch_size: run at most so many examples at once; the result is that of all.
         progress: a function that is told (examples done, of how many), at the start and after each micro-batch; or True for a
             line on stderr, where that is a terminal.
-        compile: keep a compiled trace of the model and run that at later calls, of any length. It is your word that the
-            model's Python, its flags and constants do not change meanwhile; weights may. Labels, changes and functions given
-            here are no part of the trace. Where there can be no trace, a warning says why, and the model runs as without.
+        compile: compile the model, or the parts of it that can be, and run the compiled code at later calls, of any length.
+            Weights, labels, changes and functions given here may differ from call to call; when a constant or a layer of the
+            model changes, it is compiled anew. Where nothing can be compiled, a warning says why, and the model runs as
+            without.
 
     Raises:
         BackendError: no backend takes the model.
