@@ -53,7 +53,7 @@ class EmbeddingGradients:
         words_of: for each position the number of its word, -1 for none; None where the tokenizer did not say.
         vocab: the number of the table's rows; None where there is no table: at a hidden state, or where the value was
             overridden.
-        pad_leak: the largest magnitude that the model computed at a masked position.
+        pad_leak: the largest magnitude that the model computed at a masked position; with `split=True` in any pullback.
         provenance: library, backend and framework versions, model class, point, objective, dtype and more, as JSON can
             hold them.
         tables: with `split=True` the table gradient of each example's own pullback; else None.

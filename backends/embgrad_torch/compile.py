@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +104,7 @@ class CompiledModules:
             yield
             return
         with _lasting(), contextlib.ExitStack() as stack:
+            stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())  # the compiler raises it
             stack.callback(self._put_back, [(one, vars(one).copy()) for one in (*known.parameters(), *known.buffers())])
             refused = ((module, _reason_known(module)) for module in known.modules)
             self._failed += [_told(module, why) for module, why in refused if why is not None]

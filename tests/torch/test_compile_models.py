@@ -125,6 +125,16 @@ def test_several_pullbacks_leave_their_operands_to_the_next(compiled_bert: Any) 
     agree(compiled_bert, batch, lambda out: out.logits[:, 0], split=True)
 
 
+def test_the_compiler_leaves_pythons_limit_of_recursion() -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1200)
+    try:
+        agree(built(Convolving), batch_for(Convolving, 4, 6), embgrad.Logit(1))
+        assert sys.getrecursionlimit() == 1200
+    finally:
+        sys.setrecursionlimit(before)
+
+
 def test_code_that_the_user_compiled_for_one_pullback_is_not_taken() -> None:
     model, ids = built(Convolving), torch.tensor(batch_for(Convolving, 3, 7)["input_ids"])
     own = torch.compile(model.convolved, fullgraph=True, dynamic=True)
