@@ -334,7 +334,7 @@ class CutGraph:
                 continue
             operands = list(node.input)
             steps = table(operands[0]) if node.op in LOOKUPS else None
-            if steps is not None and self.specs[names[0]].dtype.is_floating:
+            if steps is not None:  # of whole numbers too, of which the message about a missing lookup tells
                 chains[names[0]] = steps | {number}
                 found |= chains[names[0]]
             elif node.op in MAKING:
