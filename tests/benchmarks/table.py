@@ -58,26 +58,28 @@ modes, by hand as well.
 XLA fuses what TensorFlow runs one after the other; it compiles anew for each shape, for seconds, and has no place for an \
 objective in NumPy between the forward pass and the pullback. A kept trace is one for all lengths, and gives the same bits at \
 each call: it is not compiled by XLA, and stands above that for small batches, where an operation's way costs more than what \
-it computes. At 16 × 128 it depends on the machine which is faster by hand: XLA took 1.99 forward passes on one for which \
-TensorFlow has oneDNN, where ours took 2.09 before activations were one operation. XLA before and after an \
+it computes. At 16 × 128 it depends on the machine which is faster by hand. XLA before and after an \
 objective in NumPy takes some 1.4 times as long as one `tf.function`, since all that \
-the pullback needs of the forward pass then goes from one to the other.
-- TensorFlow, SavedModel: the graph is cut at the lookup and pruned to what the gradient needs. By hand there is no way \
-to the lookup but by the gradient of the whole table.
+the pullback needs of the forward pass then goes from one to the other. At each call the model is compared with what it was \
+when it was traced.
+- TensorFlow, SavedModel: the graph is cut at the lookup, and what follows is one function of forward pass, objective and \
+pullback, pruned to what the gradient needs. By hand there is no way to the lookup but by the gradient of the whole table.
 - Gluon: hybridised nets and SymbolBlocks run operator by operator, and by hand as a graph that is cut at the lookup. \
 MXNet's backward pass of a layer norm takes ten times its forward pass, by hand as well; the same gradient in a few passes \
 over memory takes less than two, and runs in its place.
 - PyTorch: the operations are those of code by hand, one for one. The weights are frozen for the pass, so that a third less \
 is kept. Above code by hand are the watching of each function, the copies that are handed over, and the clone that goes on in \
-place of the rows, since models write into them.
+place of the rows, since models write into them. All rows of the last layer are pulled back, also where an objective reads one \
+position, as by hand. \
+Of a compiled model the modules between lookups and points run compiled, as a whole, which gains most in small calls.
 - A small call pays for what code by hand does not do: the state of all modules before and after, the check of the \
 lookup's indices, of shapes and of numbers that are not finite, and a result that knows what it is.
 
-**These figures are of the code before its backends were cut.** Since then TensorFlow's own gradients of attention, norms, \
-activations and few rows, PyTorch's caches of small calls, and Gluon's kept graphs are gone; each saved 10 % or less, or served \
-small calls alone. Measured singly since: PyTorch at 8 × 64 1.01 to 1.02 of code by hand, a call of 1 × 8 tokens some 3 ms above \
-it; Gluon at 16 × 128 0.97 imperative and 1.00 as a SymbolBlock, which takes 615 MiB in place of 401. The next run of \
-`make bench` takes the place of these figures.
+**What is measured of which code.** Since the backends were cut, these were measured anew: PyTorch's small call, all modes at \
+16 × 128, the other tools, and PyTorch's long stream. The rest is of the code before: other sizes, one position, the other \
+frameworks' small calls, where a small call's time goes, growth, the language model, peaks by mode, and the first calls. There \
+TensorFlow had gradients of its own for attention, norms, activations and few rows, and Gluon kept graphs; each saved 10 % or \
+less. A SymbolBlock at 16 × 128 takes some 615 MiB since, in place of 401. The next whole `make bench` takes the place of all.
 
 ## How it is measured
 
