@@ -91,7 +91,7 @@ class _Kept:
         return rows
 
     def passed(self, key: str, tensor: Any) -> Any:
-        """What goes on in place of a tensor that a module was given or gave."""
+        """Return the tensor that goes on in place of one that a module was given or returned."""
         self.tensors[key] = with_mask(tf.identity(tensor), tensor)
         return self.tensors[key]
 
@@ -170,7 +170,7 @@ class _Ear:
                 self._kept.pop(tape, None)
 
     def step(self, kept: Sequence[_Point], gradients: Sequence[Any]) -> None:
-        """What the tape gave for these points."""
+        """Return the tape's gradients at these points."""
         reached = [
             (one.passed, one.key, owned(dense(gradient).numpy()))
             for one, gradient in zip(kept, gradients, strict=True)
@@ -296,7 +296,7 @@ FORWARD: Final = frozenset(
 
 
 def _runs_model(function: Any, model: Any) -> bool:
-    """Whether a ConcreteFunction computes with a model's variables, and does not only write to them."""
+    """Return whether a ConcreteFunction computes with a model's variables, and does not only write to them."""
     resources = {id(one) for one in function.captured_inputs if one.dtype == tf.resource}
     if not resources or not any(name in FORWARD for name in _operations(function)):
         return False

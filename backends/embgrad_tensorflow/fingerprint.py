@@ -175,7 +175,7 @@ def _reference(value: Any) -> Any:
 
 @dataclass
 class Structure:
-    """What a model is made of.
+    """The modules and variables of a model.
 
     Attributes:
         nodes: its modules and variables, in the order of `walk`.

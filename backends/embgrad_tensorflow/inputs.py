@@ -48,7 +48,7 @@ class Plan:
 
 
 def _stays(value: Any) -> bool:
-    """Whether nothing is written into it by a pass, or it is put back as weights are."""
+    """Return whether no pass writes into a value, or it is restored as weights are."""
     return isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)) or kind_of(
         type(value)
     ) in ("variable", "module")
@@ -171,7 +171,7 @@ class TensorFlowTensors:
     scalars: tuple[tuple[int, ...], ...] = ((),)
 
     def is_tensor(self, value: object) -> bool:
-        """Whether it is a `tf.Tensor`."""
+        """Return whether a value is a `tf.Tensor`."""
         return isinstance(value, tf.Tensor)
 
     def dtype(self, tensor: Any) -> str:
@@ -215,7 +215,7 @@ def like_evaluation(
 
 
 def is_symbolic(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether Keras is told what a model gives for such inputs, and computes nothing."""
+    """Return whether a call only tells Keras the shapes of a model's outputs, and computes nothing."""
     return first((tuple(args), dict(kwargs)), lambda one: type(one).__name__ == "KerasTensor") is not None
 
 
@@ -247,7 +247,7 @@ def _dtype(value: Any) -> Any:
 def left_out(
     unused: tuple[str, ...], batch: TokenBatch, watch: PointWatch, found: Iterable[PointValues]
 ) -> tuple[tuple[str, ...], int | None]:
-    """What of the batch the model was run without, and the id at which it has made a mask of its own, see `Run`.
+    """Return the inputs that the model was run without, and the id at which it made a mask of its own, see `Run`.
 
     A layer may drop a mask that it is handed. What then reads padding all the same has a gradient there.
 
@@ -266,7 +266,7 @@ def left_out(
 
 
 def _reaches(values: PointValues, where: np.ndarray) -> bool:
-    """Whether a lookup of the ids has a gradient at any of these positions."""
+    """Return whether a lookup of the ids has a gradient at any of these positions."""
     layout = None if values.lookup is None else values.lookup.layout
     gradients = [] if layout is None else [one for one in values.gradients if one is not None]
     return any(bool(layout.vectors(one)[where].any()) for one in gradients if layout is not None)

@@ -97,7 +97,7 @@ class Points(Protocol):
 
     @property
     def replaces(self) -> bool:
-        """Whether any lookup's rows may be replaced."""
+        """Return whether any lookup's rows may be replaced."""
         ...
 
     def found(self, key: str, rows: Any) -> bool:
@@ -105,7 +105,7 @@ class Points(Protocol):
         ...
 
     def cut(self, key: str, rows: Any) -> Any:
-        """What goes on in their place."""
+        """Return the rows that go on in their place."""
         ...
 
 
@@ -174,7 +174,7 @@ class Watcher:
         self._replacing.expect_done()
 
     def going_on(self, tensor: Any) -> Any:
-        """What goes on in place of a tensor that an operation gave just now, for whoever runs operations by himself."""
+        """Return the tensor that goes on in place of an operation's result, for code that runs operations singly."""
         return self._replacing.going_on(tensor)
 
     def _called(
@@ -250,7 +250,7 @@ class Watcher:
             self._take_down(self._handle(operands[0]), indices, shape, rows)
 
     def _is_identity(self, operand: Any) -> bool:
-        """Whether a table is the identity matrix, and none that is learned."""
+        """Return whether a table is the identity matrix, and none that is learned."""
         handle = self._handle(operand)
         table = operand if handle is None else self.tables.fixed(handle)
         return table is not None and is_identity(table)
@@ -466,11 +466,11 @@ class Replacing:
         self._due: tuple[Any, Callable[[Any], Any]] | None = None
 
     def promise(self, tensor: Any, make: Callable[[Any], Any]) -> None:
-        """What `make` gives for the tensor goes on in its place, which an operation gave just now."""
+        """Have the result of `make` go on in place of a tensor that an operation has just given."""
         self._due = (tensor, make)
 
     def going_on(self, result: Any) -> Any:
-        """What goes on in place of an operation's result."""
+        """Return the tensor that goes on in place of an operation's result."""
         if self._due is None or result is not self._due[0]:
             return result
         (tensor, make), self._due = self._due, None
@@ -504,7 +504,7 @@ class Replacing:
 
 
 def is_turned(tensor: Any, cast: Any) -> bool:
-    """Whether what was cast just now depends on a point, and goes on as a floating-point number."""
+    """Return whether a tensor that was just cast depends on a point, and goes on as a floating-point number."""
     if not (tensor.dtype.is_floating and cast.dtype.is_floating):
         return False
     return bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([tensor]))
