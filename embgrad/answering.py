@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from embgrad.arrays import owned
 from embgrad.backend import NativeObjective, PointValues, Request, TableRest
 from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, OutputError, listed
@@ -17,7 +18,10 @@ from embgrad.points import Lookup
 from embgrad.tolerance import coarsest
 from embgrad.watching import PointWatch
 
-__all__ = ["Answer", "Cotangents", "Tensors", "answer", "answered", "compute_dtype", "native_answer", "values_at"]
+__all__ = [
+    *("Answer", "Cotangents", "Tensors", "answer", "answered", "compute_dtype", "native_answer", "values_at"),
+    "whole_cotangents",
+]
 
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
 Cotangents = Sequence[tuple[Any, np.ndarray]]
@@ -87,6 +91,32 @@ def answered(
         value = request.respond.function(returned)
         return native_answer(value, request.respond, batch, tensors, several=request.several)
     return answer(returned, request, tensors, positional)
+
+
+def whole_cotangents(request: Request, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
+    """Ask a request's objective in NumPy about outputs that crossed as a whole, as those of a graph do.
+
+    Args:
+        request: with a `respond` in NumPy.
+        values: the outputs, in the order of `request.outputs`.
+
+    Returns:
+        For each output its cotangents, with an axis of sets first (a single set, of zeros where there is none, unless the request
+        takes several), and the number of sets that the objective gave.
+    """
+    assert not isinstance(request.respond, NativeObjective)
+    named = dict(zip(request.outputs, values, strict=True))
+    places = {name: request.reads(name, value.shape) for name, value in named.items()}
+    read = {name: owned(value if places[name] is None else value[places[name]]) for name, value in named.items()}
+    sets = request.respond(read)
+    cotangents = []
+    for name, value in named.items():
+        rows = places[name]
+        stacked = np.zeros((len(sets) if request.several else 1, *value.shape), value.dtype)
+        for number, cotangent in enumerate(sets):
+            stacked[number if rows is None else (number, *rows)] = cotangent[name]
+        cotangents.append(stacked)
+    return cotangents, len(sets)
 
 
 def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequence[str] = ()) -> Answer:

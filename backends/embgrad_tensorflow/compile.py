@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from embgrad import structures
-from embgrad.answering import native_answer
+from embgrad.answering import native_answer, whole_cotangents
 from embgrad.arrays import owned, taken
 from embgrad.backend import NativeObjective, PointValues, Request, Run
 from embgrad.backend.traces import KeptTraces, OtherUseError, UnfitError, UntraceableError
@@ -242,8 +242,6 @@ class Trace:
         chosen: by the name asked for the key of its point.
         keys: those to read, in order.
         reached: for each whether the objective depends on it.
-        outputs: the names of the outputs that the objective reads.
-        dtypes: those outputs'.
         returned: the model's return value with the graph's tensors, for a native objective.
         used: the numbers of the tensors in it that a native objective depends on.
         written: the resources of the variables that a run writes to and that are restored.
@@ -257,8 +255,6 @@ class Trace:
     chosen: Mapping[str, str]
     keys: tuple[str, ...]
     reached: tuple[bool, ...]
-    outputs: tuple[str | None, ...]
-    dtypes: tuple[Any, ...]
     returned: Any
     used: tuple[int, ...]
     written: tuple[Any, ...]
@@ -349,7 +345,7 @@ class _Tracing:
         everything = structures.every(returned, _is_tensor)
         targets, cotangents = self._answered(script, returned, everything)
         start = [*marks, *targets, *everything][0].dtype
-        self._facts.update(script=script, written=tracer.written, targets=targets)
+        self._facts.update(script=script, written=tracer.written)
         self._facts["coarsest"] = coarsest(dtype.name for dtype in (start, *tracer.computing))
         return [*marks, *self._pulled(tape, targets, cotangents, marks)]
 
@@ -367,8 +363,6 @@ class _Tracing:
             dict(self._chosen),
             self._keys,
             tuple(self._reached),
-            self._request.outputs,
-            tuple(one.dtype for one in facts["targets"]),
             facts["returned"] if native else None,
             self._used,
             tuple(written.values()),
@@ -539,19 +533,8 @@ class _Answering:
         return [*(self._native if native else self._respond)(values[count:]), np.int32(0)]
 
     def _respond(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        assert not isinstance(self._request.respond, NativeObjective)
-        names = self._trace.outputs
-        places = [self._request.reads(name, value.shape) for name, value in zip(names, values, strict=True)]
-        read = [value if rows is None else value[rows] for value, rows in zip(values, places, strict=True)]
-        sets = self._request.respond({name: owned(value) for name, value in zip(names, read, strict=True)})
-        self.sets = len(sets)
-        cotangents = []
-        for name, value, rows, dtype in zip(names, values, places, self._trace.dtypes, strict=True):
-            # values alone may be asked for: the graph then pulls zeros back, which nobody gets
-            stacked = np.zeros((self.sets if self._request.several else 1, *value.shape), dtype.as_numpy_dtype)
-            for number, one in enumerate(sets):
-                stacked[number if rows is None else (number, *rows)] = one[name]
-            cotangents.append(stacked)
+        # values alone may be asked for: the graph then pulls zeros back, which nobody gets
+        cotangents, self.sets = whole_cotangents(self._request, values)
         return cotangents
 
     def _native(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from embgrad.arrays import owned
+from embgrad.answering import whole_cotangents
 from embgrad.backend import Request
 from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
 from embgrad.interception import Interception
@@ -451,24 +451,11 @@ class Answering:
     def respond(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Return the cotangents of the outputs."""
         try:
-            return self._cotangents(arrays)
+            cotangents, self.sets = whole_cotangents(self._request, arrays)
         except Exception as error:
             self.failure = error
             raise
-
-    def _cotangents(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        read = dict(zip(self._request.outputs, arrays, strict=True))
-        places = {name: self._request.reads(name, array.shape) for name, array in read.items()}
-        outputs = {name: owned(array if places[name] is None else array[places[name]]) for name, array in read.items()}
-        sets = self._request.respond(outputs)  # type: ignore[operator]
-        self.sets = len(sets)
-        cotangents = []
-        for name, array in read.items():
-            cotangent = np.zeros_like(array)
-            if sets:
-                cotangent[... if places[name] is None else places[name]] = sets[0][name]
-            cotangents.append(cotangent)
-        return cotangents
+        return [stacked[0] for stacked in cotangents]
 
 
 class Answers:
