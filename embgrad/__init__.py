@@ -14,15 +14,19 @@ from embgrad.backend import (
     Run,
     TableRest,
 )
-from embgrad.batch import TokenBatch
-from embgrad.bisection import Bisection, bisect
-from embgrad.capture import Tap, capture
-from embgrad.certificate import Certificate, Slope
-from embgrad.checkpoint import load_bert
-from embgrad.compare import compare
-from embgrad.comparison import Comparison, Comparisons
-from embgrad.diagnosis.findings import Finding
-from embgrad.encoding import encode
+from embgrad.backend.registry import list_backends, refresh_backends
+from embgrad.checkpoints.load_bert import load_bert
+from embgrad.common.metrics import Figures
+from embgrad.comparison.bisect import Bisection, bisect
+from embgrad.comparison.compare import compare
+from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.golden import Golden, golden
+from embgrad.comparison.result import Comparison, Comparisons
+from embgrad.engine.capture import Tap, capture
+from embgrad.engine.gradients import gradients, points
+from embgrad.engine.padding_report import PaddingReport, padding_report
+from embgrad.engine.parameter_gradients import ParameterGradients, parameter_gradients
+from embgrad.engine.table_gradients import TableGradients, table_gradients
 from embgrad.errors import (
     AmbiguousPointError,
     BackendError,
@@ -40,20 +44,16 @@ from embgrad.errors import (
     UnknownPointError,
     UnsupportedError,
 )
-from embgrad.figures import Figures
-from embgrad.golden import Golden, golden
-from embgrad.gradient import gradients, points
-from embgrad.ledger import TableGradients, table_gradients
-from embgrad.objective import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
-from embgrad.padding import PaddingReport, padding_report
-from embgrad.parameters import ParameterGradients, parameter_gradients
-from embgrad.registry import list_backends, refresh_backends
-from embgrad.result import EmbeddingGradients, Word
-from embgrad.rowsparse import RowSparse
-from embgrad.storage import load, save
-from embgrad.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.encode import encode
+from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
+from embgrad.results.certificate import Certificate, Slope
+from embgrad.results.gradients import EmbeddingGradients, Word
+from embgrad.results.io import load, save
+from embgrad.results.row_sparse import RowSparse
+from embgrad.results.table_norms import clipped_table, table_norms, table_products
 from embgrad.streaming.saliencies import Saliencies
-from embgrad.tables import clipped_table, table_norms, table_products
+from embgrad.streaming.stream import Labelled, PerBatch, Stream, StreamFolder, open_stream, stream
 from embgrad.version import __version__
 
 __all__ = [

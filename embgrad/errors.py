@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from embgrad.visible import visible_lines
+from embgrad.common.text import visible_lines
 
 __all__ = [
     "AmbiguousPointError",

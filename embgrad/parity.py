@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import embgrad
-from embgrad.demo import command, example_batch, minilm_folder
+from embgrad.cli.demo import command, example_batch, minilm_folder
 
 __all__ = ["POINTS", "main", "measure"]
 

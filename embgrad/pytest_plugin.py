@@ -19,10 +19,10 @@ from _embgrad_pytest import (
     pytest_terminal_summary,
 )
 from embgrad.backend import Call
-from embgrad.comparison import Comparison, Comparisons
+from embgrad.comparison.golden import Golden
+from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import EmbgradError, FileFormatError, GoldenError, brief
-from embgrad.golden import Golden
-from embgrad.result import EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = [
     "GoldenFiles",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoint import bert_names
+from embgrad.checkpoints.load_bert import bert_names
 
 __all__ = ["ACTIVATIONS", "bert_by_hand", "random_weights"]
 

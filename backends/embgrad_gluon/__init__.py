@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from embgrad.backend import Call, Listener, Point, Request, Run, Weight
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts
-from embgrad.checkpoint import WeightTarget
+from embgrad.backend.signature import as_parts
+from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import bert, capture, graphs, parameters, run, walk
 from embgrad_gluon.importing import import_mxnet
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.checkpoint import WeightTarget
+from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import UnsupportedError, listed
 from embgrad_gluon.importing import import_gluonnlp, import_mxnet
 from embgrad_gluon.walk import arrays_of, unique_names

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import owned
 from embgrad.backend import Listener, Point
-from embgrad.batch import TokenBatch
+from embgrad.backend.patching import Interception
+from embgrad.backend.rng import generators_kept
+from embgrad.common.arrays import owned
 from embgrad.errors import NoGradientError, UnsupportedError
-from embgrad.generators import generators_kept
-from embgrad.interception import Interception
-from embgrad.points import split_name
+from embgrad.forward.points import split_name
+from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import run
 from embgrad_gluon.cures import GUARDED, Guards, expect_no_view
 from embgrad_gluon.graphs import GraphPoints, OnValue, at_cached_graphs, expect_agreement, run_open

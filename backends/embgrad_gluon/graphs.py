@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
+from embgrad.backend.locks import process_lock
+from embgrad.backend.patching import Interception
+from embgrad.backend.rng import generators_kept
+from embgrad.common.pytree import PLAIN
 from embgrad.errors import UnsupportedError, listed
-from embgrad.generators import generators_kept
-from embgrad.interception import Interception
-from embgrad.locks import process_lock
-from embgrad.structures import PLAIN
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.lookup import invoke, unwatched

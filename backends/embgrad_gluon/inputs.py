@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import owned, whole_numbers
 from embgrad.backend import Call
 from embgrad.backend.arguments import integer_arguments
-from embgrad.batch import TokenBatch
-from embgrad.calling import CallPlan, expect_single, parameters_of, plan_call, plan_mapping
-from embgrad.structures import copied
+from embgrad.backend.signature import CallPlan, expect_single, parameters_of, plan_call, plan_mapping
+from embgrad.common.arrays import owned, whole_numbers
+from embgrad.common.pytree import copied
+from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import all_parameters, arrays_of, contexts_of, input_names
 
@@ -152,7 +152,7 @@ def is_floating(value: object) -> bool:
 
 
 class GluonArrays:
-    """The reading of MXNet's arrays, see `embgrad.answering.Tensors`.
+    """The reading of MXNet's arrays, see `embgrad.backend.cotangents.Tensors`.
 
     Args:
         training: the mode of the forward pass that they come from.

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import whole_numbers
+from embgrad.backend.patching import Interception
+from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError
-from embgrad.interception import Interception
-from embgrad.points import UNNAMED_TABLE, layout_of
+from embgrad.forward.points import UNNAMED_TABLE, layout_of
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import arrays_of, is_recorded, memory, tables

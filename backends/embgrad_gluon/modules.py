@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from embgrad.backend.module_calls import ModuleCalls
-from embgrad.interception import Interception
-from embgrad.structures import first
+from embgrad.backend.patching import Interception
+from embgrad.common.pytree import first
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import is_floating
 from embgrad_gluon.tap import Taps

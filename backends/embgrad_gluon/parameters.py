@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.arrays import owned
 from embgrad.backend import ParameterValues, TableRest, Weight
+from embgrad.backend.locks import model_lock
+from embgrad.backend.signature import as_parts
 from embgrad.backend.table_rests import table_rests
-from embgrad.calling import as_parts
-from embgrad.locks import model_lock
+from embgrad.common.arrays import owned
 from embgrad_gluon import bert
 from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet

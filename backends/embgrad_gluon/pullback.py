@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.answering import Cotangents
+from embgrad.backend.cotangents import Cotangents
 from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
 from embgrad_gluon.cures import WRONG

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.answering import Answer, answer, compute_dtype, native_answer, values_at
 from embgrad.backend import Call, NativeObjective, ParameterValues, Point, Request, Run
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts
+from embgrad.backend.cotangents import Answer, answer, compute_dtype, native_answer, values_at
+from embgrad.backend.signature import as_parts
+from embgrad.common.pytree import every, first
 from embgrad.errors import UnsupportedError
-from embgrad.structures import every, first
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad_gluon import bert
 from embgrad_gluon.cures import Cures, Functions
 from embgrad_gluon.graphs import GraphPoints, imperatively, output_names

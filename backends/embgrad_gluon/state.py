@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from embgrad.backend.locks import model_lock
 from embgrad.backend.object_state import ObjectState
 from embgrad.errors import UnsupportedError
-from embgrad.locks import model_lock
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.lookup import Handler, Operation
 from embgrad_gluon.pullback import are_drawn_in_order

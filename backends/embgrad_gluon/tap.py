@@ -10,7 +10,7 @@ import numpy as np
 from embgrad.backend import Request
 from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import native_like, widened
 from embgrad_gluon.walk import same_bits

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.checkpoint import WeightTarget
+from embgrad.backend.rng import generators_kept
+from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.errors import BackendError, UnsupportedError
-from embgrad.generators import generators_kept
 from embgrad_tensorflow.parameters import checkpoint_name, putter
 
 __all__ = ["bert", "bert_targets"]

@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import tensorflow as tf
 
-from embgrad.arrays import owned
 from embgrad.backend import Listener, Point
-from embgrad.batch import TokenBatch
+from embgrad.backend.patching import Interception
+from embgrad.common.arrays import owned
+from embgrad.common.tolerance import coarsest
 from embgrad.errors import PointNotReachedError, UnsupportedError
-from embgrad.interception import Interception
-from embgrad.tolerance import coarsest
+from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.graphs import function_calls
 from embgrad_tensorflow.inputs import integers, is_symbolic, like_evaluation
 from embgrad_tensorflow.lookup import Watcher

@@ -15,22 +15,22 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad import structures
-from embgrad.answering import native_answer, whole_cotangents
-from embgrad.arrays import owned, taken
 from embgrad.backend import NativeObjective, PointValues, Request, Run
-from embgrad.backend.traces import KeptTraces, OtherUseError, UnfitError, UntraceableError
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts
-from embgrad.generators import drawn, states_of
-from embgrad.keras_inputs import is_keras
-from embgrad.locks import process_lock
-from embgrad.outputs import choose_output, name_outputs
-from embgrad.points import WORD, split_name
-from embgrad.replaying import with_functions
-from embgrad.structures import PLAIN
-from embgrad.tolerance import coarsest
-from embgrad.watching import PointWatch
+from embgrad.backend.cotangents import native_answer, whole_cotangents
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.locks import process_lock
+from embgrad.backend.replay import with_functions
+from embgrad.backend.rng import drawn, states_of
+from embgrad.backend.signature import as_parts
+from embgrad.backend.trace_cache import KeptTraces, OtherUseError, UnfitError, UntraceableError
+from embgrad.common import pytree
+from embgrad.common.arrays import owned, taken
+from embgrad.common.pytree import PLAIN
+from embgrad.common.tolerance import coarsest
+from embgrad.forward.points import WORD, split_name
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.fingerprint import Fingerprint
 from embgrad_tensorflow.graphs import Opening, opened
 from embgrad_tensorflow.inputs import Plan, TensorFlowTensors, left_out
@@ -130,7 +130,7 @@ def _placeholders(planned: Plan) -> list[Any]:
 
 
 class _Maker:
-    """One call of a model, see `embgrad.backend.traces.TraceMaker`."""
+    """One call of a model, see `embgrad.backend.trace_cache.TraceMaker`."""
 
     def __init__(
         self, model: Any, batch: TokenBatch, request: Request, planned: Plan, plain: Callable[[Request], Run]
@@ -151,7 +151,7 @@ class _Maker:
         """Return a native objective's function that tells which of the returned tensors its value depends on."""
 
         def calling(returned: Any) -> Any:
-            tensors = structures.every(returned, _is_tensor)
+            tensors = pytree.every(returned, _is_tensor)
             floating = [place for place, one in enumerate(tensors) if one.dtype.is_floating]
             with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
                 tape.watch([tensors[place] for place in floating])
@@ -224,7 +224,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_unknown(value: Any) -> bool:
     """Return whether a returned value may hold tensors which nobody finds."""
-    known = structures.is_nest(value) or isinstance(value, (tf.Tensor, *WITHOUT_TENSORS))
+    known = pytree.is_nest(value) or isinstance(value, (tf.Tensor, *WITHOUT_TENSORS))
     return not (known or kind_of(type(value)) == "variable")
 
 
@@ -342,7 +342,7 @@ class _Tracing:
         if missing:
             raise UntraceableError(f"the traced pass does not reach {missing[0]!r}")
         marks = [taps.kept[key] for key in self._keys]
-        everything = structures.every(returned, _is_tensor)
+        everything = pytree.every(returned, _is_tensor)
         targets, cotangents = self._answered(script, returned, everything)
         start = [*marks, *targets, *everything][0].dtype
         self._facts.update(script=script, written=tracer.written)
@@ -397,7 +397,7 @@ class _Tracing:
     def _answered(self, script: Script, returned: Any, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return the tensors that are pulled back and their cotangents, with an axis of sets first."""
         if isinstance(self._request.respond, NativeObjective):
-            unknown = structures.first(returned, _is_unknown)
+            unknown = pytree.first(returned, _is_unknown)
             if unknown is not None:  # it would be the graph's when the objective reads it
                 raise UntraceableError(
                     f"it returns a {type(unknown).__qualname__}, which is neither a tensor nor plain"
@@ -545,7 +545,7 @@ class _Answering:
         order = iter(tensors)
         with tf.GradientTape(persistent=request.several, watch_accessed_variables=False) as tape:
             tape.watch([tensors[place] for place in floating])
-            value = objective.function(structures.mapped(self._trace.returned, _is_tensor, lambda _: next(order)))
+            value = objective.function(pytree.mapped(self._trace.returned, _is_tensor, lambda _: next(order)))
             answer = native_answer(value, objective, self._batch, TensorFlowTensors(), several=request.several)
         self.objective, self.sets = answer.objective, len(answer.sets)
         pulled = [

@@ -17,12 +17,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 
-from embgrad.answering import whole_cotangents
 from embgrad.backend import Request
+from embgrad.backend.cotangents import whole_cotangents
 from embgrad.backend.graph_scopes import Crossings, Entry, Scope, entering, leaving, users_of
-from embgrad.interception import Interception
-from embgrad.locks import process_lock
-from embgrad.outputs import choose_output, name_outputs
+from embgrad.backend.locks import process_lock
+from embgrad.backend.patching import Interception
+from embgrad.objectives.outputs import choose_output, name_outputs
 from embgrad_tensorflow.flattening import CALLS, ClosedGraphError, FlatGraph, definition_of, flattened
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embgrad.arrays import owned
 from embgrad.backend import Call, PointValues
 from embgrad.backend.arguments import integer_arguments
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts, parameters_of, plan_call
+from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
+from embgrad.backend.signature import as_parts, parameters_of, plan_call
+from embgrad.common.arrays import owned
+from embgrad.common.pytree import copied, first
 from embgrad.errors import BatchError, UnsupportedError
-from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras, told_apart
-from embgrad.structures import copied, first
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.walk import kind_of
 
 __all__ = ["Plan", "TensorFlowTensors", "as_dtype", "integers", "is_symbolic", "left_out", "like_evaluation", "plan"]

@@ -15,10 +15,10 @@ from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops import gen_array_ops, gen_resource_variable_ops
 
+from embgrad.backend.patching import Interception
 from embgrad.errors import UnsupportedError
-from embgrad.interception import Interception
-from embgrad.points import layout_of
-from embgrad.watching import PointWatch
+from embgrad.forward.points import layout_of
+from embgrad.forward.recorder import PointWatch
 from embgrad_tensorflow.onehot import KEEPING, MAKING, PRODUCTS, ByTensor, OneHots, is_identity
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Tables, handle_of, kind_of, walk

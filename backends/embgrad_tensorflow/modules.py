@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.locks import process_lock
 from embgrad.backend.module_calls import CallRecorder, ModuleCalls
-from embgrad.interception import Interception
-from embgrad.keras_inputs import is_keras
-from embgrad.locks import process_lock
+from embgrad.backend.patching import Interception
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.state import depth
 from embgrad_tensorflow.walk import Node

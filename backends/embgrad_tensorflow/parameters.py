@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.arrays import owned
 from embgrad.backend import Weight
-from embgrad.calling import as_parts
-from embgrad.keras_inputs import is_keras
-from embgrad.locks import model_lock
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.locks import model_lock
+from embgrad.backend.signature import as_parts
+from embgrad.common.arrays import owned
 from embgrad_tensorflow.state import expect_eager, other_tapes_paused
 from embgrad_tensorflow.walk import Node, handle_of, is_saved, native_variable, walk
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embgrad.answering import Answer, Cotangents
-from embgrad.arrays import taken
 from embgrad.backend import ParameterValues, Request, TableRest
-from embgrad.structures import first
-from embgrad.tolerance import coarsest
+from embgrad.backend.cotangents import Answer, Cotangents
+from embgrad.common.arrays import taken
+from embgrad.common.pytree import first
+from embgrad.common.tolerance import coarsest
 from embgrad_tensorflow.lookup import Watcher
 from embgrad_tensorflow.modules import is_floating
 from embgrad_tensorflow.parameters import Parameters

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from embgrad.batch import TokenBatch
-from embgrad.calling import plan_mapping
+from embgrad.backend.keras_inputs import MODES
+from embgrad.backend.signature import plan_mapping
 from embgrad.errors import BatchError, UnsupportedError, listed
-from embgrad.keras_inputs import MODES
+from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.inputs import Plan, as_dtype
 from embgrad_tensorflow.walk import is_saved
 

@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from embgrad.answering import Answer, answered, values_at
-from embgrad.arrays import taken
 from embgrad.backend import Call, Point, Request, Run
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts
+from embgrad.backend.cotangents import Answer, answered, values_at
+from embgrad.backend.locks import model_lock
+from embgrad.backend.objective_callback import Respond
+from embgrad.backend.signature import as_parts
+from embgrad.common.arrays import taken
 from embgrad.errors import EmbgradWarning, PointNotReachedError, UnsupportedError
-from embgrad.locks import model_lock
-from embgrad.points import split_name
-from embgrad.responding import Respond
-from embgrad.watching import PointWatch
+from embgrad.forward.points import split_name
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad_tensorflow.compile import run_kept
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.graphs import Answered, Answering, CutGraph, Opening, opened

@@ -18,13 +18,13 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.ops import stateful_random_ops
 
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.locks import process_lock
 from embgrad.backend.object_state import ObjectState, contains
+from embgrad.backend.patching import Interception
+from embgrad.backend.rng import is_generator
+from embgrad.backend.rng_restore import SharedGenerator
 from embgrad.errors import UnsupportedError
-from embgrad.generators import is_generator
-from embgrad.interception import Interception
-from embgrad.keras_inputs import is_keras
-from embgrad.locks import process_lock
-from embgrad.redrawing import SharedGenerator
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, on_devices
 

@@ -12,12 +12,12 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import record
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.arrays import owned
 from embgrad.backend import NativeObjective, Request
 from embgrad.backend.point_changes import PointChanges
-from embgrad.calling import as_parts
+from embgrad.backend.replay import wrapped
+from embgrad.backend.signature import as_parts
+from embgrad.common.arrays import owned
 from embgrad.errors import UnsupportedError
-from embgrad.replaying import wrapped
 from embgrad_tensorflow.lookup import writes_of
 from embgrad_tensorflow.state import Snapshot, as_the_users, in_mode
 

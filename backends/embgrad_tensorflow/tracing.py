@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from embgrad.backend.traces import UnfitError, UntraceableError
-from embgrad.points import INPUT, OUTPUT, split_name
-from embgrad.watching import PointWatch
+from embgrad.backend.trace_cache import UnfitError, UntraceableError
+from embgrad.forward.points import INPUT, OUTPUT, split_name
+from embgrad.forward.recorder import PointWatch
 from embgrad_tensorflow.flattening import CALLS
 from embgrad_tensorflow.graphs import CutGraph
 from embgrad_tensorflow.lookup import LOOKUPS, SAME_TABLE, WRITES, Replacing, is_turned, table_of

@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
 
+from embgrad.backend.keras_inputs import is_keras, keras_bases
 from embgrad.errors import UnsupportedError
-from embgrad.keras_inputs import is_keras, keras_bases
-from embgrad.points import UNNAMED_TABLE
+from embgrad.forward.points import UNNAMED_TABLE
 
 __all__ = [
     "Kinds",

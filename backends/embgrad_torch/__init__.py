@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from embgrad.backend import Call, Listener, Point, Request, Run, Weight
-from embgrad.batch import TokenBatch
-from embgrad.checkpoint import WeightTarget
+from embgrad.checkpoints.load_bert import WeightTarget
+from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["TorchBackend"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from embgrad.checkpoint import WeightTarget, bert_names
+from embgrad.checkpoints.load_bert import WeightTarget, bert_names
 from embgrad.errors import BackendError, UnsupportedError, brief, listed
 from embgrad_torch.parameters import putter
 

@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from embgrad.backend import Listener, Point
 from embgrad.backend.arguments import integer_arguments, named_arguments
-from embgrad.batch import TokenBatch
-from embgrad.calling import NAMES
+from embgrad.backend.patching import Interception
+from embgrad.backend.signature import NAMES
 from embgrad.errors import UnsupportedError
-from embgrad.interception import Interception
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad_torch.checkpoints import segments_watched
 from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
 from embgrad_torch.lookup import LookupMode

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils import checkpoint
 
+from embgrad.backend.patching import Interception
 from embgrad.errors import UnsupportedError
-from embgrad.interception import Interception
 
 __all__ = ["Made", "in_reentrant_segment", "in_segment", "made_again", "segments_ended", "segments_watched"]
 

@@ -14,13 +14,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from embgrad import structures
 from embgrad.backend import Call
-from embgrad.batch import TokenBatch
-from embgrad.calling import CallPlan, parameters_of, plan_call
+from embgrad.backend.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras
+from embgrad.backend.signature import CallPlan, parameters_of, plan_call
+from embgrad.common import pytree as structures
+from embgrad.common.tolerance import coarsest
 from embgrad.errors import OutputError, UnsupportedError
-from embgrad.keras_inputs import MASKS, MODES, cast_exactly, declared, filled, is_keras
-from embgrad.tolerance import coarsest
+from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     *("TorchTensors", "computed_in", "device_of", "dtype_name", "has_values", "is_floating", "is_transformed"),

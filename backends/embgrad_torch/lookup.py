@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from embgrad.errors import UnsupportedError
-from embgrad.points import UNNAMED_TABLE, layout_of
-from embgrad.watching import PointWatch
+from embgrad.forward.points import UNNAMED_TABLE, layout_of
+from embgrad.forward.recorder import PointWatch
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.inputs import has_values, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from embgrad.points import INPUT, OUTPUT
-from embgrad.structures import every, first, with_first
-from embgrad.watching import PointWatch
+from embgrad.common.pytree import every, first, with_first
+from embgrad.forward.points import INPUT, OUTPUT
+from embgrad.forward.recorder import PointWatch
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.tap import At, is_floating
 from embgrad_torch.walk import is_compiled_wrapper, spelled

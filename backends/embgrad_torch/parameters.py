@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from embgrad.arrays import owned
 from embgrad.backend import ParameterValues, Request, TableRest, Weight
-from embgrad.calling import as_parts
-from embgrad.checkpoint import bert_names
-from embgrad.locks import held
-from embgrad.points import WORD, split_name
+from embgrad.backend.locks import held
+from embgrad.backend.signature import as_parts
+from embgrad.checkpoints.load_bert import bert_names
+from embgrad.common.arrays import owned
+from embgrad.forward.points import WORD, split_name
 from embgrad_torch.inputs import dtype_name
 from embgrad_torch.walk import Structure, by_identity, further_paths, named_parameters, place_of, spelled, tables, walk
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embgrad.answering import Cotangents
+from embgrad.backend.cotangents import Cotangents
 from embgrad_torch.inputs import like, to_numpy
 from embgrad_torch.lookup import LookupMode
 from embgrad_torch.tap import Taps

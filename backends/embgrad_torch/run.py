@@ -9,14 +9,14 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from embgrad.answering import Answer, answered, values_at
 from embgrad.backend import Call, NativeObjective, Point, Request, Run
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts
-from embgrad.points import Lookup
-from embgrad.replaying import Tries, wrapped
-from embgrad.responding import Respond
-from embgrad.watching import PointWatch
+from embgrad.backend.cotangents import Answer, answered, values_at
+from embgrad.backend.objective_callback import Respond
+from embgrad.backend.replay import Tries, wrapped
+from embgrad.backend.signature import as_parts
+from embgrad.forward.points import Lookup
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad_torch import inputs
 from embgrad_torch.checkpoints import segments_ended
 from embgrad_torch.inputs import TorchTensors

@@ -13,11 +13,11 @@ import torch
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from embgrad.backend.keras_inputs import is_keras
+from embgrad.backend.locks import held, process_lock
 from embgrad.backend.object_state import ObjectState
+from embgrad.backend.rng_restore import SharedGenerator
 from embgrad.errors import EmbgradWarning, UnsupportedError
-from embgrad.keras_inputs import is_keras
-from embgrad.locks import held, process_lock
-from embgrad.redrawing import SharedGenerator
 from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 

@@ -15,12 +15,12 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.overrides import TorchFunctionMode
 
-from embgrad.answering import Answer
 from embgrad.backend import Request
+from embgrad.backend.cotangents import Answer
 from embgrad.backend.point_changes import PointChanges
+from embgrad.common.pytree import first
+from embgrad.common.tolerance import coarsest
 from embgrad.errors import UnsupportedError
-from embgrad.structures import first
-from embgrad.tolerance import coarsest
 from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
 from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
 from embgrad_torch.state import Differentiable, drawn_by_the_user, outside_inference

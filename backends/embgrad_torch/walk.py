@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from embgrad.calling import as_parts
-from embgrad.locks import locks_of
+from embgrad.backend.locks import locks_of
+from embgrad.backend.signature import as_parts
 
 __all__ = [
     "Structure",
@@ -77,7 +77,7 @@ class Structure:
 
     @property
     def locks(self) -> Sequence[Any]:
-        """The locks of the modules and of their parameters, which several models may have, see `embgrad.locks`."""
+        """The locks of the modules and of their parameters, which several models may have, see `embgrad.backend.locks`."""
         return locks_of([*self.modules, *self.parameters()])
 
     def parameters(self) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.points import INPUT
+from embgrad.forward.points import INPUT
 
 __all__ = ["Crossings", "Entry", "Scope", "entering", "leaving", "users_of"]
 

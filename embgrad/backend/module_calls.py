@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from embgrad.structures import first, with_first
+from embgrad.common.pytree import first, with_first
 
 __all__ = ["CallRecorder", "ModuleCalls"]
 

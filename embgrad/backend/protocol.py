@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from embgrad.batch import TokenBatch
-from embgrad.points import Lookup, Point
-from embgrad.watching import PointWatch
+from embgrad.forward.points import Lookup, Point
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     "ABILITIES",
@@ -232,7 +232,7 @@ class Run:
     Attributes:
         points: the values by the names under which they were asked for.
         compute_dtype: the dtype in which the model computed, such as "float32" or "bfloat16": see
-            `embgrad.answering.compute_dtype`.
+            `embgrad.backend.cotangents.compute_dtype`.
         unused: the parts of the batch that the model could not take: of "mask", "types" and the extras' names.
         objective: the values of a native objective, of shape (example,) or (); else None.
         parameters: with `Request.parameters` the gradients by name, in the model's order; else None.
@@ -290,7 +290,7 @@ class Backend(Protocol):
     """The backend of a framework. An entry point names a class of this shape, which is made without arguments.
 
     Its module imports the framework only inside the functions that need it. What backends have in common is in `embgrad.backend`,
-    `embgrad.calling`, `answering`, `watching`, `structures`, `arrays` and `locks`.
+    `embgrad.backend.signature`, `answering`, `watching`, `structures`, `arrays` and `locks`.
 
     Attributes:
         name: the name under which users ask for it.

@@ -10,10 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from embgrad.cli import bisecting, comparing, demonstrating, doctor, explaining, gradients, reporting, showing
+from embgrad.cli import bisect as bisecting
+from embgrad.cli import compare as comparing
+from embgrad.cli import demo_command, doctor, gradients
+from embgrad.cli import explain as explaining
+from embgrad.cli import report as reporting
+from embgrad.cli import show as showing
 from embgrad.cli.errors import UsageError
 from embgrad.cli.options import Command
-from embgrad.cli.running import FAILED, READER_GONE, in_own_process
+from embgrad.cli.run import FAILED, READER_GONE, in_own_process
 from embgrad.errors import did_you_mean
 
 __all__ = ["app", "run"]
@@ -40,7 +45,7 @@ COMMANDS = {
     "show": (showing.show, "Saved gradients as coloured tokens."),
     "report": (reporting.report, "Results side by side, as an HTML page."),
     "explain": (explaining.explain, "What an error means, and what to do."),
-    "demo": (demonstrating.demo, "One call in three frameworks."),
+    "demo": (demo_command.demo, "One call in three frameworks."),
 }
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -13,7 +13,7 @@ import typer
 from embgrad.cli import options as o
 from embgrad.cli.errors import UsageError
 from embgrad.cli.health import LIMIT, Health, Part, core_parts, examined
-from embgrad.cli.running import DIFFER, OK, execute
+from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["doctor"]
@@ -36,7 +36,7 @@ def doctor(
     """
 
     def work(terminal: Terminal) -> int:
-        from embgrad.registry import broken_backends
+        from embgrad.backend.registry import broken_backends
         from embgrad.version import __version__
 
         if not 0 < timeout <= LONGEST:

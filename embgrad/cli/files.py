@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from embgrad.cli.asking import Results
-from embgrad.cli.describing import named
+from embgrad.cli.describe import named
 from embgrad.cli.errors import UsageError
+from embgrad.cli.request import Results
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
-from embgrad.result import EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["chosen", "expect_place", "loaded_results", "restricted"]
 
@@ -76,7 +76,7 @@ def expect_place(output: str) -> None:
 
 
 def _loaded(file: str) -> Results:
-    from embgrad.storage import load
+    from embgrad.results.io import load
 
     if file != "-":
         return load(file)

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.asking import Inputs, Question, Results, ask, batch_from, tell_default
-from embgrad.cli.describing import described, named, summarised
+from embgrad.cli.describe import described, named, summarised
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import expect_place
 from embgrad.cli.models import expect_models, load_model
-from embgrad.cli.raying import OnRay, write_on_ray
-from embgrad.cli.running import OK, execute, own_process
+from embgrad.cli.ray_run import OnRay, write_on_ray
+from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, tell_default
+from embgrad.cli.run import OK, execute, own_process
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["gradients"]
@@ -126,7 +126,7 @@ def _expect(model: str | None, output: str | None, terminal: Terminal, ray: bool
 
 def _write(results: Results, output: str, terminal: Terminal) -> None:
     """Into a file, or to stdout, where nothing else is then written."""
-    from embgrad.storage import save
+    from embgrad.results.io import save
 
     if output != "-":
         save(results, output)

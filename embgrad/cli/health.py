@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from embgrad.backend.registry import list_backends
 from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
-from embgrad.registry import list_backends
 
 __all__ = ["Health", "Part", "core_parts", "examined"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from safetensors import SafetensorError
 
-from embgrad.checkpoint import read_weights, weight_files, weight_shapes
-from embgrad.configuration import read_config
+from embgrad.checkpoints.bert_config import read_config
+from embgrad.checkpoints.load_bert import read_weights, weight_files, weight_shapes
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, did_you_mean, listed
 
 __all__ = ["CLOSED", "from_transformers"]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.checkpoint import load_bert
+from embgrad.backend.registry import backend_for, backend_named, list_backends
+from embgrad.checkpoints.bert_config import read_config
+from embgrad.checkpoints.load_bert import load_bert
 from embgrad.cli.errors import UsageError
 from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.importing import expect_function, imported, is_reference
-from embgrad.configuration import read_config
+from embgrad.cli.user_objects import expect_function, imported, is_reference
 from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brief, listed
-from embgrad.registry import backend_for, backend_named, list_backends
 
 __all__ = ["FRAMEWORKS", "Loaded", "expect_models", "frameworks_from", "load_model", "prepare_tensorflow"]
 

@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad import objective as objectives
 from embgrad.cli.errors import UsageError
 from embgrad.cli.texts import read_bytes
 from embgrad.errors import did_you_mean, listed
-from embgrad.objective import Objective
+from embgrad.objectives import objectives
+from embgrad.objectives.objectives import Objective
 
 __all__ = ["labels_from", "parsed_objective"]
 

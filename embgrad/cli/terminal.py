@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, TextIO
 
-from embgrad.visible import visible, visible_lines
+from embgrad.common.text import visible, visible_lines
 
 __all__ = ["Terminal", "own_stdout", "plain"]
 
@@ -124,7 +124,7 @@ class Terminal:
     @contextlib.contextmanager
     def progress(self, text: str) -> Iterator[Callable[[int, int], None]]:
         """A bar on a terminal; what it gives is told how much is done, of how much."""
-        from embgrad.progress import bar
+        from embgrad.common.progress import bar
 
         with bar(visible(text), self.err) as report:
             yield report

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.batch import CONVENTIONS, TokenBatch
 from embgrad.cli.errors import UsageError
+from embgrad.common.safetensors import once
 from embgrad.errors import FileFormatError, did_you_mean, listed
-from embgrad.forms import as_batch
-from embgrad.headers import once
-from embgrad.textlines import text_lines
+from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.conventions import as_batch
+from embgrad.inputs.text_file import text_lines
 
 __all__ = ["MOST_INPUT", "Text", "given_texts", "ids_from", "read_bytes"]
 

@@ -44,7 +44,7 @@ def _try(framework: str) -> tuple[bool, str]:
     import embgrad
 
     if framework not in MODELS:  # a third party's, of which we know no model; that it imports is something
-        from embgrad.registry import backend_named
+        from embgrad.backend.registry import backend_named
 
         importlib.import_module(backend_named(framework).package)
         return True, ""
@@ -85,7 +85,7 @@ def _tensorflow(table: np.ndarray) -> Any:
 
 
 def _gluon(table: np.ndarray) -> Any:
-    from embgrad.registry import backend_named
+    from embgrad.backend.registry import backend_named
 
     backend_named("gluon").versions()  # imports MXNet on the NumPy of today
     import mxnet as mx
@@ -125,7 +125,7 @@ def _importable(module: str, name: str) -> str:
 
 
 def _versions(framework: str) -> dict[str, str]:
-    from embgrad.registry import backend_named
+    from embgrad.backend.registry import backend_named
 
     return dict(backend_named(framework).versions())
 

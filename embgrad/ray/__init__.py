@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from embgrad.ray.importing import MissingPackageError, expect_ray
+from embgrad.ray.imports import MissingPackageError, expect_ray
 
 expect_ray()
 
 from embgrad.ray.failures import plain_errors  # noqa: E402
-from embgrad.ray.running import Written, gradients, table, write  # noqa: E402
+from embgrad.ray.run import Written, gradients, table, write  # noqa: E402
 from embgrad.ray.settings import Options  # noqa: E402
 
 __all__ = ["MissingPackageError", "Options", "Written", "gradients", "plain_errors", "table", "write"]

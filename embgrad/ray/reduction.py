@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import ray
 
-from embgrad.ray.partial import Partial
+from embgrad.ray.partial_sum import Partial
 from embgrad.ray.settings import RESTARTS
 
 __all__ = ["sum_of"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from embgrad.errors import FileFormatError
-from embgrad.ray.columns import python_values
+from embgrad.ray.row_columns import python_values
 
 __all__ = ["conformed", "expect_parquet", "unified"]
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
-from embgrad.batch import CONVENTIONS
-from embgrad.encoding import expect_id
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -22,10 +20,12 @@ from embgrad.errors import (
     did_you_mean,
     listed,
 )
-from embgrad.native import as_objective
-from embgrad.objective import Objective, Scalar
-from embgrad.points import WORD
-from embgrad.validation import count_or_none, expect_flag
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import CONVENTIONS
+from embgrad.inputs.checks import count_or_none, expect_flag
+from embgrad.inputs.encode import expect_id
+from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import Objective, Scalar
 
 if TYPE_CHECKING:
     from embgrad.backend import Call

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from embgrad.errors import EmbgradError
-from embgrad.ray.columns import python_values
+from embgrad.ray.row_columns import python_values
 
 __all__ = ["Tally", "expect_same_rows", "tally_of", "tally_of_dataset"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from embgrad.alone import Difference, Verdict, compared_alone
-from embgrad.encoding import padding_of
+from embgrad.backend.registry import backend_for
+from embgrad.engine.gradients import gradients
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -22,16 +22,16 @@ from embgrad.errors import (
     brief,
     listed,
 )
-from embgrad.gradient import gradients
-from embgrad.objective import Objective, Scalar
-from embgrad.ray.answers import Answer, Wanted, with_answers
-from embgrad.ray.columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
-from embgrad.ray.partial import Partial
-from embgrad.ray.sameness import expect_same_weights
+from embgrad.inputs.encode import padding_of
+from embgrad.objectives.objectives import Objective, Scalar
+from embgrad.ray.partial_sum import Partial
+from embgrad.ray.result_columns import Answer, Wanted, with_answers
+from embgrad.ray.row_columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
 from embgrad.ray.settings import Asked
 from embgrad.ray.tally import tally_of
-from embgrad.registry import backend_for
-from embgrad.result import EmbeddingGradients
+from embgrad.ray.weight_check import expect_same_weights
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.streaming.padding_invariance import Difference, Verdict, compared_alone
 
 __all__ = ["GradientWorker", "TableWorker"]
 
@@ -251,7 +251,7 @@ def _are_parts(given: tuple[Any, ...]) -> bool:
         backend_for(list(given))
     except BackendError:
         return False
-    from embgrad.preprocessing import is_preprocessor
+    from embgrad.inputs.tfhub import is_preprocessor
 
     return not is_preprocessor(given[-1])
 

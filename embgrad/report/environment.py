@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
+from embgrad.common.text import visible
 from embgrad.errors import EmbgradError
-from embgrad.visible import visible
 
 __all__ = ["MOST_TEXT", "environment"]
 

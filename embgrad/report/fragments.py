@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from embgrad.comparison import Comparison
+from embgrad.comparison.result import Comparison
 from embgrad.errors import EmbgradError
 from embgrad.report.colours import tint
 from embgrad.report.environment import environment
@@ -13,7 +13,7 @@ from embgrad.report.plot import plot
 from embgrad.report.provenance import origin
 from embgrad.report.sentences import sentences
 from embgrad.report.verdicts import Line, examples_of, verdict
-from embgrad.result import EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["of_comparison", "of_comparisons", "of_result"]
 

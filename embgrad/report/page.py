@@ -9,18 +9,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from embgrad.compare import compare
-from embgrad.comparison import Comparison
+from embgrad.common.files import write_whole
+from embgrad.comparison.compare import compare
+from embgrad.comparison.result import Comparison
 from embgrad.errors import EmbgradError, PointError, did_you_mean, listed
-from embgrad.files import write_whole
-from embgrad.points import WORD
+from embgrad.forward.points import WORD
 from embgrad.report.colours import token_css
 from embgrad.report.environment import TEMPLATES, environment
 from embgrad.report.plot import plot
 from embgrad.report.provenance import origin
 from embgrad.report.sentences import sentences
 from embgrad.report.verdicts import verdict
-from embgrad.result import EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
 from embgrad.version import __version__
 
 __all__ = ["render_page", "write_page"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from embgrad.result import EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Origin", "origin"]
 

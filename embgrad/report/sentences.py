@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.alignment import aligned
+from embgrad.comparison.align import aligned
 from embgrad.errors import BatchError
 from embgrad.report.colours import LEVELS
 from embgrad.report.text import direction, token_text
-from embgrad.result import SPECIAL, EmbeddingGradients
+from embgrad.results.gradients import SPECIAL, EmbeddingGradients
 
 __all__ = ["KINDS", "Cell", "Example", "Panel", "Row", "Sentences", "Source", "has_sentences", "sentences"]
 

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Final
 
-from embgrad.visible import visible
+from embgrad.common.text import visible
 
 __all__ = ["EMPTY", "MOST_SHOWN", "direction", "token_text"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from embgrad.comparison import Comparison
-from embgrad.diagnosis.findings import Finding
+from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.result import Comparison
 
 __all__ = ["Line", "Verdict", "examples_of", "figure", "verdict"]
 

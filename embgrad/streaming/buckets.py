@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.batch import TokenBatch
-from embgrad.certificate import worst
-from embgrad.encoded import Padding, padded
-from embgrad.result import EmbeddingGradients
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.collate import Padding, padded
+from embgrad.results.certificate import worst
+from embgrad.results.gradients import EmbeddingGradients
 from embgrad.streaming.source import Portion
 
 __all__ = ["Group", "Piece", "grouped", "restored"]

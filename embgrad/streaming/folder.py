@@ -8,11 +8,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from embgrad.common.files import checked_path
 from embgrad.errors import EmbgradError, FileFormatError, brief
-from embgrad.files import checked_path
-from embgrad.result import EmbeddingGradients
-from embgrad.rowsparse import RowSparse
-from embgrad.storage import load
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.io import load
+from embgrad.results.row_sparse import RowSparse
 from embgrad.streaming.manifest import Manifest, Shard, file_digest, read_manifest
 from embgrad.streaming.saliencies import Saliencies, load_saliencies
 from embgrad.streaming.totals import Total, load_tables

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from embgrad.common.files import opened, read_json, write_whole
 from embgrad.errors import FileFormatError, brief
-from embgrad.files import opened, read_json, write_whole
 
 __all__ = ["FORMAT", "KEEP", "Manifest", "Shard", "file_digest", "read_manifest", "write_manifest"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.batch import TokenBatch
 from embgrad.errors import ObjectiveError, brief
-from embgrad.native import as_objective
-from embgrad.objective import Objective, Scalar
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import as_objective
+from embgrad.objectives.objectives import Objective, Scalar
 
 __all__ = ["Labelled", "Objectives", "PerBatch"]
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.files import read_tensors, write_tensors
 from embgrad.errors import FileFormatError, brief
-from embgrad.files import read_tensors, write_tensors
-from embgrad.result import EmbeddingGradients
+from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.batch import TokenBatch
-from embgrad.encoded import Encoded, Padding, padded
-from embgrad.encoding import as_example, encoded, padding_of
+from embgrad.backend.rng import user_code_beside
 from embgrad.errors import BatchError, brief
-from embgrad.fast_tokenizers import apart
-from embgrad.forms import as_batch, batch_of
-from embgrad.generators import user_code_beside
-from embgrad.streaming.digests import update
-from embgrad.streaming.reading import UnreadableError
-from embgrad.validation import is_text
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.checks import is_text
+from embgrad.inputs.collate import Encoded, Padding, padded
+from embgrad.inputs.conventions import as_batch, batch_of
+from embgrad.inputs.encode import as_example, encoded, padding_of
+from embgrad.inputs.fast_tokenizers import apart
+from embgrad.streaming.code_digest import UnreadableError
+from embgrad.streaming.digest import update
 
 __all__ = ["Portion", "Source"]
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from embgrad.common.files import read_tensors, write_tensors
 from embgrad.errors import FileFormatError
-from embgrad.files import read_tensors, write_tensors
-from embgrad.rowsparse import RowSparse
+from embgrad.results.row_sparse import RowSparse
 
 __all__ = ["Total", "load_tables", "save_tables"]
 

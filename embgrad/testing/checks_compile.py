@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.weights import weights_of
 from embgrad.testing.examples import close, example_batch, example_weights, expect_same, needs
 from embgrad.testing.harness import Harness
-from embgrad.weights import weights_of
 
 __all__ = ["CompileChecks"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from embgrad.testing.calls import CALLS, Asked
 from embgrad.testing.examples import example_batch
 from embgrad.testing.harness import Harness

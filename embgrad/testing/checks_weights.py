@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
+from embgrad.engine.weights import depth_of, substituted, weights_of
 from embgrad.testing.examples import close, example_batch, example_weights, expect_same, needs
 from embgrad.testing.harness import Harness
-from embgrad.weights import depth_of, substituted, weights_of
 
 __all__ = ["WeightChecks"]
 

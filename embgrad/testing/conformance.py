@@ -17,7 +17,7 @@ import pytest
 
 import embgrad
 from embgrad.backend import ABILITIES
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks
 from embgrad.testing.checks_compile import CompileChecks

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from embgrad.testing.snapshot import different
 
 __all__ = [

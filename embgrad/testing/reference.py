@@ -10,19 +10,19 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.answering import answered, compute_dtype, values_at
-from embgrad.arrays import owned
 from embgrad.backend import Call, Listener, ParameterValues, Point, Request, Run, Weight
 from embgrad.backend.arguments import integer_arguments, named_arguments
+from embgrad.backend.cotangents import answered, compute_dtype, values_at
+from embgrad.backend.locks import model_lock
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
+from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.backend.table_rests import table_rests
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts, expect_single, parameters_of, plan_call
-from embgrad.locks import model_lock
-from embgrad.points import UNNAMED_TABLE
+from embgrad.common.arrays import owned
+from embgrad.forward.points import UNNAMED_TABLE
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back
-from embgrad.watching import PointWatch
 
 __all__ = ["ReferenceBackend", "ReferenceModel", "Tensor", "lookup", "pull_back"]
 
@@ -312,7 +312,7 @@ def _forward(
 
 
 class ReferenceTensors:
-    """The reading of the reference's tensors, see `embgrad.answering.Tensors`."""
+    """The reading of the reference's tensors, see `embgrad.backend.cotangents.Tensors`."""
 
     kind = "a Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)

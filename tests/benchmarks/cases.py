@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 import embgrad
-from embgrad.checkpoint import bert_names
+from embgrad.checkpoints.load_bert import bert_names
 
 #: Each way of running a model, and the framework that it is in.
 MODES: Final = {

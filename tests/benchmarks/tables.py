@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import embgrad
-from embgrad.testing.timing import least_times
+from embgrad.common.timing import least_times
 from tests.benchmarks.cases import ONCE, SPLIT, SPLIT_BY_HAND, Case, drawn_bert
 from tests.benchmarks.measuring import MOST_DISTANCE, distance
 from tests.benchmarks.modes_torch import with_rows_apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from embgrad.streaming import writing
+from embgrad.streaming import writer
 
 settings.register_profile("core", deadline=None)
 settings.load_profile("core")
@@ -14,4 +14,4 @@ settings.load_profile("core")
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream's folder has a shard for every three results."""
-    monkeypatch.setattr(writing, "MOST_RESULTS", 3)
+    monkeypatch.setattr(writer, "MOST_RESULTS", 3)

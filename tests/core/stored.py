@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import embgrad
-from embgrad.certificate import Certificate, Slope
-from embgrad.rowsparse import scatter
+from embgrad.results.certificate import Certificate, Slope
+from embgrad.results.row_sparse import scatter
 
 IDS = np.array([[3, 5, 5], [3, 7, 0]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.alignment import aligned
+from embgrad.comparison.align import aligned
 from embgrad.testing.reference import ReferenceModel, lookup
 
 TABLE = np.random.default_rng(0).normal(size=(30, 4))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.arrangement import Arrangement, of_lookup, of_module
-from embgrad.points import Lookup, layout_of
+from embgrad.forward.axes import Arrangement, of_lookup, of_module
+from embgrad.forward.points import Lookup, layout_of
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])

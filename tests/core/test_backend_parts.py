@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.answering import compute_dtype
 from embgrad.backend import Request
 from embgrad.backend.arguments import integer_arguments, named_arguments
+from embgrad.backend.cotangents import compute_dtype
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
 from embgrad.backend.table_rests import table_rests
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
 
 BATCH = embgrad.TokenBatch(ids=np.array([[1, 2]]))
 

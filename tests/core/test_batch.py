@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import embgrad
-from embgrad.batch import CONVENTIONS
-from embgrad.forms import as_batch
+from embgrad.inputs.batch import CONVENTIONS
+from embgrad.inputs.conventions import as_batch
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 RIGHT = np.array([[1, 1, 1], [1, 1, 0]])

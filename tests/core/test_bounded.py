@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from embgrad.bounded import Bounded
+from embgrad.common.lru import Bounded
 
 
 def test_the_entry_that_was_not_used_for_the_longest_goes() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.calling import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
-from embgrad.forms import as_batch
+from embgrad.backend.signature import CallPlan, as_parts, parameters_of, plan_call, plan_mapping
+from embgrad.inputs.conventions import as_batch
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 MASK = np.array([[1, 1, 1], [1, 1, 0]])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.rowsparse import RowSparse
+from embgrad.results.row_sparse import RowSparse
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 
 DIM, CLASSES = 4, 3

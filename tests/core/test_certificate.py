@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.certificate import worst
+from embgrad.results.certificate import worst
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from embgrad.testing.tensors import observing
 

@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 import embgrad
-from embgrad import registry
-from embgrad.checkpoint import WeightTarget, bert_names
+from embgrad.backend import registry
+from embgrad.checkpoints.load_bert import WeightTarget, bert_names
 
 SIZE, INNER = 3, 4
 ROWS = {"vocab_size": 7, "max_position_embeddings": 5, "type_vocab_size": 2}

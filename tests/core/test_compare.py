@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.figures import figures_of
+from embgrad.common.metrics import figures_of
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[1, 2], [3, 4], [5, 6]])

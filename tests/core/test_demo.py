@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 import embgrad
-from embgrad.demo import minilm_folder
+from embgrad.cli.demo import minilm_folder
 
 
 def test_without_the_weights_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

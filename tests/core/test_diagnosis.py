@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.diagnosis.case import half_of
-from embgrad.diagnosis.findings import CAUSES
+from embgrad.comparison.diagnosis.case import half_of
+from embgrad.comparison.diagnosis.findings import CAUSES
+from embgrad.engine.weights import substituted, weights_of
 from embgrad.testing.reference import ReferenceModel, lookup
-from embgrad.weights import substituted, weights_of
 
 IDS = np.array([[1, 5, 9, 5, 2, 0, 0], [1, 7, 3, 2, 0, 0, 0], [1, 8, 6, 8, 4, 3, 2]])
 MASK = (IDS > 0).astype(int)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def missing_package_error() -> type[embgrad.EmbgradError]:
     """The class of `embgrad.ray`, which is raised by its import where Ray is not there."""
     try:
-        from embgrad.ray.importing import MissingPackageError
+        from embgrad.ray.imports import MissingPackageError
     except embgrad.EmbgradError as error:
         return type(error)
     return MissingPackageError

@@ -382,7 +382,7 @@ def test_a_failed_update_leaves_the_file(golden: embgrad.Golden, monkeypatch: py
     def broken(*args: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("embgrad.files.os.replace", broken)
+    monkeypatch.setattr("embgrad.common.files.os.replace", broken)
     with pytest.raises(OSError, match="disk full"):
         golden.update(run(2.0))
     assert golden.path.read_bytes() == before

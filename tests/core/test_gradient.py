@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import registry
+from embgrad.backend import registry
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
 
 VOCAB, DIM, CLASSES = 20, 4, 3

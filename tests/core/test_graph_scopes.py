@@ -8,7 +8,7 @@ import numpy as np
 
 import embgrad
 from embgrad.backend.graph_scopes import Crossings, Scope, entering, leaving, users_of
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
 
 #: Node 0 is outside; 1 and 2 are in "a", of which 2 is in "a/b"; 3 takes what all give.
 INPUTS = [[], [(0, 0)], [(1, 0), (0, 0)], [(0, 0), (1, 0), (2, 0)]]

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import registry
-from embgrad.checkpoint import WeightTarget, bert_names
-from embgrad.configuration import DEFAULTS, bert_config, expect_fitting
-from embgrad.files import MOST_JSON
+from embgrad.backend import registry
+from embgrad.checkpoints.bert_config import DEFAULTS, bert_config, expect_fitting
+from embgrad.checkpoints.load_bert import WeightTarget, bert_names
+from embgrad.common.files import MOST_JSON
 from tests.core.hostile import ASIDE, CONFIGURATIONS, NESTED
 from tests.core.test_checkpoint import CONFIG, example_weights, shape_of, write
 from tests.core.test_hostile_files import CHANGES, NO_FILES, at_once, changed, in_a_circle, traced, unix

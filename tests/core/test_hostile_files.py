@@ -24,9 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import files, headers
-from embgrad.files import opened, read_json, read_shapes, read_tensors, write_tensors
-from embgrad.headers import MOST_HEADER, TYPES
+from embgrad.common import files
+from embgrad.common import safetensors as headers
+from embgrad.common.files import opened, read_json, read_shapes, read_tensors, write_tensors
+from embgrad.common.safetensors import MOST_HEADER, TYPES
 from tests.core.stored import everything, expect_refused_or_sound, result, saved_bytes
 
 BITS = {kind: np.dtype(code) for kind, code in TYPES.items()}
@@ -364,12 +365,12 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
 def test_streams_part_long_texts_so_that_each_shard_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embgrad.streaming import writing
+    from embgrad.streaming import writer
 
     kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
-    assert writing._length(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
-    assert 2 * writing.MOST_TEXT < MOST_HEADER
-    monkeypatch.setattr(writing, "MOST_TEXT", 10_000)
+    assert writer._length(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
+    assert 2 * writer.MOST_TEXT < MOST_HEADER
+    monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
 
     class Tokenizer:
         def tokenize(self, text: str) -> list[str]:

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
+from embgrad.common.text import MOST_MARKS, visible, visible_lines
 from embgrad.report import render_page, write_page
 from embgrad.report.text import MOST_SHOWN, token_text
-from embgrad.visible import MOST_MARKS, visible, visible_lines
 from tests.core.hostile import TEXTS, expect_harmless
 from tests.core.pages import Reader, result, times
 

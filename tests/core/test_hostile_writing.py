@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import files
+from embgrad.common import files
 from embgrad.report import write_page
 from embgrad.streaming.manifest import MOST_MANIFEST
 from tests.core.stored import result

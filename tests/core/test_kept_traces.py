@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import PointValues, Request, Run
-from embgrad.backend.traces import KeptTraces, UnfitError, UntraceableError
+from embgrad.backend.trace_cache import KeptTraces, UnfitError, UntraceableError
 
 
 class Model:

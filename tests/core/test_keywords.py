@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.keywords import INSTEAD, explained
+from embgrad.common.keywords import INSTEAD, explained
 from embgrad.testing.reference import ReferenceModel, lookup
 
 IDS = np.array([[3, 5], [2, 1]])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from embgrad import locks
-from embgrad.locks import model_lock, process_lock
+from embgrad.backend import locks
+from embgrad.backend.locks import model_lock, process_lock
 
 
 class Model:

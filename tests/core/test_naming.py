@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.naming import point_of
-from embgrad.points import Point
+from embgrad.forward.names import point_of
+from embgrad.forward.points import Point
 from tests.core.tracing import Trace, Value, bert, encoder_layer, stack
 
 IDS = np.array([[7, 9, 8, 5, 2], [3, 11, 4, 6, 0]])

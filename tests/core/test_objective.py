@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import embgrad
 from embgrad import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum, TokenBatch
-from embgrad.responding import Respond
+from embgrad.backend.objective_callback import Respond
 
 EXAMPLES, POSITIONS, CLASSES = 3, 4, 5
 RIGHT = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import embgrad
-from embgrad.outputs import choose_output, name_outputs
+from embgrad.objectives.outputs import choose_output, name_outputs
 
 
 class T:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad import registry
-from embgrad.checkpoint import WeightTarget
+from embgrad.backend import registry
+from embgrad.checkpoints.load_bert import WeightTarget
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel, Tensor, lookup
 
 DIM, CLASSES = 4, 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad import registry
+from embgrad.backend import registry
 from embgrad.testing.reference import ReferenceBackend, ReferenceModel
 
 

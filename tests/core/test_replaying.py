@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import Request
-from embgrad.replaying import Gave, Tries
+from embgrad.backend.replay import Gave, Tries
 
 VALUE = np.arange(6.0).reshape(2, 3)
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
+from embgrad.common.text import visible
 from embgrad.report import render_page
 from embgrad.report.text import direction, token_text
-from embgrad.visible import visible
 from tests.core.pages import HOSTILE, SENTENCE, Reader, read, result, times
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.rowsparse import scatter
+from embgrad.results.row_sparse import scatter
 from tests.core.stored import IDS, result
 
 

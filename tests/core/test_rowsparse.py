@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.rowsparse import scatter
+from embgrad.results.row_sparse import scatter
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 6), st.sampled_from([np.float32, np.float64]))

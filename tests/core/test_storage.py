@@ -254,7 +254,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def broken(*args: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(f"embgrad.files.os.{name}", broken)
+    monkeypatch.setattr(f"embgrad.common.files.os.{name}", broken)
     with pytest.raises(OSError, match="disk full"):
         result(objective=np.zeros(2)).save(path)
     monkeypatch.undo()

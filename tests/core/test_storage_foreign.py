@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.rowsparse import RowSparse
-from embgrad.storage import FORMAT
+from embgrad.results.io import FORMAT
+from embgrad.results.row_sparse import RowSparse
 from tests.core.stored import (
     IDS,
     TABLES,

@@ -609,7 +609,7 @@ def test_what_keeps_nothing_gives_nothing() -> None:
 
 def test_free_memory_is_handed_back_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = []
-    monkeypatch.setattr("embgrad.streaming.running.trim", lambda: trimmed.append(True))
+    monkeypatch.setattr("embgrad.streaming.run.trim", lambda: trimmed.append(True))
     for _ in embgrad.stream(model(), texts(52), embgrad.Sum(), tokenizer=tokenizer, batch_size=1):
         pass
     assert len(trimmed) == 2

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.streaming.digests import digest_of, function_digest
+from embgrad.streaming.digest import digest_of, function_digest
 from tests.core.streams import model, texts, tokenizer
 
 COUNT = 23

@@ -22,7 +22,7 @@ import tokenizers
 
 import embgrad
 from embgrad.streaming import folder as reading
-from embgrad.streaming import writing
+from embgrad.streaming import writer as writing
 from embgrad.streaming.totals import Total
 from embgrad.testing.reference import ReferenceModel
 from tests.core.streams import (
@@ -291,7 +291,7 @@ import sys, time
 from pathlib import Path
 import embgrad
 from embgrad.streaming import folder as reading
-from embgrad.streaming import writing
+from embgrad.streaming import writer as writing
 from tests.core.streams import model, rows, tokenizer
 writing.MOST_RESULTS = 3
 def slowly():
@@ -432,7 +432,8 @@ def test_another_objective_is_refused(tmp_path: Path, objective: Any) -> None:
     with run(tmp_path) as parts:
         next(parts)
     with pytest.raises(
-        embgrad.FileFormatError, match=r"another run: objective was 'Labelled embgrad.objective.CrossEntropy'"
+        embgrad.FileFormatError,
+        match=r"another run: objective was 'Labelled embgrad.objectives.objectives.CrossEntropy'",
     ):
         embgrad.stream(model(), texts(COUNT), objective, tokenizer=tokenizer, batch_size=2, to=tmp_path)
 

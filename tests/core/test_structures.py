@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embgrad.structures import every, first, mapped, with_first
+from embgrad.common.pytree import every, first, mapped, with_first
 
 
 class Tensor:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad import tables
-from embgrad.rowsparse import RowSparse, scatter, scatter_each
+from embgrad.results import table_norms
+from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup
 from tests.core.streams import labels, model, texts, tokenizer
 
@@ -61,7 +61,7 @@ def test_scatter_sums_as_one_by_one_in_float64(seed: int, positions: int, repeat
     expected = np.zeros((300, 2))
     np.add.at(expected, ids, vectors)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("embgrad.rowsparse.BLOCK", block)
+        patched.setattr("embgrad.results.row_sparse.BLOCK", block)
         found = scatter(ids, vectors, 300)
     np.testing.assert_allclose(found.to_dense(), expected, rtol=1e-7, atol=1e-7)
     np.testing.assert_array_equal(found.values, scatter(ids, vectors, 300).values)
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_matrices(seed: int, mine: int, theirs: int, v
     first = [*drawn(seed, mine, 4, vocab), *drawn(seed + 1, 2, 9, vocab)]
     second = drawn(seed + 2, theirs, 7, vocab)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tables, "BLOCK_BYTES", block)
+        patched.setattr(table_norms, "BLOCK_BYTES", block)
         own, across = embgrad.table_products(first), embgrad.table_products(first, second)
     a, b = dense(first), dense(second)
     np.testing.assert_allclose(own, a @ a.T, rtol=1e-12, atol=1e-12)
@@ -196,7 +196,7 @@ def test_products_take_little_memory() -> None:
 
 
 def test_products_of_many_examples_that_share_a_row_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(table_norms, "BLOCK_BYTES", 2**16)
     many = [RowSparse(np.array([0, 1 + one]), np.full((2, 3), 1.0), (601, 3)) for one in range(600)]
     for other in (None, many):
         tracemalloc.start()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embgrad.backend import NativeObjective, PointValues, Request, Run
-from embgrad.backend.trial import Trial, UntraceableError
+from embgrad.backend.trace_check import Trial, UntraceableError
 
 VALUE = np.arange(6.0).reshape(2, 3)
 

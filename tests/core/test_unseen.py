@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from embgrad.testing.reference import ReferenceModel, Tensor, lookup, pull_back
 
 DIM, CLASSES = 3, 2

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.points import Lookup, ModuleCall
-from embgrad.watching import PointWatch
+from embgrad.forward.points import Lookup, ModuleCall
+from embgrad.forward.recorder import PointWatch
 
 IDS = np.array([[1, 2, 3], [4, 5, 6]])
 BATCH = embgrad.TokenBatch(IDS)

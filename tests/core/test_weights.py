@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.engine.weights import substituted
 from embgrad.testing.reference import ReferenceModel, lookup
-from embgrad.weights import substituted
 
 WEIGHTS = {"E": np.random.default_rng(0).normal(size=(12, 4)), "W": np.random.default_rng(1).normal(size=(4, 3))}
 

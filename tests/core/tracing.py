@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import embgrad
-from embgrad.points import Point
-from embgrad.watching import PointWatch
+from embgrad.forward.points import Point
+from embgrad.forward.recorder import PointWatch
 
 
 class Value:

@@ -19,7 +19,7 @@ from typing import Final
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from embgrad.diagnosis.findings import CAUSES
+from embgrad.comparison.diagnosis.findings import CAUSES
 from tests.diagnosis.faults import FAULTS, PAIRS, UNKNOWN
 from tests.diagnosis.trials import Outcome, Trial, all_trials, run
 

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from embgrad.diagnosis.findings import CAUSES
+from embgrad.comparison.diagnosis.findings import CAUSES
 from tests.diagnosis import confusion
 from tests.diagnosis.faults import BASES, FAULTS, FRAMEWORKS, PAIRS, UNKNOWN
 from tests.diagnosis.recipes import Recipe

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from embgrad.diagnosis.findings import Finding
+from embgrad.comparison.diagnosis.findings import Finding
 from tests.diagnosis import held_out
 
 #: Faults of each framework that take little time.

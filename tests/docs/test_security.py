@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from embgrad import files, headers, tolerance, visible
-from embgrad.cli import texts, tokenizing
+from embgrad.cli import texts, tokenizer
+from embgrad.common import files, tolerance
+from embgrad.common import safetensors as headers
+from embgrad.common import text as visible
 from embgrad.report import environment, provenance, text
-from embgrad.streaming import manifest, writing
+from embgrad.streaming import manifest
+from embgrad.streaming import writer as writing
 from tests.docs.pages import DOCS
 
 PAGE = (DOCS / "security.md").read_text(encoding="utf-8")
@@ -21,8 +24,8 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "the axes of an array": (headers.MOST_AXES,),
     "`config.json`, `tokenizer_config.json`, an index of shards": (files.MOST_JSON,),
     "the `manifest.json` of a stream": (manifest.MOST_MANIFEST,),
-    "`vocab.txt`": (tokenizing.MOST_VOCABULARY, tokenizing.MOST_TOKENS),
-    "`tokenizer.json`": (tokenizing.MOST_TOKENIZER,),
+    "`vocab.txt`": (tokenizer.MOST_VOCABULARY, tokenizer.MOST_TOKENS),
+    "`tokenizer.json`": (tokenizer.MOST_TOKENIZER,),
     "texts, ids or labels of a command, from a file or a pipe": (texts.MOST_INPUT,),
     "a token on a page or in the terminal": (text.MOST_SHOWN,),
     "the marks on one letter, where text is shown": (visible.MOST_MARKS,),
@@ -47,7 +50,7 @@ def test_the_page_states_every_limit_as_it_is() -> None:
     assert f"after {writing.MOST_TEXT:,} bytes of tokens" in PAGE
 
 
-@pytest.mark.parametrize("module", [files, headers, manifest, tokenizing, texts, visible, environment])
+@pytest.mark.parametrize("module", [files, headers, manifest, tokenizer, texts, visible, environment])
 def test_no_limit_is_left_unsaid(module: Any) -> None:
     """Of the modules that read what others wrote, and of those that show it."""
     stated = {number for each in LIMITS.values() for number in each}

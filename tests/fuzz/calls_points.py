@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 import embgrad
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from tests.fuzz.batches import broken_batch
 from tests.fuzz.calls_gradients import asked
 from tests.fuzz.cases import REFUSAL, UNUSED, Case, expect, expect_close, expect_equal

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from tests.conftest import REFERENCE, backends_under_test
 from tests.fuzz import calls_gradients
 from tests.fuzz.cases import Case

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.registry import backend_named
+from embgrad.backend.registry import backend_named
 from tests.fuzz.drawing import Draw
 from tests.fuzz.exporting import exported
 from tests.fuzz.oracle import POINTS

@@ -16,7 +16,7 @@ from embgrad_gluon.importing import import_gluonnlp
 from safetensors.numpy import save_file
 
 import embgrad
-from embgrad.checkpoint import bert_names
+from embgrad.checkpoints.load_bert import bert_names
 from tests.bert_by_hand import ACTIVATIONS, bert_by_hand, random_weights
 from tests.gluon.helpers import mx, randomise, relative
 

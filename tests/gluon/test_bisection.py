@@ -11,7 +11,7 @@ import pytest
 from embgrad_gluon.bert import build
 
 import embgrad
-from embgrad.weights import substituted, weights_of
+from embgrad.engine.weights import substituted, weights_of
 from tests.gluon.helpers import mx
 
 nn = mx.gluon.nn

@@ -13,7 +13,7 @@ import pytest
 from embgrad_gluon.graphs import graph_of, imperatively, scopes
 
 import embgrad
-from embgrad.points import split_name
+from embgrad.forward.points import split_name
 from tests.gluon.exporting import exported, exported_bert
 from tests.gluon.helpers import DIM, ROWS, built, distinct_ids, mx, randomise, relative
 from tests.gluon.test_bert import BATCH

@@ -10,8 +10,8 @@ import pytest
 from embgrad_gluon.importing import import_gluonnlp
 
 import embgrad
-from embgrad.checkpoint import bert_names
-from embgrad.weights import depth_of, substituted, weights_of
+from embgrad.checkpoints.load_bert import bert_names
+from embgrad.engine.weights import depth_of, substituted, weights_of
 from tests.gluon.helpers import mx
 
 gluonnlp = import_gluonnlp()

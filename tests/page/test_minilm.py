@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import embgrad
-from embgrad.demo import FRAMEWORKS, TEXTS, minilm_folder
+from embgrad.cli.demo import FRAMEWORKS, TEXTS, minilm_folder
 from embgrad.parity import measure
 from tests.page.browser import Browser, Page
 

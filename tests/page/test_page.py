@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import embgrad
+from embgrad.common.text import visible
 from embgrad.report.colours import LEVELS, step
 from embgrad.report.text import token_text
-from embgrad.visible import visible
 from tests.core.hostile import TEXTS
 from tests.core.pages import HOSTILE, result, times
 from tests.page.browser import Browser, BrowserMissingError, Page, found

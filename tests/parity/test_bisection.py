@@ -11,8 +11,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 import embgrad
-from embgrad.demo import FRAMEWORKS, minilm_folder
-from embgrad.weights import substituted, weights_of
+from embgrad.cli.demo import FRAMEWORKS, minilm_folder
+from embgrad.engine.weights import substituted, weights_of
 
 PAIRS = [("torch", "tensorflow"), ("torch", "gluon"), ("gluon", "tensorflow"), ("tensorflow", "torch")]
 RANDOM = np.random.default_rng(0)

@@ -18,7 +18,7 @@ import pytest
 
 import embgrad
 from embgrad.cli import main
-from embgrad.demo import minilm_folder
+from embgrad.cli.demo import minilm_folder
 
 DATA = Path(__file__).parents[1] / "data"
 VOCABULARY = DATA / "tfhub_bert_tiny" / "assets" / "uncased_vocab.txt"

@@ -14,10 +14,10 @@ import pytest
 import safetensors.numpy
 
 import embgrad
-from embgrad.checkpoint import bert_names
+from embgrad.checkpoints.load_bert import bert_names
 from embgrad.cli.errors import UsageError
 from embgrad.cli.huggingface import from_transformers
-from embgrad.cli.tokenizing import tokenizer_of
+from embgrad.cli.tokenizer import tokenizer_of
 from tests.core.hostile import ASIDE, CONFIGURATIONS
 from tests.core.test_checkpoint import CONFIG, example_weights
 

@@ -14,7 +14,7 @@ import safetensors.numpy
 import tokenizers
 
 import embgrad
-from embgrad.demo import TEXTS, minilm_folder
+from embgrad.cli.demo import TEXTS, minilm_folder
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon")
 
@@ -105,7 +105,10 @@ def test_gluon_loads_a_checkpoint_without_the_other_frameworks(folder: Path) -> 
 def test_the_demo_gives_the_same_figures_twice() -> None:
     def figures() -> list[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "embgrad.demo", "--frameworks", "torch"], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "embgrad.cli.demo", "--frameworks", "torch"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return [line for line in done.stdout.splitlines() if line.startswith("norm of the gradient")]

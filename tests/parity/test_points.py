@@ -9,7 +9,7 @@ import pytest
 
 import embgrad
 import embgrad.parity
-from embgrad.demo import FRAMEWORKS, minilm_folder
+from embgrad.cli.demo import FRAMEWORKS, minilm_folder
 from tests.torch.architecture_table import page
 
 

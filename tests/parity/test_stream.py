@@ -16,8 +16,8 @@ import pytest
 import tokenizers
 
 import embgrad
-from embgrad.demo import minilm_folder
-from embgrad.streaming.digests import function_digest
+from embgrad.cli.demo import minilm_folder
+from embgrad.streaming.digest import function_digest
 
 FRAMEWORKS = ("torch", "tensorflow", "gluon")
 OBJECTIVE = embgrad.Sum(output="pooled")
@@ -94,10 +94,10 @@ def test_products_of_examples_are_those_of_the_dense_tables(model: Any, tokenize
 RUN = """
 import sys, time
 import tokenizers, embgrad
-from embgrad.demo import minilm_folder
-from embgrad.streaming import writing
+from embgrad.cli.demo import minilm_folder
+from embgrad.streaming import writer
 from tests.parity.test_stream import OBJECTIVE, texts
-writing.MOST_RESULTS = 2
+writer.MOST_RESULTS = 2
 framework, folder = sys.argv[1:]
 model = embgrad.load_bert(minilm_folder(), framework)
 tokenizer = tokenizers.Tokenizer.from_file(f"{minilm_folder()}/tokenizer.json")

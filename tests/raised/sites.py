@@ -41,7 +41,7 @@ class Site:
     """A place that makes an error.
 
     Attributes:
-        module: the module's name, as in `embgrad.batch`.
+        module: the module's name, as in `embgrad.inputs.batch`.
         function: the function's name with those that it lies in; empty at the module's top.
         error: the name of the class.
         message: the message's own words; what is filled in stands as `…`.

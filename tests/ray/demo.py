@@ -43,7 +43,7 @@ def minilm() -> tuple[Any, Any]:
     import tokenizers
 
     import embgrad
-    from embgrad.demo import minilm_folder
+    from embgrad.cli.demo import minilm_folder
 
     folder = minilm_folder()
     return embgrad.load_bert(folder, "torch"), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

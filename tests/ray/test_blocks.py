@@ -16,11 +16,11 @@ import embgrad
 import embgrad.ray
 from embgrad.cli.errors import UsageError
 from embgrad.errors import EmbgradError
-from embgrad.ray.answers import Wanted
-from embgrad.ray.columns import Columns, examples_of
+from embgrad.ray.dataset import dataset_of
 from embgrad.ray.failures import plain_errors
-from embgrad.ray.partial import Partial
-from embgrad.ray.reading import dataset_of
+from embgrad.ray.partial_sum import Partial
+from embgrad.ray.result_columns import Wanted
+from embgrad.ray.row_columns import Columns, examples_of
 from embgrad.ray.settings import settings
 from embgrad.ray.tally import Tally, expect_same_rows, tally_of
 from embgrad.ray.worker import GradientWorker, TableWorker

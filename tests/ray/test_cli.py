@@ -105,7 +105,7 @@ def test_what_does_not_go_with_ray(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("embgrad.cli.raying._cluster", None)  # nothing is started
+    monkeypatch.setattr("embgrad.cli.ray_run._cluster", None)  # nothing is started
     assert main(["gradients", "--ray", "-m", "tests.ray.models:reference", *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -115,7 +115,7 @@ def test_rows_and_models_are_looked_for_before_ray_is_started(
 ) -> None:
     from embgrad.cli import main
 
-    monkeypatch.setattr("embgrad.cli.raying._cluster", None)  # nothing is started
+    monkeypatch.setattr("embgrad.cli.ray_run._cluster", None)  # nothing is started
     (tmp_path / "rows.jsonl").write_text('{"text": "one", "label": 0}')
     asked = ["gradients", "--ray", "--labels", "label", "-o", str(tmp_path / "out")]
     assert main([*asked, "-m", "tests.ray.models:reference", "-f", "no.parquet"]) == 2

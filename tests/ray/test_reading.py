@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 import embgrad
 from embgrad.ray import plain_errors
-from embgrad.ray.lines import TextLines, json_table
-from embgrad.ray.reading import dataset_of
+from embgrad.ray.dataset import dataset_of
+from embgrad.ray.line_files import TextLines, json_table
 from tests.core.test_hostile_files import at_once, unix
 from tests.ray import models
 

@@ -19,7 +19,7 @@ import ray.data
 
 import embgrad
 import embgrad.ray
-from embgrad.ray.importing import MissingPackageError, expect_ray
+from embgrad.ray.imports import MissingPackageError, expect_ray
 from tests.ray import models
 from tests.ray.models import Observed, labelled
 

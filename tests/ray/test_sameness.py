@@ -15,7 +15,7 @@ import ray.data
 import embgrad
 import embgrad.ray
 from embgrad.ray.actors import BATCHES_A_BLOCK
-from embgrad.ray.sameness import expect_same_weights
+from embgrad.ray.weight_check import expect_same_weights
 from embgrad.ray.worker import TRIED
 from embgrad.testing.reference import ReferenceModel
 from tests.ray import models

@@ -16,7 +16,7 @@ import ray.data
 
 import embgrad
 import embgrad.ray
-from embgrad.ray.lines import json_table
+from embgrad.ray.line_files import json_table
 from embgrad.ray.schemas import conformed, expect_parquet, unified
 from embgrad.ray.tally import tally_of
 from tests.ray import models

@@ -36,7 +36,7 @@ def checkpoint(folder: Path, config: dict[str, Any] = CONFIG, dtype: str = "floa
         "embeddings.position_embeddings.weight": (config["max_position_embeddings"], hidden),
         "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], hidden),
     }
-    for name in embgrad.checkpoint.bert_names(config["num_hidden_layers"])[3:]:
+    for name in embgrad.checkpoints.load_bert.bert_names(config["num_hidden_layers"])[3:]:
         last = (hidden,) if "LayerNorm" in name else (hidden, hidden)
         last = {"intermediate.dense": (feed, hidden)}.get(".".join(name.split(".")[-3:-1]), last)
         if name.endswith("output.dense.weight") and "attention" not in name:

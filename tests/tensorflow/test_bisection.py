@@ -14,7 +14,7 @@ import tf_keras as keras2
 from transformers import BertConfig, TFBertForSequenceClassification, TFBertModel
 
 import embgrad
-from embgrad.weights import substituted, weights_of
+from embgrad.engine.weights import substituted, weights_of
 from tests.sampling import slow
 
 LAYERS = 4

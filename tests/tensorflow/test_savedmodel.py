@@ -18,7 +18,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import Concr
 from tensorflow.python.framework import op_callbacks
 
 import embgrad
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
 from tests.tensorflow.helpers import own_table_gradient
 from tests.tensorflow.savedmodels import (
     PREPROCESS,

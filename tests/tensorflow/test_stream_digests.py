@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from embgrad.streaming.digests import digest_of
-from embgrad.streaming.reading import UnreadableError
+from embgrad.streaming.code_digest import UnreadableError
+from embgrad.streaming.digest import digest_of
 
 #: By what they are, tensors that hold a number, and others of another one.
 KINDS: dict[str, Callable[[int], Any]] = {

@@ -14,8 +14,8 @@ import tf_keras as keras2
 from transformers import BertConfig, TFBertForSequenceClassification
 
 import embgrad
-from embgrad.checkpoint import bert_names
-from embgrad.weights import depth_of, substituted, weights_of
+from embgrad.checkpoints.load_bert import bert_names
+from embgrad.engine.weights import depth_of, substituted, weights_of
 
 IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
 SAVED = Path(__file__).parents[1] / "data" / "tfhub_bert_tiny"
@@ -82,7 +82,7 @@ def test_a_saved_model(load: Any) -> None:
     assert any(scope.endswith(f"/{found[name].module}") for scope in scopes)
     with substituted(model, {name: found[name].get() * 3}):
         meanwhile = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
-    assert embgrad.figures.figures_of(before.values, meanwhile.values).relative_l2 > 1e-3
+    assert embgrad.common.metrics.figures_of(before.values, meanwhile.values).relative_l2 > 1e-3
     after = embgrad.gradients(model, batch, embgrad.Sum(output="pooled"))
     np.testing.assert_array_equal(after.values, before.values)
 

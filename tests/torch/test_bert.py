@@ -12,7 +12,7 @@ import transformers
 from embgrad_torch import TorchBackend
 
 import embgrad
-from embgrad.checkpoint import bert_names
+from embgrad.checkpoints.load_bert import bert_names
 
 SETTINGS = {
     "vocab_size": 30,

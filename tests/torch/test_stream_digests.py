@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import embgrad
-from embgrad.streaming.digests import digest_of, function_digest
+from embgrad.streaming.digest import digest_of, function_digest
 from tests.core.streams import model, texts, tokenizer
 
 #: By what they are, tensors that hold a number, and others of another one.

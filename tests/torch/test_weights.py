@@ -11,8 +11,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import embgrad
-from embgrad.checkpoint import bert_names
-from embgrad.weights import depth_of, substituted, weights_of
+from embgrad.checkpoints.load_bert import bert_names
+from embgrad.engine.weights import depth_of, substituted, weights_of
 
 IDS = [[3, 5, 7, 2], [4, 1, 6, 8]]
 

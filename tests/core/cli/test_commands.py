@@ -16,9 +16,10 @@ import pytest
 import typer.testing
 
 import embgrad
-from embgrad.cli import explaining, main
+from embgrad.cli import explain as explaining
+from embgrad.cli import main
 from embgrad.cli.app import app
-from embgrad.cli.explaining import NAMES
+from embgrad.cli.explain import NAMES
 from embgrad.cli.terminal import plain
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.core.cli.commands import ASK, child, expected

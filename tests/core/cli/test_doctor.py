@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from embgrad import registry
+from embgrad.backend import registry
 from embgrad.cli import health
 from embgrad.cli.supported import SUPPORTED
 from tests.core.cli.commands import child

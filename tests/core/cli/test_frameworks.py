@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from embgrad.cli.errors import UsageError
-from embgrad.cli.tokenizing import tokenizer_of
+from embgrad.cli.tokenizer import tokenizer_of
 from tests.core.cli.commands import Command, configured, said
 
 

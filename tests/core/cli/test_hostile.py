@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 import embgrad
-from embgrad.cli import texts, tokenizing
-from embgrad.cli.colouring import painted, pieces
+from embgrad.cli import texts
+from embgrad.cli import tokenizer as tokenizing
 from embgrad.cli.errors import UsageError
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import ids_from, read_bytes
-from embgrad.cli.tokenizing import tokenizer_from
+from embgrad.cli.token_colours import painted, pieces
+from embgrad.cli.tokenizer import tokenizer_from
 from tests.core.cli.commands import ASK as ASK_IDS
 from tests.core.cli.commands import TEXTS as ASK_TEXTS
 from tests.core.cli.commands import WORDS, child

@@ -15,7 +15,7 @@ import tokenizers
 
 import embgrad
 from embgrad.cli.errors import UsageError
-from embgrad.cli.tokenizing import tokenizer_of
+from embgrad.cli.tokenizer import tokenizer_of
 from tests.core.cli.commands import ASK, TEXTS, child, expected
 
 

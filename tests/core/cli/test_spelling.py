@@ -35,7 +35,7 @@ def test_objectives_as_they_are_spelled(spelled: str | None, labels: Any, found:
 
 
 def test_every_objective_can_be_spelled() -> None:
-    objectives = {name for name in embgrad.objective.__all__ if name not in ("Objective", "Scalar")}
+    objectives = {name for name in embgrad.objectives.objectives.__all__ if name not in ("Objective", "Scalar")}
     assert set(CLASSES) == objectives
 
 

@@ -19,7 +19,7 @@ import rich.text
 
 import embgrad
 from embgrad.cli import main
-from embgrad.cli.colouring import painted, pieces
+from embgrad.cli.token_colours import painted, pieces
 from embgrad.errors import EmbgradError
 from embgrad.testing.reference import ReferenceModel, lookup
 from tests.core.cli.commands import ASK, TEXTS, child, expected
@@ -258,7 +258,7 @@ class Screen(io.StringIO):
 
 @pytest.mark.parametrize("rich_there", [True, False])
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, rich_there: bool) -> None:
-    from embgrad.progress import bar
+    from embgrad.common.progress import bar
 
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 from embgrad.backend import Call, Point, Request, Run, Weight
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts
-from embgrad.locks import model_lock
+from embgrad.backend.locks import model_lock
+from embgrad.backend.signature import as_parts
+from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["JaxBackend"]
 

@@ -15,7 +15,7 @@ from embgrad.backend import Request
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
 from embgrad.errors import UnsupportedError
-from embgrad.watching import PointWatch
+from embgrad.forward.recorder import PointWatch
 from embgrad_jax.graph import is_floating, modules_of, to_numpy
 
 __all__ = ["Observer", "dress"]

@@ -11,15 +11,15 @@ import numpy as np
 from flax import nnx
 from flax.errors import TraceContextError
 
-from embgrad.answering import answered, compute_dtype, values_at
 from embgrad.backend import Call, ParameterValues, Point, Request, Run
+from embgrad.backend.cotangents import answered, compute_dtype, values_at
+from embgrad.backend.locks import model_lock
+from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.backend.table_rests import table_rests
-from embgrad.batch import TokenBatch
-from embgrad.calling import as_parts, expect_single, parameters_of, plan_call
 from embgrad.errors import BatchError, PointNotReachedError
-from embgrad.locks import model_lock
-from embgrad.points import Lookup
-from embgrad.watching import PointWatch
+from embgrad.forward.points import Lookup
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 from embgrad_jax.graph import modules_of, nodes_of, to_numpy, variables_of
 from embgrad_jax.observing import Observer, dress
 
@@ -138,7 +138,7 @@ class _Pass:
 
 
 class JaxTensors:
-    """The reading of JAX's arrays, see `embgrad.answering.Tensors`."""
+    """The reading of JAX's arrays, see `embgrad.backend.cotangents.Tensors`."""
 
     kind = "a jax.Array"
     scalars: tuple[tuple[int, ...], ...] = ((),)

@@ -1,0 +1,316 @@
+"""Which backends there are, and which of them a model belongs to. Discovery goes in named stages."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from embgrad.backend import Backend
+from embgrad.backend.signature import as_parts
+from embgrad.errors import BackendError, brief, did_you_mean, listed
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = [
+    "backend_for",
+    "backend_named",
+    "broken_backends",
+    "is_model",
+    "list_backends",
+    "model_in",
+    "refresh_backends",
+]
+
+GROUP: Final = "embgrad.backends"
+
+#: Packages whose classes tell a model's framework: what it is called, and the extra that installs our backend for it.
+KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
+    "torch": ("a PyTorch module", "torch"),
+    "tensorflow": ("a TensorFlow model", "tensorflow"),
+    "keras": ("a Keras model", "tensorflow"),
+    "tf_keras": ("a Keras 2 model", "tensorflow"),
+    "mxnet": ("a Gluon block", "mxnet"),
+    "flax": ("a Flax module", None),
+    "haiku": ("a Haiku module", None),
+    "equinox": ("an Equinox module", None),
+    "paddle": ("a Paddle layer", None),
+}
+
+#: Keras's own backends that are no framework of embgrad's.
+KERAS_BACKENDS: Final = ("jax", "numpy", "openvino")
+
+#: What a backend must have, see `embgrad.backend.Backend`.
+MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run", "paths")
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found: backends that work, and why each of the others does not.
+
+    Attributes:
+        owners: by the type of a model the backend that has been found to own it.
+    """
+
+    backends: Mapping[str, Backend]
+    failures: Mapping[str, str]
+    owners: WeakKeyDictionary[type, Backend] = field(default_factory=WeakKeyDictionary, compare=False)
+
+
+def list_backends() -> dict[str, Backend]:
+    """The backends that are installed and work, by name. Imports no framework."""
+    return dict(_discovered().backends)
+
+
+def broken_backends() -> dict[str, str]:
+    """Why each of the backends that are registered and do not work does not, by name. Imports no framework."""
+    return dict(_discovered().failures)
+
+
+def refresh_backends() -> None:
+    """Forget what was found, so that the next call looks again (after an installation in the running process)."""
+    _discovered.cache_clear()
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of that name, with its framework installed.
+
+    Raises:
+        BackendError: it is no name, there is none of that name, it is broken, or its framework is not installed.
+    """
+    found = _discovered()
+    if not isinstance(name, str):
+        raise BackendError(
+            f"the framework is {brief(name)}: expected the name of a backend, one of {listed(found.backends)}"
+        )
+    if name in found.failures:
+        raise BackendError(f"the backend {name!r} cannot be used: {found.failures[name]}")
+    if name not in found.backends:
+        known = [*found.backends, *found.failures]
+        raise BackendError(
+            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}{_nothing(found)}"
+        )
+    backend = found.backends[name]
+    if not _installed(backend.package):
+        wanted = f"'embgrad[{backend.extra}]'" if backend.extra else backend.package
+        raise BackendError(
+            f"the backend {name!r} needs the package {backend.package!r}, which is not installed: pip install {wanted}"
+        )
+    return backend
+
+
+def is_model(given: Any) -> bool:
+    """Return whether a backend owns the object. Imports no framework."""
+    return any(_owns(backend, given) for backend in _discovered().backends.values())
+
+
+def backend_for(model: Any) -> Backend:
+    """The one backend that owns the model, or every part of it.
+
+    Raises:
+        BackendError: none does, or more than one; the message says what the model looks like and what to install.
+    """
+    found = _discovered()
+    known = found.owners.get(type(model))
+    if known is not None and _owns(known, model):
+        return known
+    parts = as_parts(model)
+    classes = [part.__qualname__ for part in parts if isinstance(part, type)]
+    if classes:
+        raise BackendError(f"the model is the class {classes[0]}: expected an instance; write {classes[0]}(...)")
+    if not parts:
+        raise BackendError("the model is an empty sequence of parts: expected one part at least")
+    owners, asked = _owners(parts, found)
+    if len(owners) == 1:
+        if asked is found and not isinstance(model, (list, tuple)):  # one that raised may claim the next one, too
+            found.owners[type(model)] = owners[0]
+        return owners[0]
+    if owners:
+        raise BackendError(
+            f"the backends {listed(backend.name for backend in owners)} all claim {_described(parts)}: expected one; "
+            "uninstall the other"
+        )
+    raise BackendError(_no_owner(parts, asked))
+
+
+def model_in(given: Any) -> Any:
+    """Return the model that a pipeline, say, holds in its attribute `model`; the object itself where it is a model."""
+    held = None if isinstance(given, (type, list, tuple)) else getattr(given, "model", None)
+    return given if held is None or is_model(given) or not is_model(held) else held
+
+
+def _owns(backend: Backend, part: Any) -> bool:
+    """Whether it does; not where it raises, which is told where all are asked."""
+    try:
+        return backend.owns(part)
+    except Exception:  # a third party's
+        return False
+
+
+def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Discovery]:
+    """The backends that own every part; one that raises when asked is a broken one."""
+    owners, failures = [], {}
+    for name, backend in found.backends.items():
+        try:
+            if all(backend.owns(part) for part in parts):
+                owners.append(backend)
+        except Exception as error:  # a third party's; it does not hide the others
+            failures[name] = f"its owns() raised {type(error).__name__}: {error}"
+    if not failures:
+        return owners, found
+    working = {name: backend for name, backend in found.backends.items() if name not in failures}
+    return owners, Discovery(working, {**found.failures, **failures})
+
+
+@functools.lru_cache(maxsize=1)
+def _discovered() -> Discovery:
+    return discover(entry_points(group=GROUP))
+
+
+def entry_points(group: str) -> Iterable[EntryPoint]:
+    """What is installed in the group. The standard library's reader of it is slow to import, and needed only here."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
+
+
+def discover(points: Iterable[EntryPoint]) -> Discovery:
+    """All stages: drop duplicates, load, check."""
+    unique, clashes = drop_duplicates(points)
+    loaded, broken = load(unique)
+    backends, misshapen = check(loaded)
+    return Discovery(backends, {**clashes, **broken, **misshapen})
+
+
+def drop_duplicates(points: Iterable[EntryPoint]) -> tuple[list[EntryPoint], dict[str, str]]:
+    """One entry point a name. The same one twice is one; two different ones of a name are neither."""
+    by_name: dict[str, dict[str, EntryPoint]] = {}
+    for point in points:
+        by_name.setdefault(point.name, {})[point.value] = point
+    unique = [next(iter(same.values())) for same in by_name.values() if len(same) == 1]
+    clashes = {
+        name: "two distributions provide it, "
+        + " and ".join(_origin(point) for point in same.values())
+        + ": uninstall one"
+        for name, same in by_name.items()
+        if len(same) > 1
+    }
+    return unique, clashes
+
+
+def load(points: Iterable[EntryPoint]) -> tuple[dict[str, Backend], dict[str, str]]:
+    """The backends, built, and the errors of those that raise one; none of them hides the others."""
+    loaded, broken = {}, {}
+    for point in points:
+        try:
+            loaded[point.name] = point.load()()
+        except Exception as error:  # whatever a third party's module raises; it is kept and shown when asked for
+            broken[point.name] = f"{_origin(point)} raised {type(error).__name__}: {error}"
+    return loaded, broken
+
+
+def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]]:
+    """Those that have every member of a backend under the name that they are registered with."""
+    good, bad = {}, {}
+    for name, backend in loaded.items():
+        missing = [member for member in MEMBERS if not hasattr(backend, member)]
+        if missing:
+            bad[name] = f"{type(backend).__qualname__} lacks {listed(missing)}; see embgrad.backend.Backend"
+        elif backend.name != name:
+            bad[name] = f"it is registered as {name!r} and calls itself {backend.name!r}"
+        else:
+            good[name] = backend
+    return good, bad
+
+
+def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
+    message = f"no installed backend takes {_described(parts)}"
+    keras = next((name for part in parts if (name := _keras_backend(part)) in KERAS_BACKENDS), None)
+    if keras is not None:
+        return (
+            f"{message}: it is a Keras model on Keras's own backend {keras!r}, which embgrad does not read. Set KERAS_BACKEND to "
+            "'tensorflow' or 'torch' before keras is imported, and load the model there"
+        )
+    looks = {
+        package: KNOWN_PACKAGES[package] for part in parts for package in _packages(part) if package in KNOWN_PACKAGES
+    }
+    if len({extra for _, extra in looks.values()}) > 1:
+        return f"{message}: its parts are {listed(what for what, _ in looks.values())}; expected parts of one framework"
+    known = next(
+        (backend for backend in found.backends.values() if backend.extra and backend.extra in _extras(looks)), None
+    )
+    if known is not None:
+        what, _ = next(iter(looks.values()))
+        message += (
+            f": it comes from the same package as {what}, and is none; the backend {known.name!r} expects a model, not a "
+            "tensor, a function or an optimizer"
+        )
+    elif looks:
+        what, extra = next(iter(looks.values()))
+        message += f": it looks like {what}"
+        message += (
+            f", install the extra {extra!r}: pip install 'embgrad[{extra}]'"
+            if extra
+            else ", for which embgrad has no backend; see embgrad.backend.Backend for how to write one"
+        )
+    else:
+        message += (
+            ": expected a model of one of the frameworks, a torch.nn.Module, a TensorFlow or Keras model or a Gluon block, "
+            f"or, with call=..., a sequence of such parts{_instead(parts[0])}"
+        )
+    failures = "; ".join(f"{name}: {why}" for name, why in found.failures.items())
+    return (
+        message
+        + f". Backends: {listed(found.backends)}"
+        + (f"; broken: {failures}" if failures else "")
+        + _nothing(found)
+    )
+
+
+def _instead(given: Any) -> str:
+    """Return what a message advises in place of a name or a dict."""
+    if isinstance(given, str):
+        return "; in place of a name, what from_pretrained(...) or embgrad.load_bert(folder) gives"
+    if isinstance(given, Mapping):
+        return "; in place of a dict of weights, the model that holds them, and a dict of inputs is the batch, which comes second"
+    return ""
+
+
+def _keras_backend(part: Any) -> str | None:
+    """Return the name of Keras's own backend on which a model of Keras 3 runs; None for what is no such model."""
+    modules = (base.__module__.split(".") for base in type(part).__mro__)
+    return next((names[3] for names in modules if names[:3] == ["keras", "src", "backend"] and len(names) > 3), None)
+
+
+def _extras(looks: Mapping[str, tuple[str, str | None]]) -> set[str | None]:
+    return {extra for _, extra in looks.values()}
+
+
+def _nothing(found: Discovery) -> str:
+    if found.backends or found.failures:
+        return ""
+    return " No backend is registered at all: install embgrad itself with pip, so that its entry points are known"
+
+
+def _described(parts: Sequence[Any]) -> str:
+    types = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
+    return f"a model of type {types[0]}" if len(types) == 1 else f"a model of parts of the types {', '.join(types)}"
+
+
+def _packages(part: Any) -> list[str]:
+    """The top packages of a type and its bases, the model's own first."""
+    return [base.__module__.partition(".")[0] for base in type(part).__mro__]
+
+
+def _installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a mere folder of that name is no installation
+
+
+def _origin(point: EntryPoint) -> str:
+    distribution = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+    return f"{distribution} ({point.value})"

@@ -1,0 +1,117 @@
+"""Compares what a new trace gives with what the model itself gives, and calls the user's functions once for both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from embgrad.backend.protocol import Change, NativeObjective, Request, Run
+from embgrad.backend.replay import differ, with_functions
+
+__all__ = ["Trial", "UntraceableError"]
+
+
+#: The name of two arrays, these, and how far apart their entries may be.
+_Pair = tuple[str, np.ndarray | None, np.ndarray | None, float]
+
+
+class UntraceableError(Exception):
+    """No trace of a model can be kept; says why, as "compile=True: ..." goes on."""
+
+
+class Trial:
+    """Two runs of one request, in which each of the user's functions is called once, except a native objective.
+
+    Attributes:
+        used: the tensors that a native objective used in the first run.
+    """
+
+    def __init__(self, request: Request, watched: Callable[..., Callable[[Any], Any]]) -> None:
+        self.used: tuple[int, ...] = ()
+        self._request = request
+        self._watched = watched
+        self._changes: defaultdict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
+        self._sets: Sequence[Mapping[str | None, np.ndarray]] = []
+        self._outputs: list[Mapping[str | None, np.ndarray]] = []
+
+    def first(self) -> Request:
+        """Return the request for the model itself."""
+        respond: Any = self._request.respond
+        native = isinstance(respond, NativeObjective)
+        respond = replace(respond, function=self._watched(respond.function, self._use)) if native else self._respond
+        return with_functions(self._request, self._recording, compiled=False, respond=respond)
+
+    def second(self) -> Request:
+        """Return the request for a trace."""
+        del self._outputs[1:]
+        native = isinstance(self._request.respond, NativeObjective)
+        respond = self._request.respond if native else self._answer
+        return with_functions(self._request, self._replaying, compiled=False, respond=respond)
+
+    def difference(self, found: Run, given: Run, far: float) -> str | None:
+        """Return what differs by more than rounding, as "compile=True: ..." goes on, or None.
+
+        Args:
+            found: the result of the model itself.
+            given: the result of the trace.
+            far: how far apart two arrays may be, relative to their size.
+        """
+        pairs = self._pairs(found, given)
+        what = next((name for name, one, other, slack in pairs if differ(one, other, far, slack)), None)
+        if what is None:
+            return None
+        native = isinstance(self._request.respond, NativeObjective)
+        other = ", or the objective gives something else each time" if native else ""
+        return f"{what} of a trace of it differ from what it gives itself{other}"
+
+    def _pairs(self, found: Run, given: Run) -> Iterator[_Pair]:
+        size = max((float(np.abs(one).max(initial=0)) for each in self._sets for one in each.values()), default=1)
+        for name, values in found.points.items():
+            other = given.points[name]
+            if len(values.gradients) != len(other.gradients):
+                yield f"the gradients at {name!r}", np.zeros(1), None, 0.0
+            for pair in (*zip(values.gradients, other.gradients), *zip(values.before, other.before)):  # noqa: B905
+                yield f"the gradients at {name!r}", *pair, 1e-6 * size
+            yield f"the values at {name!r}", values.activation, other.activation, 1e-6
+        if len(self._outputs) == 2:
+            for output_name, output in self._outputs[0].items():
+                yield "the outputs", output, self._outputs[1][output_name], 1e-6
+        yield "the objective's values", found.objective, given.objective, 1e-6
+
+    def _use(self, used: tuple[int, ...]) -> None:
+        self.used = used
+
+    def _recording(self, option: str, key: str, change: Change) -> Change:
+        def recorded(value: np.ndarray) -> np.ndarray:
+            changed = change(value)
+            self._changes[option, key].append(np.array(changed))
+            return changed
+
+        return recorded
+
+    def _replaying(self, option: str, key: str, change: Change) -> Change:
+        order = iter(self._changes[option, key])
+
+        def replayed(value: np.ndarray) -> np.ndarray:
+            changed = next(order, None)
+            if changed is None or changed.shape != value.shape:
+                raise UntraceableError("a trace of it reaches the points otherwise than the model itself")
+            return changed
+
+        return replayed
+
+    def _respond(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
+        assert not isinstance(self._request.respond, NativeObjective)
+        self._outputs.append(outputs)
+        self._sets = self._request.respond(outputs)
+        return self._sets
+
+    def _answer(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
+        self._outputs.append(outputs)
+        if any(one.shape != outputs[name].shape for name, one in self._outputs[0].items()):
+            raise UntraceableError("a trace of it gives outputs of other shapes than the model itself")
+        return self._sets

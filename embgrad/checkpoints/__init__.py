@@ -1,0 +1,1 @@
+"""A checkpoint folder as a BERT in each framework."""

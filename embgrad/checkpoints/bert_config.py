@@ -1,0 +1,220 @@
+"""What a checkpoint's config.json says of a BERT, held against its weights' shapes before anything is built of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.common.files import read_json
+from embgrad.errors import FileFormatError, UnsupportedError, brief, did_you_mean
+
+__all__ = [
+    "DEFAULTS",
+    "LAYER_MODULES",
+    "bert_config",
+    "expect_fitting",
+    "lacking",
+    "misshapen",
+    "read_config",
+    "weight_names",
+]
+
+#: Each Linear or LayerNorm of one layer of a BERT in Hugging Face's names, with what it holds.
+LAYER_MODULES: Final = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+
+#: The sizes that make a BERT, and what Hugging Face's configuration means where it says nothing of them.
+DEFAULTS: Final[Mapping[str, int]] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+
+#: The tables, and the sizes that say how many rows each has.
+_TABLES: Final = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
+
+_LAYER: Final = re.compile(r"encoder\.layer\.(0|[1-9][0-9]{0,9})\.(.+)\.(weight|bias)")
+
+#: Of how many weights at most the one that was meant is looked for.
+_MOST_MEANT: Final = 1000
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any, most: float = math.inf) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most and value < math.inf
+
+
+#: What of config.json reaches a framework, and what it has to be. All else is left aside: it may name code, or count labels.
+_FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(DEFAULTS, (lambda value: _is_whole(value, 1), "a whole number of at least 1")),
+    **dict.fromkeys(
+        ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"),
+        (lambda value: _is_number(value, 1), "a number from 0 to 1"),
+    ),
+    **dict.fromkeys(("layer_norm_eps", "initializer_range"), (_is_number, "a finite number of at least 0")),
+    **dict.fromkeys(
+        ("model_type", "hidden_act", "position_embedding_type"), (lambda value: isinstance(value, str), "text")
+    ),
+    **dict.fromkeys(
+        ("is_decoder", "add_cross_attention", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
+        (lambda value: isinstance(value, bool), "true or false"),
+    ),
+    "chunk_size_feed_forward": (lambda value: _is_whole(value, 0), "a whole number of at least 0"),
+    "pad_token_id": (lambda value: _is_whole(value, 0), "a row of the vocabulary"),
+}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a checkpoint folder's config.json holds.
+
+    Raises:
+        FileFormatError: there is none, or it holds no object of JSON.
+    """
+    path = folder / "config.json"
+    try:
+        config = read_json(path)
+    except FileNotFoundError:
+        raise FileFormatError(
+            f"{folder} holds no config.json: expected a checkpoint folder in Hugging Face's format, with config.json and "
+            "model.safetensors"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read as JSON: {error}; expected a model's configuration") from error
+    if not isinstance(config, dict):
+        raise FileFormatError(f"{path} holds {brief(config)}: expected an object, a model's configuration")
+    return config
+
+
+def bert_config(folder: Path) -> dict[str, Any]:
+    """What config.json says of a BERT, each field of its kind; null says nothing, as it does where the field is left out.
+
+    Raises:
+        FileFormatError: it cannot be read, or a field is not of its kind.
+        UnsupportedError: it is the configuration of another model, or of a BERT whose positions are not a table's.
+    """
+    config, path = read_config(folder), folder / "config.json"
+    kind = config.get("model_type")
+    if kind != "bert":
+        raise UnsupportedError(
+            f"{path} says model_type {brief(kind)}: load_bert expects 'bert'. Build other models with their own library; "
+            "embgrad.gradients takes them as they are"
+        )
+    known = {name: value for name, value in config.items() if name in _FIELDS and value is not None}
+    for name, value in known.items():
+        right, expected = _FIELDS[name]
+        if not right(value):
+            raise FileFormatError(
+                f"{path} says {name} {brief(value)}: expected {expected}; is it a BERT's config.json?"
+            )
+    positions = known.get("position_embedding_type", "absolute")
+    if (
+        positions != "absolute"
+    ):  # a library that has dropped the others passes over the field and adds positions all the same
+        raise UnsupportedError(
+            f"{path} says position_embedding_type {brief(positions)}: load_bert expects 'absolute', a table of positions. Build "
+            "the model with a library that computes it; embgrad.gradients takes it as it is"
+        )
+    sizes = {**DEFAULTS, **known}
+    if sizes["hidden_size"] % sizes["num_attention_heads"]:
+        raise FileFormatError(
+            f"{path} says hidden_size {brief(sizes['hidden_size'])} and num_attention_heads "
+            f"{brief(sizes['num_attention_heads'])}: expected a multiple"
+        )
+    if known.get("pad_token_id", 0) >= sizes["vocab_size"]:
+        raise FileFormatError(
+            f"{path} says pad_token_id {brief(known['pad_token_id'])}: expected a row of the vocabulary, whose vocab_size is "
+            f"{brief(sizes['vocab_size'])}"
+        )
+    return known
+
+
+def weight_names(layers: int) -> Iterator[str]:
+    """The names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
+    yield from (f"embeddings.{kind}_embeddings.weight" for kind in _TABLES)
+    yield from (f"embeddings.LayerNorm.{part}" for part in ("weight", "bias"))
+    for layer in range(layers):
+        for module in LAYER_MODULES:
+            yield from (f"encoder.layer.{layer}.{module}.{part}" for part in ("weight", "bias"))
+    yield from (f"pooler.dense.{part}" for part in ("weight", "bias"))
+
+
+def expect_fitting(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+    """Refuse a configuration that does not go with the weights, however large the model is that it would make.
+
+    Args:
+        config: as `bert_config` gives it.
+        shapes: of the checkpoint's weights, by the names of `weight_names`; what else there is, is not looked at.
+        folder: where they are from.
+
+    Raises:
+        FileFormatError: a weight is missing, or has another shape than the configuration makes it.
+    """
+    sizes = {**DEFAULTS, **config}
+    known = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}
+    count = 7 + 2 * len(LAYER_MODULES) * sizes["num_hidden_layers"]
+    if len(known) < count:
+        first = islice((name for name in weight_names(sizes["num_hidden_layers"]) if name not in known), 8)
+        raise FileFormatError(lacking(folder, list(first), count - len(known), count, set(shapes) - set(known)))
+    for name in weight_names(sizes["num_hidden_layers"]):
+        if shapes[name] != known[name]:
+            raise FileFormatError(misshapen(folder, name, shapes[name], known[name]))
+
+
+def lacking(folder: Path, first: list[str], missing: int, count: int, left: set[str]) -> str:
+    """The message on weights that are missing, of which the first are given, and the names of those that are left over."""
+    more = f" and {missing - len(first)} more" if missing > len(first) else ""
+    hint = did_you_mean(first[0], islice(sorted(left), _MOST_MEANT))
+    return (
+        f"{folder} lacks {missing} of the model's weights: {', '.join(map(repr, first))}{more}; expected all of {count}, as "
+        f"config.json says.{hint}"
+    )
+
+
+def misshapen(folder: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """The message on a weight of another shape than is expected."""
+    return (
+        f"{folder} holds {name!r} of shape {brief(shape)}: the configuration makes it {brief(expected)}; are config.json and "
+        "the weights of one model?"
+    )
+
+
+def _shape(name: str, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The shape of a weight; None where the model has none of that name."""
+    hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
+    for kind, rows in _TABLES.items():
+        if name == f"embeddings.{kind}_embeddings.weight":
+            return (sizes[rows], hidden)
+    if name in ("embeddings.LayerNorm.weight", "embeddings.LayerNorm.bias", "pooler.dense.bias"):
+        return (hidden,)
+    if name == "pooler.dense.weight":
+        return (hidden, hidden)
+    found = _LAYER.fullmatch(name)
+    if found is None or int(found[1]) >= sizes["num_hidden_layers"] or found[2] not in LAYER_MODULES:
+        return None
+    module, part = found[2], found[3]
+    if module.endswith("LayerNorm"):
+        return (hidden,)
+    rows, columns = (
+        (inner if module == "intermediate.dense" else hidden),
+        (inner if module == "output.dense" else hidden),
+    )
+    return (rows, columns) if part == "weight" else (rows,)

@@ -1,0 +1,70 @@
+"""`embgrad bisect`: the first point at which two models part, forward or backward, and which parameters belong to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embgrad.cli import options as o
+from embgrad.cli.compare import Models
+from embgrad.cli.errors import UsageError
+from embgrad.cli.request import Inputs, Question, batch_from, call_from, tell_default, with_objective
+from embgrad.cli.run import DIFFER, OK, execute
+from embgrad.cli.terminal import Terminal
+from embgrad.common.tolerance import checked_tolerance
+
+__all__ = ["bisect"]
+
+
+def bisect(
+    model: o.Model = None,
+    frameworks: o.Frameworks = None,
+    against: o.Against = None,
+    framework: o.Framework = None,
+    text: o.TextOption = None,
+    pair: o.Pair = None,
+    file: o.File = None,
+    pairs: o.Pairs = False,
+    ids: o.Ids = None,
+    tokenizer: o.Tokenizer = None,
+    max_length: o.MaxLength = None,
+    objective: o.ObjectiveText = None,
+    labels: o.Labels = None,
+    ignore: o.Ignore = None,
+    call: o.Call = None,
+    tolerance: o.Tolerance = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Where two models part: values forward, gradients backward. Leaves with 0 where they agree, and 1 where not.
+
+    \b
+    embgrad bisect -m FOLDER --frameworks torch,tensorflow -t "A gripping film."
+    embgrad bisect -m old.py:build --against new.py:build --ids ids.json
+    """
+
+    def work(terminal: Terminal) -> int:
+        models = Models(model, framework, frameworks, against, ignore or ())
+        if len(models.wanted()) != 2:
+            raise UsageError(f"--frameworks {frameworks!r}: expected two to bisect")
+        question = Question(objective, labels, call=call)
+        checked_tolerance(tolerance)
+        inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
+        batch = batch_from(inputs, models.expect(), terminal, question)
+        loaded = models.load(terminal)
+        first, second = (one.model for one in loaded.values())
+        function = call_from(question)
+
+        def run(wanted: Any) -> Any:
+            from embgrad.comparison.bisect import bisect as bisected
+
+            with terminal.busy("running both models, point by point …"):
+                return bisected(first, second, batch, wanted, call_a=function, call_b=function, tolerance=tolerance)
+
+        used, found = with_objective(question.parsed, run)
+        tell_default(question, used, terminal)
+        terminal.say(f"a is {', b is '.join(loaded)}")
+        terminal.say(repr(found))
+        terminal.give({"models": list(loaded), **found.to_dict()})
+        return OK if found.agrees else DIFFER
+
+    execute(work, as_json=as_json, debug=debug)

@@ -1,0 +1,226 @@
+"""`embgrad compare`: whether gradients agree, in files or in models, by how much they differ, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from embgrad.cli import options as o
+from embgrad.cli.errors import UsageError
+from embgrad.cli.files import loaded_results, restricted
+from embgrad.cli.models import Loaded, expect_models, frameworks_from, load_model
+from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, call_from, tell_default
+from embgrad.cli.run import DIFFER, OK, execute, own_process
+from embgrad.cli.terminal import Terminal
+from embgrad.common.text import visible
+from embgrad.common.tolerance import checked_tolerance
+
+__all__ = ["Compared", "Models", "against_first", "compare", "compared", "expect_none_for_models"]
+
+#: The parameters of commands that files alone have a use for.
+FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models a command is about, see the options of the same names."""
+
+    model: str | None
+    framework: str | None = None
+    frameworks: str | None = None
+    against: str | None = None
+    ignore: Sequence[str] = ()
+
+    def wanted(self, least: int = 2) -> list[tuple[str, str | None]]:
+        """Each model as it is spelled, with its framework.
+
+        Raises:
+            UsageError: they are fewer than `least`.
+        """
+        if self.model is None:
+            raise UsageError("--model is missing: expected --model with --frameworks or --against")
+        if self.framework is not None and self.frameworks is not None:
+            raise UsageError("--framework and --frameworks both say in what the model is built: leave one out")
+        names = frameworks_from(self.frameworks) if self.frameworks is not None else [self.framework]
+        if self.against is not None:
+            if len(names) > 2:
+                raise UsageError("--against compares two models: expected one framework, or one for each of the two")
+            return [(self.model, names[0]), (self.against, names[-1])]
+        if len(names) < least:
+            raise UsageError(
+                f"there is one model alone to compare: expected two frameworks at least, as --frameworks {o.SEVERAL_FRAMEWORKS}, "
+                "or --against MODEL"
+            )
+        return [(self.model, name) for name in names]
+
+    def expect(self, least: int = 2) -> list[str]:
+        """Each model as it is spelled, once it is known to be there, see `expect_models`."""
+        wanted = self.wanted(least)
+        expect_models(wanted, self.ignore, own_process=own_process())
+        return [spelled for spelled, _ in wanted]
+
+    def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
+        """Each model by the label that tells it from the others."""
+        wanted = self.wanted(least)
+        found: dict[str, Loaded] = {}
+        for spelled, framework in wanted:
+            with terminal.busy(f"loading {spelled} …"):
+                loaded = load_model(spelled, framework, self.ignore)
+            label = loaded.framework if self.against is None else loaded.name
+            if label in found:
+                label = f"{label} ({loaded.framework}, --against)" if self.against is not None else f"{label} again"
+            found[label] = loaded
+        return found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Models' results, and each one's comparison with the first's.
+
+    Attributes:
+        results: by the models' labels.
+        comparisons: by label, all but the first.
+    """
+
+    results: Mapping[str, Results]
+    comparisons: Mapping[str, Any]
+
+
+def compare(
+    context: typer.Context,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="A B", help="Two files of embgrad gradients; '-' is stdin for one.")
+    ] = None,
+    model: o.Model = None,
+    frameworks: o.Frameworks = None,
+    against: o.Against = None,
+    framework: o.Framework = None,
+    text: o.TextOption = None,
+    pair: o.Pair = None,
+    file: o.File = None,
+    pairs: o.Pairs = False,
+    ids: o.Ids = None,
+    tokenizer: o.Tokenizer = None,
+    max_length: o.MaxLength = None,
+    objective: o.ObjectiveText = None,
+    labels: o.Labels = None,
+    at: o.At = None,
+    batch_size: o.BatchSize = None,
+    training: o.Training = False,
+    pads: o.Pads = "keep",
+    ignore: o.Ignore = None,
+    call: o.Call = None,
+    tolerance: o.Tolerance = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """Whether gradients agree, by how much they differ, and why. Leaves with 0 where they agree, and 1 where not.
+
+    \b
+    embgrad compare a.safetensors b.safetensors --tolerance 1e-5
+    embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
+    embgrad compare -m FOLDER --against OTHER --framework torch -t "A gripping film." --at word --at layer.-1
+    """
+
+    def work(terminal: Terminal) -> int:
+        if not files and model is None:
+            raise UsageError("--model is missing: expected two files, or --model with --frameworks or --against")
+        if files:
+            expect_none_for_models(context)
+            _expect_two(files)
+            results = restricted(loaded_results(files), at or ())
+            comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
+        else:
+            question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
+            inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
+            models = Models(model, framework, frameworks, against, ignore or ())
+            comparisons = compared(models, inputs, question, tolerance, terminal).comparisons
+        return told(comparisons, terminal)
+
+    execute(work, as_json=as_json, debug=debug)
+
+
+def against_first(
+    results: Mapping[str, Results],
+    tolerance: float | None,
+    terminal: Terminal,
+    models: Mapping[str, Any] | None = None,
+    call: Any = None,
+) -> dict[str, Any]:
+    """Each of the results compared with the first, by its label; with models, which are run anew to look for causes."""
+    from embgrad.comparison.compare import compare as compare_results
+
+    first, *others = results
+    comparisons = {}
+    for label in others:
+        with terminal.busy(f"comparing {label} with {first} …"):
+            pair = None if models is None else (models[first], models[label])
+            comparisons[label] = compare_results(
+                results[first], results[label], models=pair, tolerance=tolerance, call=call
+            )
+    return comparisons
+
+
+def compared(
+    models: Models,
+    inputs: Inputs,
+    question: Question,
+    tolerance: float | None,
+    terminal: Terminal,
+    least: int = 2,
+) -> Compared:
+    """The models' gradients, each compared with the first one's, with the models at hand to look for the cause.
+
+    Args:
+        models: which models; `least` of them at least.
+        inputs: where the examples come from.
+        question: what is asked.
+        tolerance: see `embgrad.compare`.
+        terminal: is told what goes on.
+        least: how many models there must be.
+    """
+    checked_tolerance(tolerance)
+    batch = batch_from(inputs, models.expect(least), terminal, question)
+    loaded = models.load(terminal, least)
+    results: dict[str, Results] = {}
+    used = question.parsed
+    for label, one in loaded.items():
+        used, results[label] = ask(one, batch, question, terminal, used)
+    tell_default(question, used, terminal)
+    natives = {label: one.model for label, one in loaded.items()}
+    return Compared(results, against_first(results, tolerance, terminal, natives, call_from(question)))
+
+
+def told(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
+    """Tell the comparisons, and give the exit code that says whether all agree."""
+    agrees = all(one.agrees for one in comparisons.values())
+    for number, (label, one) in enumerate(comparisons.items()):
+        if number:
+            terminal.say()
+        terminal.say(
+            f"{visible(label)}: {'agrees' if one.agrees else 'differs'}",
+            style="bold green" if one.agrees else "bold red",
+        )
+        terminal.say(repr(one))
+    terminal.give({"agrees": agrees, "comparisons": {label: one.to_dict() for label, one in comparisons.items()}})
+    return OK if agrees else DIFFER
+
+
+def expect_none_for_models(context: typer.Context) -> None:
+    """Refuse, beside files, the options that say what is asked of models: they would change nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name not in FOR_FILES and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"files are compared as they are, and {option.opts[0]} is for models: leave one out")
+
+
+def _expect_two(files: Sequence[str]) -> None:
+    if len(files) != 2:
+        raise UsageError(f"{len(files)} file{' was' if len(files) == 1 else 's were'} named: expected two to compare")

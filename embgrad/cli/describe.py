@@ -1,0 +1,131 @@
+"""A result in words and figures: the summary for people, and what machines are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embgrad.cli.request import Results
+from embgrad.cli.terminal import Terminal
+from embgrad.common.metrics import length
+from embgrad.common.text import visible
+from embgrad.report.text import token_text
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["described", "has_positions", "model_of", "named", "summarised"]
+
+
+def named(results: Results) -> dict[str, EmbeddingGradients]:
+    """The results by the names of their points."""
+    if isinstance(results, EmbeddingGradients):
+        return {str(results.provenance.get("point", "result")): results}
+    return dict(results)
+
+
+def has_positions(result: EmbeddingGradients) -> bool:
+    """Whether there is a vector for each token."""
+    return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
+
+
+def described(result: EmbeddingGradients) -> dict[str, Any]:
+    """The result without its vectors, for machines."""
+    return {
+        "shape": list(result.shape),
+        "dtype": str(result.values.dtype),
+        "norm": length(result.values),
+        "objective": None if result.objective is None else np.asarray(result.objective).tolist(),
+        "pad_leak": result.pad_leak,
+        "certificate": None if result.certificate is None else result.certificate.to_dict(),
+        "examples": _examples(result) if has_positions(result) else None,
+        "provenance": dict(result.provenance),
+    }
+
+
+def summarised(results: Results, terminal: Terminal) -> None:
+    """The results for people: a line on each point, and the examples of the first."""
+    for name, result in named(results).items():
+        terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
+        for line in _lines(result):
+            terminal.say(line, indent=2)
+    _, first = next(iter(named(results).items()))
+    if np.ndim(first.objective) == 1:
+        terminal.say()
+        _table(first, terminal)
+
+
+def _headline(result: EmbeddingGradients) -> str:
+    shape = " × ".join(map(str, result.shape))
+    return f"{shape} {result.values.dtype}, norm {length(result.values):.6g}, {model_of(result)}"
+
+
+def _lines(result: EmbeddingGradients) -> list[str]:
+    lines = [f"objective: {_objective(result)}"]
+    if result.mask is not None and (result.mask == 0).any():
+        lines.append(
+            f"padding: {int((result.mask == 0).sum())} positions, largest gradient there {result.pad_leak:.2g}"
+        )
+    if result.certificate is not None:
+        lines.append(f"checked: {result.certificate!r}")
+    return lines
+
+
+def _objective(result: EmbeddingGradients) -> str:
+    described = dict(result.provenance.get("objective") or {})
+    name = described.pop("class", "?")
+    spelled = f"{name}({', '.join(f'{key}={value!r}' for key, value in described.items())})"
+    total = "" if result.objective is None else f", in all {float(np.sum(result.objective)):.6g}"
+    return visible(spelled) + total
+
+
+def _table(result: EmbeddingGradients, terminal: Terminal) -> None:
+    from rich.table import Table
+
+    table = Table("example", box=None, padding=(0, 2, 0, 0))
+    for heading in ("objective", "norm"):
+        table.add_column(heading, justify="right")
+    table.add_column("tokens", overflow="fold")
+    per_example = len(result.values) == len(result.objective)
+    for number, value in enumerate(result.objective):
+        norm = f"{length(result.values[number]):.4g}" if per_example else ""
+        tokens = "" if result.tokens is None else " ".join(map(token_text, _real(result, number)))
+        table.add_row(str(number), f"{value:.6g}", norm, terminal.text(tokens))
+    terminal.say(table)
+
+
+def _real(result: EmbeddingGradients, example: int) -> list[str]:
+    assert result.tokens is not None
+    kept = range(len(result.tokens[example])) if result.mask is None else np.flatnonzero(result.mask[example])
+    return [result.tokens[example][position] for position in kept]
+
+
+def _examples(result: EmbeddingGradients) -> list[dict[str, Any]]:
+    norms, dots = result.saliency("norm"), result.saliency("dot")
+    one_each = np.shape(result.objective) == (len(result.ids),)
+    return [
+        {
+            "objective": float(result.objective[example]) if one_each else None,
+            "norm": length(result.values[example]),
+            "tokens": [_token(result, example, position, norms, dots) for position in range(result.ids.shape[1])],
+        }
+        for example in range(len(result.ids))
+    ]
+
+
+def _token(
+    result: EmbeddingGradients, example: int, position: int, norms: np.ndarray, dots: np.ndarray
+) -> Mapping[str, Any]:
+    return {
+        "token": None if result.tokens is None else result.tokens[example][position],
+        "id": int(result.ids[example, position]),
+        "real": result.mask is None or bool(result.mask[example, position]),
+        "norm": float(norms[example, position]),
+        "dot": float(dots[example, position]),
+    }
+
+
+def model_of(result: EmbeddingGradients) -> str:
+    """The model's class and its framework."""
+    source = result.provenance
+    return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

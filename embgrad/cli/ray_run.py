@@ -1,0 +1,192 @@
+"""`embgrad gradients --ray`: the gradients of a dataset's rows on Ray, as a folder of Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.cli.errors import UsageError
+from embgrad.cli.models import expect_models, load_model
+from embgrad.cli.objectives import parsed_objective
+from embgrad.cli.request import Inputs, tell_cut
+from embgrad.cli.terminal import Terminal
+from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
+from embgrad.cli.user_objects import expect_function, imported
+from embgrad.errors import did_you_mean
+from embgrad.objectives.objectives import Objective
+
+__all__ = ["OnRay", "write_on_ray"]
+
+#: What may be given of each row on the command line; the gradients themselves need a length, and Python.
+GIVEN: Final = ("saliency", "tables")
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """What is asked of a dataset's rows, see the options of the same names."""
+
+    objective: str | None = None
+    labels: str | None = None
+    at: Sequence[str] = ()
+    batch_size: int | None = None
+    pads: str = "keep"
+    check: bool = False
+    call: str | None = None
+    workers: int | None = None
+    column: str | None = None
+    give: str | None = None
+    prefix: str | None = None
+
+    def options(self, inputs: Inputs) -> dict[str, Any]:
+        """Those of `embgrad.ray.write`."""
+        return {
+            "output": self.give or GIVEN[0],
+            "prefix": self.prefix or "",
+            "text": self.column,
+            "ids": inputs.ids,
+            "max_length": inputs.max_length,
+            "batch_size": self.batch_size,
+            "workers": self.workers,
+            "call": None if self.call is None else functools.partial(_called, _absolute(self.call)),
+            "at": self.at[0] if self.at else None,
+            "pads": self.pads,
+            "check": self.check,
+        }
+
+
+def write_on_ray(
+    model: str,
+    framework: str | None,
+    ignore: Sequence[str],
+    inputs: Inputs,
+    on: OnRay,
+    output: str,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Write the rows' gradients into the folder, and give what is to be said of it.
+
+    Raises:
+        UsageError: an option does not go with --ray, or one is missing.
+        MissingPackageError: Ray is not installed.
+    """
+    _expect(inputs, on)
+    objective = _objective(on)
+    from embgrad.ray import write
+
+    _expect_file(str(inputs.file))
+    expect_models([(model, framework)], ignore)
+    tokenizer = None if inputs.tokenizer is None else _absolute(inputs.tokenizer)
+    build = functools.partial(_build, _absolute(model), framework, tuple(ignore), tokenizer, inputs.ids is None)
+    with _cluster(terminal.debug), terminal.busy(f"gradients of {inputs.file} on Ray …"):
+        written = write(str(inputs.file), build, objective, output, **on.options(inputs))
+        if inputs.max_length is not None and written.rows_out:
+            _tell_cut(written.folder, f"{on.prefix or ''}truncated", written.rows_out, inputs.max_length, terminal)
+    terminal.say(f"{written.rows_in} rows in, {written.rows_out} rows out, written to {output}")
+    return {"rows_in": written.rows_in, "rows_out": written.rows_out, "folder": output}
+
+
+def _expect(inputs: Inputs, on: OnRay) -> None:
+    """Refuse what does not go with --ray, before anything is started."""
+    foreign = {"--text": inputs.text, "--pair": inputs.pair, "--pairs": inputs.pairs}
+    given = [name for name, value in foreign.items() if value]
+    if given:
+        raise UsageError(f"{given[0]} does not go with --ray, which reads the rows of --file: leave one out")
+    if inputs.file is None or inputs.file == "-":
+        raise UsageError("--ray needs --file: expected a file of Parquet, JSON lines (.jsonl) or texts (.txt)")
+    if inputs.ids and on.column:
+        raise UsageError("--ids names the column of the ids, and --column that of the texts: leave one out")
+    if on.objective is None and on.labels is None:
+        raise UsageError("--ray needs --objective, such as 'Sum(output=\"pooled\")', or --labels COLUMN")
+    if on.give is not None and on.give not in GIVEN:
+        raise UsageError(
+            f"--give {on.give!r}: expected saliency or tables; embgrad.ray in Python has the gradients themselves, too."
+            f"{did_you_mean(on.give, GIVEN)}"
+        )
+    expect_function(on.call, "--call")
+    if len(on.at) > 1:
+        raise UsageError("--ray gives the gradients at one point: expected one --at; run once for each")
+
+
+def _expect_file(file: str) -> None:
+    """Refuse a file that is not there, before Ray is started; what lies elsewhere, and patterns, Ray looks for itself."""
+    if "://" not in file and not any(mark in file for mark in "*?[") and not Path(file).exists():
+        raise UsageError(f"--file {file!r} does not exist: expected a file or folder of rows")
+
+
+def _tell_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:
+    """Say how much of the texts was cut off, as without Ray."""
+    import ray.data
+
+    tokens = cut = 0
+    for part in ray.data.read_parquet(folder, columns=[column], partitioning=None).iter_batches(batch_format="numpy"):
+        tokens, cut = tokens + int(part[column].sum()), cut + int((part[column] > 0).sum())
+    tell_cut(tokens, cut, rows, most, terminal)
+
+
+@contextlib.contextmanager
+def _cluster(debug: bool) -> Iterator[None]:
+    """The cluster of RAY_ADDRESS, which goes on afterwards, or one on this machine, which does not."""
+    import ray
+    import ray.data
+
+    ours = not ray.is_initialized()
+    if ours:
+        how: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
+        ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **how)
+    if not debug:
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of an error, we say in a line
+        ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        yield
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _build(model: str, framework: str | None, ignore: Sequence[str], tokenizer: str | None, texts: bool) -> Any:
+    """In an actor: the model, and for texts its tokenizer."""
+    loaded = load_model(model, framework, ignore)
+    if not texts:
+        return list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model  # of parts
+    if tokenizer is not None:
+        return loaded.model, tokenizer_from(tokenizer)
+    if loaded.folder is None:
+        raise UsageError(
+            "texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids COLUMN"
+        )
+    return loaded.model, tokenizer_of(loaded.folder)
+
+
+def _called(spelled: str, model: Any, inputs: Any) -> Any:
+    return imported(spelled)(model, inputs)
+
+
+def _objective(on: OnRay) -> Objective | Callable[[Mapping[str, Any]], Objective] | None:
+    if on.labels is None:
+        return parsed_objective(on.objective)
+    parsed_objective(on.objective, [0])  # whether it is spelled as one
+    made = functools.partial(_labelled, on.objective, on.labels)
+    # The manifest of the folder calls a function by its name.
+    vars(made)["__qualname__"] = f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"
+    return made
+
+
+def _labelled(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
+    """In an actor: the objective of some rows."""
+    made = parsed_objective(spelled, rows[column].tolist())
+    assert made is not None
+    return made
+
+
+def _absolute(spelled: str) -> str:
+    """A path, or path.py:name, as it is found from any folder; module:name as it is."""
+    source, colon, name = spelled.rpartition(":")
+    if colon and source.endswith(".py"):
+        return f"{Path(source).resolve()}:{name}"
+    return str(Path(spelled).resolve()) if Path(spelled).exists() else spelled

@@ -1,0 +1,100 @@
+"""`embgrad report`: a page of results side by side, from files or from models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from embgrad.cli import options as o
+from embgrad.cli.compare import Models, against_first, compared, expect_none_for_models
+from embgrad.cli.errors import UsageError
+from embgrad.cli.files import expect_place, loaded_results, restricted
+from embgrad.cli.request import Inputs, Question, Results
+from embgrad.cli.run import OK, execute
+from embgrad.cli.terminal import Terminal
+
+__all__ = ["report"]
+
+
+def report(
+    context: typer.Context,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Files of embgrad gradients; '-' is stdin for one.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="PAGE", help="The page, an HTML file; '-' is stdout.")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", metavar="TITLE", help="The page's title.")] = None,
+    model: o.Model = None,
+    frameworks: o.Frameworks = None,
+    against: o.Against = None,
+    framework: o.Framework = None,
+    text: o.TextOption = None,
+    pair: o.Pair = None,
+    file: o.File = None,
+    pairs: o.Pairs = False,
+    ids: o.Ids = None,
+    tokenizer: o.Tokenizer = None,
+    max_length: o.MaxLength = None,
+    objective: o.ObjectiveText = None,
+    labels: o.Labels = None,
+    at: o.At = None,
+    batch_size: o.BatchSize = None,
+    training: o.Training = False,
+    pads: o.Pads = "keep",
+    ignore: o.Ignore = None,
+    call: o.Call = None,
+    tolerance: o.Tolerance = None,
+    as_json: o.AsJson = False,
+    debug: o.Debug = False,
+) -> None:
+    """A self-contained HTML page: tokens coloured by saliency, side by side, with what the comparison found on top.
+
+    \b
+    embgrad report a.safetensors b.safetensors -o page.html
+    embgrad report -m FOLDER --frameworks torch,tensorflow -f texts.txt --at word --at layer.0 -o page.html
+    """
+
+    def work(terminal: Terminal) -> int:
+        _expect(files, model, output, terminal)
+        if files:
+            expect_none_for_models(context)
+            results: Mapping[str, Results] = restricted(loaded_results(files), at or ())
+            comparisons: Mapping[str, Any] = against_first(results, tolerance, terminal)
+        else:
+            question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
+            inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
+            models = Models(model, framework, frameworks, against, ignore or ())
+            found = compared(models, inputs, question, tolerance, terminal, least=1)
+            results, comparisons = found.results, found.comparisons
+        _write(results, comparisons, str(output), title, terminal)
+        agrees = all(one.agrees for one in comparisons.values()) if comparisons else None
+        terminal.give({"file": output, "results": list(results), "agrees": agrees})
+        return OK
+
+    execute(work, as_json=as_json, debug=debug)
+
+
+def _expect(files: list[str] | None, model: str | None, output: str | None, terminal: Terminal) -> None:
+    if output is None:
+        raise UsageError("--output is missing: expected where the page goes, as -o page.html")
+    if output == "-" and terminal.as_json:
+        raise UsageError("-o - writes the page to stdout, and so does --json the figures: leave one out")
+    if bool(files) == (model is not None):
+        raise UsageError(f"expected files of results, or --model; {'not both' if files else 'there is neither'}")
+    expect_place(output)
+
+
+def _write(
+    results: Mapping[str, Results], comparisons: Mapping[str, Any], output: str, title: str | None, terminal: Terminal
+) -> None:
+    from embgrad.report import render_page, write_page
+
+    options = {} if title is None else {"title": title}
+    if output == "-":
+        terminal.binary.write(render_page(results, comparisons, **options).encode("utf-8"))
+        return
+    write_page(output, results, comparisons, **options)
+    terminal.say(f"written to {output}")

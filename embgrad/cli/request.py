@@ -1,0 +1,192 @@
+"""What is asked of a model, as a command's options say it, and the asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from embgrad.cli.errors import UsageError
+from embgrad.cli.models import Loaded
+from embgrad.cli.objectives import labels_from, parsed_objective
+from embgrad.cli.terminal import Terminal
+from embgrad.cli.texts import given_texts, ids_from
+from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
+from embgrad.cli.user_objects import expect_function, imported
+from embgrad.engine.gradients import check_options, gradients
+from embgrad.errors import OutputError
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.checks import count_or_none
+from embgrad.inputs.encode import encode
+from embgrad.objectives.objectives import Objective, Sum
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = [
+    "Inputs",
+    "Question",
+    "Results",
+    "ask",
+    "batch_from",
+    "call_from",
+    "tell_cut",
+    "tell_default",
+    "with_objective",
+]
+
+#: One result, or several by the names of their points.
+Results = EmbeddingGradients | dict[str, EmbeddingGradients]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where a command's examples come from, see the options of the same names."""
+
+    text: Sequence[str] = ()
+    pair: Sequence[tuple[str, str]] = ()
+    file: str | None = None
+    pairs: bool = False
+    ids: str | None = None
+    tokenizer: str | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, see the options of the same names."""
+
+    objective: str | None = None
+    labels: str | None = None
+    at: Sequence[str] = ()
+    batch_size: int | None = None
+    training: bool = False
+    pads: str = "keep"
+    check: bool = False
+    split: bool = False
+    call: str | None = None
+    parsed: Objective | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parsed", parsed_objective(self.objective, labels_from(self.labels)))
+        expect_function(self.call, "--call")
+        count_or_none(self.batch_size, "batch_size")
+        check_options(self.pads, None)
+
+    @property
+    def points(self) -> str | list[str]:
+        """What `embgrad.gradients` takes as `at`."""
+        return list(self.at) if len(self.at) > 1 else self.at[0] if self.at else WORD
+
+
+def batch_from(
+    inputs: Inputs, models: Sequence[str], terminal: Terminal, question: Question | None = None
+) -> TokenBatch:
+    """The batch of a command, for all of its models, of which none needs to be loaded.
+
+    Args:
+        inputs: where the examples come from.
+        models: the models as they are spelled; the first that is a folder gives the tokenizer where none is named.
+        terminal: is told what was left out or cut off.
+        question: what is asked of the batch, to be refused where its labels are more or fewer than the examples.
+    """
+    batch = _batch(inputs, models, terminal)
+    if question is not None and question.parsed is not None:
+        question.parsed.take(slice(None), len(batch))
+    return batch
+
+
+def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBatch:
+    if inputs.ids is not None:
+        others = {
+            "--text": inputs.text,
+            "--pair": inputs.pair,
+            "--file": inputs.file,
+            "--pairs": inputs.pairs,
+            "--tokenizer": inputs.tokenizer,
+            "--max-length": inputs.max_length,
+        }
+        given = [name for name, value in others.items() if value]
+        if given:
+            raise UsageError(f"--ids gives the examples as ids, and {given[0]} is for texts: leave one out")
+        return ids_from(inputs.ids, terminal.note)
+    texts = given_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
+    count_or_none(inputs.max_length, "max_length")
+    batch = encode(texts, _tokenizer(inputs, models), max_length=inputs.max_length)
+    tell_cut(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
+    return batch
+
+
+def tell_cut(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
+    """Say how many tokens were cut off how many of the examples, where any were."""
+    if tokens:
+        terminal.warn(f"{tokens} tokens were cut off {cut} of {examples} examples, to {most} tokens at most")
+
+
+def call_from(question: Question) -> Callable[[Any, Any], Any] | None:
+    """The function of --call, which calls the model."""
+    return None if question.call is None else imported(question.call)
+
+
+def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> tuple[Objective, T]:
+    """The objective and what `run` gives for it.
+
+    Args:
+        wanted: the one asked for; None for the sum of the output `pooled`, or else of the logits or the only output.
+        run: takes the objective.
+    """
+    if wanted is not None:
+        return wanted, run(wanted)
+    objective: Objective = Sum(output="pooled")
+    try:
+        return objective, run(objective)
+    except OutputError:
+        objective = Sum()
+    return objective, run(objective)
+
+
+def tell_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
+    """Say which objective was taken, where none was asked for."""
+    if question.parsed is None:
+        terminal.note(f"the objective is {used!r}; --objective names another")
+
+
+def ask(
+    loaded: Loaded, batch: TokenBatch, question: Question, terminal: Terminal, wanted: Objective | None = None
+) -> tuple[Objective, Results]:
+    """The gradients of one model, and the objective that they are of: `wanted`, or else the question's."""
+    many = question.batch_size is not None and question.batch_size < len(batch)
+    call = call_from(question)
+
+    def run(objective: Objective) -> Results:
+        label = f"gradients in {loaded.framework}"
+        with terminal.progress(label) if many else terminal.busy(f"{label} …") as progress:
+            found: Results = gradients(
+                loaded.model,
+                batch,
+                objective,
+                at=question.points,
+                call=call,
+                training=question.training,
+                pads=question.pads,
+                split=question.split,
+                check=question.check,
+                batch_size=question.batch_size,
+                progress=progress,
+            )
+        return found
+
+    return with_objective(wanted or question.parsed, run)
+
+
+def _tokenizer(inputs: Inputs, models: Sequence[str]) -> Any:
+    if inputs.tokenizer is not None:
+        return tokenizer_from(inputs.tokenizer)
+    folder = next((Path(one) for one in models if Path(one).is_dir()), None)
+    if folder is None:
+        raise UsageError(
+            "texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"
+        )
+    return tokenizer_of(folder)

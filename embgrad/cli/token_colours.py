@@ -1,0 +1,110 @@
+"""Tokens in the terminal by their saliency: as colours, or as figures where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.report.text import token_text
+from embgrad.results.gradients import SPECIAL, EmbeddingGradients
+
+__all__ = ["Piece", "legend", "painted", "pieces"]
+
+#: The colours of the strongest token: of a magnitude, above zero, below zero. The last two are told apart by the colour-blind.
+NORM, ABOVE, BELOW = (255, 64, 64), (255, 150, 40), (90, 165, 255)
+
+#: Marks of byte-pair and sentence pieces that a new word begins.
+STARTS: Final = ("Ġ", "▁")
+
+
+class Piece(NamedTuple):
+    """A token or a word as it is shown.
+
+    Attributes:
+        text: without the tokenizer's marks.
+        joined: whether it goes on with the word before it.
+        special: whether it stands for itself, as "[CLS]"; it is no part of the scale.
+        share: its saliency over the largest of the example, -1 to 1; NaN where there is none.
+    """
+
+    text: str
+    joined: bool
+    special: bool
+    share: float
+
+
+def pieces(gradients: EmbeddingGradients, example: int, kind: str = "norm", words: bool = False) -> list[Piece]:
+    """The tokens of an example, or its words, without padding; ids where the tokens' texts are not known."""
+    shown = list(_words(gradients, example, kind) if words else _tokens(gradients, example, kind))
+    counted = [abs(score) for _, _, special, score in shown if not special and np.isfinite(score)]
+    most = max(counted, default=0.0)
+    return [
+        Piece(text, joined, special, float(np.clip(score / most, -1, 1)) if most else 0.0)
+        for text, joined, special, score in shown
+    ]
+
+
+def painted(shown: Sequence[Piece], kind: str, coloured: bool) -> Any:
+    """The pieces in a line of Rich's text: the more salient, the stronger the colour; without colours with a figure, 0 to 9."""
+    from rich.text import Text
+
+    line = Text()
+    for piece in shown:
+        line.append("" if piece.joined else " ")
+        if piece.special:
+            line.append(piece.text, style="dim")
+        elif coloured and np.isfinite(piece.share):
+            line.append(piece.text, style=_style(piece.share, kind))
+        else:
+            line.append(f"{piece.text}({_figure(piece.share, kind)})")
+    line.rstrip()
+    return line[1:] if line.plain.startswith(" ") else line
+
+
+def legend(kind: str, coloured: bool) -> str:
+    """What the colours or the figures say."""
+    if kind == "dot":
+        what = (
+            "gradient · embedding: orange is above zero, blue below" if coloured else "gradient · embedding, -9 to +9"
+        )
+    else:
+        what = "length of the gradient: the redder, the longer" if coloured else "length of the gradient, 0 to 9"
+    return f"{what}; 9 is the example's largest" if not coloured else what
+
+
+def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[tuple[str, bool, bool, float]]:
+    scores = gradients.saliency(kind)[example].astype(np.float64)
+    ids, mask = gradients.ids[example], None if gradients.mask is None else gradients.mask[example]
+    tokens = None if gradients.tokens is None else gradients.tokens[example]
+    marked = tokens is not None and any(token.startswith(STARTS) for token in tokens)
+    for position in range(len(ids)):
+        if mask is not None and not mask[position]:
+            continue
+        if tokens is None:
+            yield str(ids[position]), False, False, float(scores[position])
+            continue
+        token = tokens[position]
+        special = bool(SPECIAL.fullmatch(token))
+        goes_on = token.startswith("##") or (marked and not token.startswith(STARTS))
+        text = token.removeprefix("##").lstrip("".join(STARTS))
+        yield token_text(text), goes_on and not special, special, float(scores[position])
+
+
+def _words(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[tuple[str, bool, bool, float]]:
+    for word in gradients.words(kind)[example]:
+        yield token_text(word.text), False, bool(SPECIAL.fullmatch(word.text)), word.saliency
+
+
+def _style(share: float, kind: str) -> str:
+    end = NORM if kind == "norm" else ABOVE if share > 0 else BELOW
+    red, green, blue = (round(255 + (channel - 255) * abs(share)) for channel in end)
+    return f"black on rgb({red},{green},{blue})"
+
+
+def _figure(share: float, kind: str) -> str:
+    if not np.isfinite(share):
+        return "?"
+    figure = round(9 * share)
+    return f"{figure:+d}" if kind == "dot" and figure else str(abs(figure))

@@ -1,0 +1,148 @@
+"""The tokenizer that goes with a model: from its folder, a file, or of the user's own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from embgrad.cli.errors import UsageError
+from embgrad.cli.huggingface import CLOSED
+from embgrad.cli.user_objects import imported, is_reference
+from embgrad.common.files import read_bounded, read_json
+from embgrad.errors import brief
+
+__all__ = ["MOST_TOKENIZER", "MOST_TOKENS", "MOST_VOCABULARY", "tokenizer_from", "tokenizer_of"]
+
+#: The most bytes of a vocab.txt, and the most lines: BERT's has 231,508 in 30,522.
+MOST_VOCABULARY: Final = 2**24
+MOST_TOKENS: Final = 2**21
+
+#: The most bytes of a tokenizer.json: MiniLM's has 15 a token.
+MOST_TOKENIZER: Final = 2**27
+
+#: Files that Hugging Face's own tokenizers are made of, beside those that are read here.
+HUGGING_FACE: Final = ("tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
+
+
+def tokenizer_from(spelled: str) -> Any:
+    """The tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    path = Path(spelled)
+    if path.is_dir():
+        return tokenizer_of(path)
+    if path.is_file():
+        return _of_file(path)
+    if is_reference(spelled):
+        found = imported(spelled)
+        return found() if isinstance(found, type) else found
+    raise UsageError(
+        f"--tokenizer {spelled!r} does not exist: expected a folder with tokenizer.json or vocab.txt, such a file, or "
+        "path/to/file.py:name"
+    )
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer of a checkpoint folder, or of a SavedModel's assets.
+
+    Raises:
+        UsageError: the folder holds none.
+    """
+    for name in ("tokenizer.json", "vocab.txt"):
+        if (folder / name).is_file():
+            return _of_file(folder / name)
+    assets = sorted((folder / "assets").glob("*vocab*.txt"))
+    if len(assets) == 1:
+        return _of_file(assets[0])
+    if any((folder / name).is_file() for name in HUGGING_FACE) and importlib.util.find_spec("transformers"):
+        import transformers
+
+        try:
+            return transformers.AutoTokenizer.from_pretrained(str(folder), **CLOSED)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = " ".join(str(error).split())[:300]
+            raise UsageError(
+                f"{folder} holds no tokenizer that transformers can load: {why}; name one with --tokenizer"
+            ) from error
+    raise UsageError(
+        f"{folder} holds no tokenizer: expected tokenizer.json or vocab.txt; name one with --tokenizer, or give ids with --ids"
+    )
+
+
+def _of_file(path: Path) -> Any:
+    if importlib.util.find_spec("tokenizers") is None:
+        raise UsageError("texts need the package 'tokenizers': pip install 'embgrad[cli]'; or give ids with --ids")
+    import tokenizers
+
+    if path.suffix == ".json":
+        try:
+            return tokenizers.Tokenizer.from_str(read_bounded(path, MOST_TOKENIZER).decode("utf-8"))
+        except (
+            BaseException
+        ) as error:  # the library raises Exception itself, or what Rust's panic becomes, which is none
+            if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+                raise
+            raise UsageError(f"{path} is no tokenizer.json: {error}") from error
+    return _wordpiece(path)
+
+
+def _wordpiece(path: Path) -> Any:
+    """BERT's tokenizer from its vocabulary, one token a line."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+    tokens = _lines(path)
+    while tokens and not tokens[-1].strip():
+        tokens.pop()
+    vocabulary = {token.rstrip("\r"): number for number, token in enumerate(tokens)}
+    missing = [token for token in ("[CLS]", "[SEP]", "[UNK]") if token not in vocabulary]
+    if missing:
+        raise UsageError(
+            f"{path} lacks {', '.join(missing)}: expected the vocabulary of a BERT, one token a line; name another tokenizer "
+            "with --tokenizer"
+        )
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(**_normaliser(path, tokens))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens([one for one in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if one in vocabulary])
+    return tokenizer
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a vocabulary."""
+    try:
+        data = read_bounded(path, MOST_VOCABULARY)
+        if b"\0" in data:
+            raise ValueError("it holds the byte 0, which no text has")
+        if (lines := data.count(b"\n") + 1) > MOST_TOKENS:
+            raise ValueError(f"it has {lines} lines, and {MOST_TOKENS} are the most that are read")
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    except ValueError as error:
+        raise UsageError(f"{path} is no vocabulary: {error}; expected one token a line, in UTF-8") from None
+
+
+def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
+    """How text is made plain: as tokenizer_config.json says, or else in lower case where the vocabulary has no capitals."""
+    capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
+    config = path.parent / "tokenizer_config.json"
+    if not config.is_file():
+        return {"lowercase": not capitals}
+    try:
+        said = dict(read_json(config))
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{config} cannot be read as JSON: {error}; expected a tokenizer's settings") from None
+    for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
+        if said.get(name) not in (True, False, None):
+            raise UsageError(f"{config} says {name} {brief(said[name])}: expected true, false or null")
+    lower, chinese = said.get("do_lower_case"), said.get("tokenize_chinese_chars")
+    return {
+        "lowercase": not capitals if lower is None else bool(lower),
+        "strip_accents": None if said.get("strip_accents") is None else bool(said["strip_accents"]),
+        "handle_chinese_chars": True if chinese is None else bool(chinese),
+    }

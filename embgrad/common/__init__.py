@@ -1,0 +1,1 @@
+"""What every room uses: arrays, nests, files, text, progress."""

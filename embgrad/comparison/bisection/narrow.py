@@ -1,0 +1,362 @@
+"""Finds in a stretch of two forward passes the first pair of points that part, and what lies before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from embgrad.backend import Weight
+from embgrad.common.metrics import Figures, figures_of
+from embgrad.common.tolerance import unit_roundoff
+from embgrad.comparison.bisection.pair import LAYER, Pair, Side, paired_points
+from embgrad.comparison.bisection.readings import Reading
+from embgrad.forward.points import INPUT
+
+__all__ = ["PIECES", "Judge", "Part", "Step", "narrowed"]
+
+#: In a layer of a BERT what each module is to people.
+PIECES: Final = {
+    "attention.self.query": "query",
+    "attention.self.key": "key",
+    "attention.self.value": "value",
+    "attention.self": "the attention itself",
+    "attention.output.dense": "attention output",
+    "attention.output.LayerNorm": "attention norm",
+    "intermediate.dense": "feed-forward in",
+    "output.dense": "feed-forward out",
+    "output.LayerNorm": "output norm",
+    "embeddings.LayerNorm": "embeddings norm",
+    "pooler.dense": "pooler",
+}
+
+#: What computes the input of a module from what the modules before it gave: where it belongs, and what it is.
+BEFORE: Final = {
+    "attention.output.dense": ("attention.self", "the attention itself"),
+    "attention.output.LayerNorm": ("attention.output", "the residual around the attention"),
+    "output.dense": ("intermediate", "activation"),
+    "output.LayerNorm": ("output", "the residual around the feed-forward"),
+    "embeddings.LayerNorm": ("embeddings", "the sum of the embeddings"),
+    "pooler.dense": ("pooler", "the choice of the first position"),
+}
+
+#: What, beside the modules behind it, uses what a module gave, so that its gradient comes from there.
+AFTER: Final = {
+    "attention.self.query": ("attention.self", "the attention itself"),
+    "attention.self.key": ("attention.self", "the attention itself"),
+    "attention.self.value": ("attention.self", "the attention itself"),
+    "attention.output.dense": ("attention.output", "the residual around the attention"),
+    "attention.output.LayerNorm": ("output", "the residual around the feed-forward"),
+    "intermediate.dense": ("intermediate", "activation"),
+    "output.dense": ("output", "the residual around the feed-forward"),
+    "output.LayerNorm": ("attention.output", "the residual around the attention"),
+    "embeddings.LayerNorm": ("attention.output", "the residual around the attention"),
+}
+
+#: A point's name less its number.
+SIDED: Final = re.compile(r"(.+):(input|output)(#\d+)?")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One point of both models.
+
+    Attributes:
+        name: a role, the name of a module's input or output, or "objective".
+        forward: how far b's value is from a's; None where they cannot be compared.
+        backward: how far its gradient is; None where it was not read, or neither has one, or only one has.
+        agrees: whether neither parts there.
+        note: what else is to be said of it.
+    """
+
+    name: str
+    forward: Figures | None
+    backward: Figures | None
+    agrees: bool
+    note: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON can hold it."""
+        figures = {"forward": self.forward, "backward": self.backward}
+        return {
+            "name": self.name,
+            **{name: None if one is None else one.to_dict() for name, one in figures.items()},
+            "agrees": self.agrees,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class Part:
+    """The smallest part of both models that was found to hold the difference.
+
+    Attributes:
+        module: what holds it, in a checkpoint's names or by a's own path; None where no module does.
+        piece: what it is to people, such as "query"; None where nothing is known of it.
+        after: the last point, in the direction of the search, at which both agree; None where there is none.
+        at: the first at which they part; None where that is the end of the stretch itself.
+        weights: those that belong to it in a, and in b.
+        steps: all points in the stretch, in order.
+    """
+
+    module: str | None
+    piece: str | None
+    after: str | None
+    at: str | None
+    weights: tuple[list[Weight], list[Weight]]
+    steps: tuple[Step, ...]
+
+
+class Judge:
+    """Says how far two readings of one point are apart, and whether that is more than rounding.
+
+    Args:
+        real: which positions are real, (example, position).
+        tolerance: the relative L2 up to which they agree.
+        dtype: in which both computed.
+        sharp: whether a difference within the tolerance counts where a later one, beyond it, comes of it.
+        order: see `Side`.
+    """
+
+    def __init__(
+        self, real: np.ndarray, tolerance: float, dtype: str, *, sharp: bool, order: Sequence[int] | None = None
+    ) -> None:
+        self.real = real if order is None else real[list(order)]
+        self.tolerance = tolerance
+        self.dtype = dtype
+        self.unit = unit_roundoff(dtype)
+        self.sharp = sharp
+        self.order = order
+
+    def values(self, one: Reading, other: Reading) -> Figures | None:
+        """How far the other value is from the one, at real positions; None where the two cannot be laid side by side."""
+        a, b = one.value, other.value
+        if self.order is not None:
+            if not one.is_batch or one.shared:
+                return None
+            a = a[list(self.order)]
+        if one.is_batch and other.is_batch and a.shape[:2] == b.shape[:2] == self.real.shape:
+            a, b = a[self.real], b[self.real]
+            if a.size != b.size:  # of other widths, which is a difference, and none of layout
+                return Figures(float("inf"), float("inf"), 0.0)
+        return _figures(a, b)
+
+    def gradients(self, one: Reading, other: Reading) -> Figures | None:
+        """How far the other gradient is from the one; None where one of them is missing."""
+        a, b = one.gradient, other.gradient
+        if a is None or b is None:
+            return None
+        if one.shared or other.shared:
+            a, b = a.sum(0, keepdims=True), b.sum(0, keepdims=True)
+        return _figures(a, b)
+
+    def first(self, found: Sequence[Figures | None], scales: Sequence[float | None] = ()) -> int | None:
+        """The number of the first pair that parts; None where all agree.
+
+        A pair within the tolerance is the first where it is far beyond what the pairs before it show of rounding, and near
+        what shows itself later on.
+
+        Args:
+            found: in the order of the search.
+            scales: the sizes beside which rounding is to be seen: what a pair was computed from; None where that is not known.
+        """
+        parted = [number for number, one in enumerate(found) if self._beyond(one, scales[number] if scales else None)]
+        if not parted or not self.sharp:
+            return parted[0] if parted else None
+        last, noise = parted[0], 0.0
+        final = found[last]
+        assert final is not None
+        for number, one in enumerate(found[:last]):
+            if one is None:
+                continue
+            limit = min(self.tolerance, max(8 * self.unit, 10 * noise))
+            if one.relative_l2 > limit and final.relative_l2 < 30 * one.relative_l2:
+                return number
+            noise = max(noise, one.relative_l2)
+        return last
+
+    def _beyond(self, one: Figures | None, scale: float | None) -> bool:
+        if one is None or one.relative_l2 <= self.tolerance:
+            return False
+        return scale is None or one.largest > 4 * self.unit * scale
+
+
+def _figures(a: np.ndarray, b: np.ndarray) -> Figures | None:
+    if a.shape != b.shape:
+        if a.size != b.size:
+            return None
+        b = b.reshape(a.shape)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if not (np.isfinite(a) | same).all() or not (np.isfinite(b) | same).all():
+        return Figures(float("inf"), float("inf"), 0.0)
+    counted = np.isfinite(a)
+    return figures_of(np.where(counted, a, 0), np.where(counted, b, 0))
+
+
+def narrowed(
+    a: Side,
+    b: Side,
+    judge: Judge,
+    low: tuple[float, float],
+    high: tuple[float, float],
+    *,
+    block: tuple[str, str] = ("", ""),
+    backward: bool = False,
+    ends: tuple[Pair | None, Pair | None] = (None, None),
+) -> Part | None:
+    """The part of a stretch at which two models part; None where their points in it cannot be paired.
+
+    Args:
+        a: the one model.
+        b: the other.
+        judge: says what parts.
+        low: the time after which the stretch begins, in a and in b.
+        high: the time with which it ends.
+        block: see `paired_points`.
+        backward: look at the gradients, coming down, in place of the values.
+        ends: for gradients the pair at which the stretch begins, and the one at which it ends, which agrees.
+    """
+    pairs = paired_points(a, b, low, high, block)
+    if backward:
+        known = {pair.a for pair in pairs}
+        pairs = [*(one for one in ends if one is not None and one.a not in known), *pairs]
+        pairs.sort(key=lambda one: -a.points[one.a].time)
+    if not pairs:
+        return None
+    figures, scale, missing = _read(a, b, judge, pairs, backward)
+    parted = judge.first(figures, [scale] * len(figures))
+    first = min((number for number in (parted, *missing) if number is not None), default=None)
+    steps = [
+        Step(
+            pair.name,
+            None if backward else one,
+            one if backward else None,
+            number != first and number not in missing and (one is None or one.relative_l2 <= judge.tolerance),
+            missing.get(number, ""),
+        )
+        for number, (pair, one) in enumerate(zip(pairs, figures, strict=True))
+    ]
+    if first is None:
+        return _behind_all(a, b, pairs, tuple(steps), high)
+    weights = _between(a, b, pairs, first, _before(steps, first), low, backward)
+    module, piece = _place(a, pairs, first, backward)
+    if backward and all(_of_checkpoint(pair.name) is None for pair in pairs[first:]):
+        module, piece = _own_code(pairs, block[0] if pairs[first] is ends[0] else module)
+    before = _before(steps, first)
+    after = None if before is None else pairs[before].name
+    return Part(module, piece, after, pairs[first].name, weights, tuple(steps))
+
+
+def _behind_all(
+    a: Side, b: Side, pairs: Sequence[Pair], steps: tuple[Step, ...], high: tuple[float, float]
+) -> Part | None:
+    """What comes behind the last of the points, where they all agree."""
+    last = _before(steps, len(steps))
+    if last is None:
+        return None
+    times = a.points[pairs[last].a].time, b.points[pairs[last].b].time
+    weights = a.owned(times[0], high[0]), b.owned(times[1], high[1])
+    return Part(None, None, pairs[last].name, None, weights, steps)
+
+
+def _before(steps: Sequence[Step], first: int) -> int | None:
+    """The number of the last point that was compared before the first that parts."""
+    return next((number for number in reversed(range(first)) if steps[number].forward or steps[number].backward), None)
+
+
+def _read(
+    a: Side, b: Side, judge: Judge, pairs: Sequence[Pair], backward: bool
+) -> tuple[list[Figures | None], float | None, dict[int, str]]:
+    """The figures of each pair; the largest gradient with which the stretch begins; which pairs have a gradient in one alone."""
+    keys = list(dict.fromkeys(pair.a for pair in pairs)), list(dict.fromkeys(pair.b for pair in pairs))
+    if not backward:
+        one, other = a.reader.values(keys[0]), b.reader.values(keys[1])
+        return [judge.values(one[pair.a], other[pair.b]) for pair in pairs], None, {}
+    one, other = a.reader.gradients(keys[0]), b.reader.gradients(keys[1])
+    there = [(one[pair.a].gradient is not None, other[pair.b].gradient is not None) for pair in pairs]
+    missing = {
+        number: f"no gradient comes here in {'b' if first else 'a'}"
+        for number, (first, second) in enumerate(there)
+        if first != second
+    }
+    scale = one[pairs[0].a].largest
+    return [judge.gradients(one[pair.a], other[pair.b]) for pair in pairs], scale, missing
+
+
+def _between(
+    a: Side,
+    b: Side,
+    pairs: Sequence[Pair],
+    first: int,
+    before: int | None,
+    low: tuple[float, float],
+    backward: bool,
+) -> tuple[list[Weight], list[Weight]]:
+    """The weights of both models between the last pair that agrees and the first that parts."""
+    last = low if before is None else (a.points[pairs[before].a].time, b.points[pairs[before].b].time)
+    return _suspects(a, pairs[first].a, last[0], backward), _suspects(b, pairs[first].b, last[1], backward)
+
+
+def _suspects(side: Side, key: str, last: float, backward: bool) -> list[Weight]:
+    """The weights between the last point that agrees and the first that parts."""
+    point = side.points[key]
+    early, late = sorted((last, float(point.time)))
+    path = side.holder(point.path) if _is_whole(point.side, backward) else side.around(point.path)
+    found = {one.name: one for one in (*side.of_module(path), *side.owned(early, late))}
+    return [one for one in side.weights if one.name in found]
+
+
+def _own_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, str | None]:
+    """Where all modules of a block agree and its own input parts: what passes them by, in a BERT the first residual."""
+    known = (found for pair in pairs if (found := _of_checkpoint(pair.name)) is not None)
+    name = next((name for name, _ in known), "")
+    layer = LAYER.fullmatch(name)
+    if layer is None:
+        return module or None, None
+    within, piece = AFTER["output.LayerNorm"]
+    return name.removesuffix(layer[1]) + within, piece
+
+
+def _is_whole(side: str | None, backward: bool) -> bool:
+    """Whether a point that parts is the far end of its module, which then holds the difference."""
+    return (side == INPUT) == backward
+
+
+def _place(a: Side, pairs: Sequence[Pair], first: int, backward: bool) -> tuple[str | None, str | None]:
+    """The module that holds the difference, and what it is to people."""
+    at = a.points[pairs[first].a]
+    whole = _is_whole(at.side, backward)
+    own = SIDED.fullmatch(pairs[first].name)
+    known = next((found for pair in pairs[first:] if (found := _of_checkpoint(pair.name)) is not None), None)
+    piece, around = None, None
+    if known is not None:
+        name, side = known
+        layer = LAYER.fullmatch(name)
+        inner = name if layer is None else layer[1]
+        if _is_whole(side, backward):
+            piece = PIECES.get(inner)
+        elif (BEFORE, AFTER)[backward].get(inner) is not None:
+            within, piece = (BEFORE, AFTER)[backward][inner]
+            around = name.removesuffix(inner) + within
+    if whole:
+        holder = a.holder(at.path)
+        if _of_checkpoint(pairs[first].name) is None and not all(
+            one.startswith(f"{around}.") for one in a.known_in(at.path)
+        ):
+            piece = None  # all of an encoder, say, and none of its pieces
+        return (own[1] if own and holder == at.path else holder) or None, piece
+    parent = a.around(at.path)
+    return around or a.canonical.get(parent, parent) or None, piece
+
+
+def _of_checkpoint(name: str) -> tuple[str, str] | None:
+    """The module of a BERT and its side, of a point that goes by a checkpoint's name."""
+    found = SIDED.fullmatch(name)
+    if found is None:
+        return None
+    layer = LAYER.fullmatch(found[1])
+    inner = layer[1] if layer is not None else found[1]
+    return (found[1], found[2]) if inner in PIECES else None

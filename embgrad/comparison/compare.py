@@ -1,0 +1,294 @@
+"""Whether two embedding gradients agree, by how much they differ, and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, overload
+
+import numpy as np
+
+from embgrad.backend import Call
+from embgrad.backend.registry import backend_for
+from embgrad.common.metrics import figures_of, lengths, position_figures
+from embgrad.common.tolerance import checked_tolerance, tolerance_of, unit_roundoff
+from embgrad.comparison.align import Alignment, aligned
+from embgrad.comparison.diagnosis import diagnosed
+from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.result import Comparison, Comparisons
+from embgrad.errors import BatchError, EmbgradError, PointError, brief, did_you_mean, listed
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.io import load
+
+__all__ = ["compare"]
+
+#: What to do where two gradients differ and nothing explains it.
+ADVICE = (
+    "No known cause explains the difference. embgrad.bisect(model_a, model_b, batch, objective) finds the first point, forward "
+    "and then backward, at which the two models part."
+)
+ADVICE_WITH_MODELS = (
+    "No known cause can be told from the numbers alone. Pass models=(model_a, model_b), so that causes inside a model can be "
+    "tried, or find the first point at which the two part with embgrad.bisect(model_a, model_b, batch, objective)."
+)
+
+
+@overload
+def compare(
+    a: EmbeddingGradients,
+    b: EmbeddingGradients,
+    *,
+    models: tuple[Any, Any] | None = ...,
+    tolerance: float | None = ...,
+    call: Call | tuple[Call | None, Call | None] | None = ...,
+) -> Comparison: ...
+
+
+@overload
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    models: tuple[Any, Any] | None = ...,
+    tolerance: float | None = ...,
+    call: Call | tuple[Call | None, Call | None] | None = ...,
+) -> Any: ...
+
+
+def compare(
+    a: Any,
+    b: Any,
+    *,
+    models: tuple[Any, Any] | None = None,
+    tolerance: float | None = None,
+    call: Call | tuple[Call | None, Call | None] | None = None,
+) -> Comparison | Comparisons:
+    """Whether the gradients a and b agree, how far they lie apart, and why. Computed in float64.
+
+    The two are brought together by their ids: another order of examples, another length or side of padding, further or other
+    tokens are found and said in `notes`, and what is left is compared. Each known cause then predicts one side from the
+    other; those that explain the difference are `findings`, with how much of it they explain. Nothing is named that was not
+    measured so.
+
+    Args:
+        a: a result of `embgrad.gradients`, the path of a saved one, or a mapping of names to either. What b is measured
+            against.
+        b: likewise.
+        models: the models that a and b come from, either of them None where it is not at hand. They are run anew, in other
+            ways, to try causes inside them: other inputs, other objectives, another GELU, other weights. They stay as they
+            were; while a weight is tried, theirs is another for that moment.
+        tolerance: the relative L2 up to which they agree; by default what rounding explains, from the dtype and the depth of
+            the models that the results remember.
+        call: how the models are called, as in `gradients`; a pair where they are called in two ways.
+
+    Returns:
+        A Comparison, or for mappings Comparisons by name.
+
+    Raises:
+        BackendError: no backend takes one of the models.
+        BatchError: the two have no text in common.
+        PointError: the two are of other points, of which the values have other shapes; or other names in mappings.
+        FileFormatError: a file is not embgrad's.
+        FileNotFoundError: there is no such file.
+        EmbgradError: a or b is nothing that can be compared, or holds numbers that are not finite.
+    """
+    tolerance = checked_tolerance(tolerance)
+    models, calls = _models(models), _calls(call)
+    first, second = _given(a, "a"), _given(b, "b")
+    if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
+        return _compared(first, second, models, tolerance, calls)
+    if not (isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys()):
+        raise PointError(_other_names(first, second))
+    return Comparisons({name: _compared(one, second[name], models, tolerance, calls) for name, one in first.items()})
+
+
+def _compared(
+    a: EmbeddingGradients,
+    b: EmbeddingGradients,
+    models: tuple[Any, Any],
+    tolerance: float | None,
+    calls: tuple[Call | None, Call | None],
+) -> Comparison:
+    _expect_finite(a, "a")
+    _expect_finite(b, "b")
+    alignment = _comparable(a, b)
+    by_position = _has_positions(a)
+    tolerance = tolerance_of(a, b) if tolerance is None else tolerance
+    first = a.values.astype(np.float64)
+    second = alignment.bring(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
+    if by_position:
+        first[~alignment.matched] = 0
+    kept = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
+    figures = figures_of(first, second)
+    apart = _apart(first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype)))
+    agrees = figures.relative_l2 <= tolerance and not apart
+    notes = [*alignment.notes, *_known_differences(a, b, alignment)]
+    if apart and figures.relative_l2 <= tolerance:
+        notes.append(f"the examples {listed(apart)} differ, whose gradients are too small to show in the whole")
+    findings: tuple[Finding, ...] = ()
+    if not agrees and by_position:
+        findings, tried = diagnosed(a, b, alignment, models, tolerance, calls)
+        notes += tried
+    return Comparison(
+        agrees=agrees,
+        tolerance=tolerance,
+        figures=figures,
+        examples=tuple(kept.tolist()),
+        per_example=tuple(figures_of(first[i], second[i]) for i in kept),
+        per_position=position_figures(first, second, alignment.matched) if by_position else None,
+        labels=(_label(a), _label(b)),
+        notes=tuple(notes),
+        findings=findings,
+        a=a,
+        b=b,
+        advice="" if agrees or findings else ADVICE if models != (None, None) else ADVICE_WITH_MODELS,
+    )
+
+
+def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> list[int]:
+    """The examples that differ, also where their gradients are too small to show in the whole.
+
+    One example's rounding errors average out less than those of all; and where most of it cancels, they have the size that the
+    other examples' have.
+    """
+    length, difference = (lengths(one.reshape(len(a), -1)) for one in (a, b - a))
+    allowed = PER_EXAMPLE * tolerance * length
+    allowed += CANCELLED * roundoff * float(length.max(initial=0.0)) if tolerance else 0.0
+    return [int(i) for i in np.flatnonzero(difference > allowed)]
+
+
+def _has_positions(result: EmbeddingGradients) -> bool:
+    return result.values.ndim >= 3 and result.values.shape[:2] == result.ids.shape
+
+
+def _expect_finite(result: EmbeddingGradients, name: str) -> None:
+    wrong = np.argwhere(~np.isfinite(result.values))
+    if wrong.size:
+        place = tuple(int(i) for i in wrong[0])
+        raise EmbgradError(
+            f"{name} holds {result.values[place]} at {place}, and {len(wrong)} of its {result.values.size} numbers are not "
+            "finite: expected finite ones, as embgrad.gradients gives them"
+        )
+
+
+def _comparable(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
+    alignment = aligned(a, b)
+    if _has_positions(a) and _has_positions(b):
+        if a.values.shape[2:] != b.values.shape[2:]:
+            raise PointError(
+                f"a's vectors have the length {a.values.shape[2:]} and b's {b.values.shape[2:]}: expected gradients at the same "
+                f"point of models of one size; a was taken at {a.provenance.get('point')!r}, b at "
+                f"{b.provenance.get('point')!r}"
+            )
+    elif a.values.shape != b.values.shape or not alignment.trivial:
+        raise BatchError(
+            f"a has shape {a.values.shape} and b {b.values.shape}, which are not (example, position, dim) both: expected "
+            "equal shapes of the same ids; name the point by a role"
+        )
+    return alignment
+
+
+#: How many times the tolerance one example may be off.
+PER_EXAMPLE = 4.0
+
+#: How many roundings of the largest example's gradient another may be off, however small its own is.
+CANCELLED = 8.0
+
+#: What of the provenance says how a gradient was made, with what to call it.
+MADE_BY = {
+    "objective": "objective",
+    "training": "training mode",
+    "compute_dtype": "dtype",
+    "point": "point",
+    "pads": "pads",
+    "split": "split",
+    "override": "override",
+    "add": "add",
+    "edit": "edit",
+}
+
+
+def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[str]:
+    """What the results remember of how they were made, and is not the same."""
+    partners = alignment.examples()
+    for key, name in MADE_BY.items():
+        one, other = a.provenance.get(key), b.provenance.get(key)
+        if key == "objective" and isinstance(other, Mapping) and not (partners < 0).any():
+            other = {word: _in_order(value, partners, len(b.ids)) for word, value in other.items()}
+        if one != other:
+            yield f"{name}: {brief(one)} in a, {brief(other)} in b"
+    if (a.mask is None) != (b.mask is None):
+        yield f"{'a' if a.mask is None else 'b'} has no mask"
+    if a.types is not None and b.types is not None:
+        differ = (alignment.bring(b.types) != a.types)[alignment.matched]
+        if differ.any():
+            yield f"the types differ at {int(differ.sum())} positions"
+    elif any(types is not None and types.any() for types in (a.types, b.types)):
+        yield f"{'a' if a.types is None else 'b'} has no types"
+    if a.provenance.get("backend") == b.provenance.get("backend"):
+        versions = [one.provenance.get("versions") or {} for one in (a, b)]
+        for package in versions[0].keys() & versions[1].keys():
+            if versions[0][package] != versions[1][package]:
+                yield f"{package}: {versions[0][package]} in a, {versions[1][package]} in b"
+
+
+def _in_order(argument: Any, partners: np.ndarray, count: int) -> Any:
+    """An objective's argument of b, with one entry an example, in the order of a's."""
+    listed_by_example = isinstance(argument, list) and len(argument) == count
+    return [argument[j] for j in partners] if listed_by_example else argument
+
+
+def _models(models: Any) -> tuple[Any, Any]:
+    if models is None:
+        return (None, None)
+    if not isinstance(models, (tuple, list)) or len(models) != 2:
+        raise EmbgradError(
+            f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
+        )
+    for model in models:
+        if model is not None:
+            backend_for(model)  # what is no model would else be passed over, and causes inside it never be tried
+    return (models[0], models[1])
+
+
+def _calls(call: Any) -> tuple[Call | None, Call | None]:
+    calls = call if isinstance(call, (tuple, list)) else (call, call)
+    if len(calls) != 2 or not all(one is None or callable(one) for one in calls):
+        raise EmbgradError(
+            f"call is {brief(call)}: expected a function that calls the model, as in embgrad.gradients, or a pair of such, with "
+            "None for a model that is called as usual"
+        )
+    return (calls[0], calls[1])
+
+
+def _given(given: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+    """A result, or results by name; files read."""
+    if isinstance(given, EmbeddingGradients):
+        return given
+    if isinstance(given, (str, os.PathLike)):
+        return load(given)
+    if isinstance(given, Mapping) and given:
+        read = {key: _given(one, f"{name}[{key!r}]") for key, one in given.items()}
+        nested = [key for key, one in read.items() if not isinstance(one, EmbeddingGradients)]
+        if nested:
+            raise EmbgradError(f"{name} holds several results under {listed(nested)}: expected one under each name")
+        return {key: one for key, one in read.items() if isinstance(one, EmbeddingGradients)}
+    raise EmbgradError(
+        f"{name} is of type {type(given).__name__}: expected a result of embgrad.gradients, the path of a saved one, or a "
+        "mapping of names to either"
+    )
+
+
+def _other_names(a: Any, b: Any) -> str:
+    if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+        single = "b" if isinstance(a, Mapping) else "a"
+        names = a if isinstance(a, Mapping) else b
+        return f"{single} is one result, and the other has several, {listed(names)}: name the one to compare with"
+    alone = [name for name in a if name not in b], [name for name in b if name not in a]
+    hint = did_you_mean(alone[0][0], alone[1]) if alone[0] and alone[1] else ""
+    return f"a alone has {listed(alone[0])}, and b alone {listed(alone[1])}: expected results of the same names.{hint}"
+
+
+def _label(result: EmbeddingGradients) -> str:
+    source = result.provenance
+    return f"{source.get('backend', '?')} {source.get('model', '?')} at {source.get('point', '?')!r}"

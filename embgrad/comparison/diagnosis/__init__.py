@@ -1,0 +1,78 @@
+"""Says why two gradients differ: hypotheses that predict one from the other, measured against the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend import Call
+from embgrad.comparison.align import Alignment
+from embgrad.comparison.diagnosis.case import Case
+from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.comparison.diagnosis.provenance import remembered
+from embgrad.comparison.diagnosis.search import (
+    Candidate,
+    candidates,
+    chosen,
+    halved,
+    is_exact,
+    known_factors,
+    rearranged,
+    told,
+)
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["diagnosed"]
+
+#: Above so many numbers the source is not rearranged twice: each of some hundred ways takes a pass over all of them.
+MOST_NUMBERS: Final = 400_000
+
+
+def diagnosed(
+    a: EmbeddingGradients,
+    b: EmbeddingGradients,
+    alignment: Alignment,
+    models: tuple[Any, Any],
+    tolerance: float,
+    calls: tuple[Call | None, Call | None],
+) -> tuple[tuple[Finding, ...], list[str]]:
+    """What explains the difference between a and b, best first, and what could not be tried.
+
+    Each hypothesis predicts b from a, and a from b: whichever side departs, the other is the one to start from.
+
+    Args:
+        a: the first result.
+        b: the second.
+        alignment: for each position of a its partner in b.
+        models: theirs, to be run anew; None for one that is not at hand.
+        tolerance: the relative L2 up to which they would agree.
+        calls: how the models are called.
+    """
+    back = alignment.reversed((b.ids.shape[0], b.ids.shape[1]))
+    cases = (
+        Case(a, b, alignment, tolerance, models[0], models[1], calls[0], "b"),
+        Case(b, a, back, tolerance, models[1], models[0], calls[1], "a"),
+    )
+    found = [candidate for case in cases for candidate in (*halved(case), *_by_numbers(case))]
+    notes: list[str] = []
+    further: list[Finding] = []
+    settled = any(is_exact(one) and not one.fitted and len(one.causes) == 1 for one in found)
+    if not settled and models != (None, None):
+        from embgrad.comparison.diagnosis.trials import tried  # brings in all that runs models
+
+        tried(cases, found, further, notes)
+    best = chosen(found)
+    findings = [told(one) for one in best]
+    if not any(is_exact(one) for one in best):
+        named = {cause for finding in (*further, *findings) for cause in finding.causes}
+        known = [finding for finding in remembered(a, b, alignment) if not named & set(finding.causes)]
+        findings = [*further, *findings, *known]
+    return tuple(findings), list(dict.fromkeys(notes))
+
+
+def _by_numbers(case: Case) -> Iterable[Candidate]:
+    if not np.abs(case.wanted).max(initial=0.0) or not np.abs(case.values).max(initial=0.0):
+        return []
+    return list(candidates(case, rearranged(case, twice=case.values.size <= MOST_NUMBERS), known_factors(case)))

@@ -1,0 +1,276 @@
+"""The question that hypotheses answer: predict one gradient, the target, from the other, the source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend import Call
+from embgrad.common.metrics import length
+from embgrad.common.tolerance import HALVES, remembered_depth, tolerance_for
+from embgrad.comparison.align import Alignment
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["EXACT", "Case", "Match", "Measure", "objective_of"]
+
+#: Predictions that lie within so many tolerances of the target are right to rounding.
+EXACT: Final = 5.0
+
+#: What a model in half precision may be off, of what is allowed where two are to agree: small BERTs are off by a fortieth to a
+#: twelfth of that, hardly any by a sixth. A wider bound would take other faults for rounding.
+OF_HALF: Final = 0.25
+
+#: Below this relative L2 the difference of sums of squares holds too few digits.
+CANCELLED: Final = 1e-5
+
+#: How much of the target's positions a prediction must cover.
+LEAST_COVERED: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How well a prediction does.
+
+    Attributes:
+        explained: the share of the squared difference between target and source that is gone.
+        remaining: relative L2 of the target against the prediction.
+        scale: the factor by which the prediction would do best; 1 where it has the right size.
+    """
+
+    explained: float
+    remaining: float
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One direction of a comparison.
+
+    Attributes:
+        source: what is predicted from.
+        target: what is predicted.
+        alignment: for each position of the source its partner in the target.
+        tolerance: the relative L2 up to which the two would agree.
+        model: the source's; None where it is not at hand.
+        other: the target's, likewise.
+        call: how the source's model is called.
+        side: "a" or "b": which of the two the target is.
+    """
+
+    source: EmbeddingGradients
+    target: EmbeddingGradients
+    alignment: Alignment
+    tolerance: float
+    model: Any = None
+    other: Any = None
+    call: Call | None = None
+    side: str = "b"
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """The source's gradient, float64, (example, position, dim)."""
+        return _three_axes(self.source.values)
+
+    @cached_property
+    def wanted(self) -> np.ndarray:
+        """The target's, arranged as the source's; zeros where it has none."""
+        return self.alignment.bring(_three_axes(self.target.values))
+
+    @property
+    def matched(self) -> np.ndarray:
+        """Where the two can be compared, bool, (example, position)."""
+        return self.alignment.matched
+
+    @cached_property
+    def real(self) -> np.ndarray:
+        """The source's real positions, bool, (example, position)."""
+        return self.source.real
+
+    @cached_property
+    def half(self) -> str | None:
+        """The dtype of half precision in which the target, and not the source, was computed; None for none."""
+        found = [half_of(one) for one in (self.target, self.source)]
+        return found[0] if found[0] != found[1] else None
+
+    @cached_property
+    def exact(self) -> float:
+        """The remaining relative L2 up to which a prediction is right to rounding."""
+        depth = remembered_depth(self.target)
+        return max(EXACT * self.tolerance, OF_HALF * tolerance_for(self.half, depth) if self.half else 0.0)
+
+    @property
+    def other_texts(self) -> bool:
+        """Whether the target's ids are not the source's, or lie elsewhere."""
+        places = np.arange(self.source.ids.shape[1])
+        straight = self.matched.all() and (self.alignment.position == places).all()
+        return not straight or bool((self.alignment.bring(self.target.ids) != self.source.ids).any())
+
+    @property
+    def only_padding(self) -> bool:
+        """Whether the target's texts are the source's, at other places."""
+        lengths = self.target.real.sum(1)[self.alignment.examples()]
+        same = (self.alignment.bring(self.target.ids) == self.source.ids)[self.matched].all()
+        return bool(same and self.matched[self.real].all() and (lengths == self.real.sum(1)).all())
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the source and the target are called."""
+        return ("a", "b") if self.side == "b" else ("b", "a")
+
+    def cut(self, examples: slice) -> Case:
+        """The question over some of the source's examples."""
+        alignment = Alignment(self.alignment.example[examples], self.alignment.position[examples], ())
+        return replace(self, source=_cut(self.source, examples), alignment=alignment)
+
+    def measured(self, predicted: np.ndarray) -> Measure | None:
+        """How well a prediction, (example, position, dim), does where it is finite; None where that is hardly anywhere."""
+        match = self.match(predicted)
+        return None if match is None else match.measured(np.ones(len(predicted)))
+
+    @cached_property
+    def ground(self) -> Ground:
+        """What all predictions are measured against that say something wherever the two can be compared."""
+        return Ground(self, self.matched)
+
+    def match(self, predicted: np.ndarray) -> Match | None:
+        """The prediction beside the target, to be measured times numbers; None where it is hardly finite anywhere, or zero."""
+        counted = self.matched & np.isfinite(predicted).all(-1)
+        if counted.sum() < max(1.0, LEAST_COVERED * self.matched.sum()):
+            return None
+        ground = self.ground if np.array_equal(counted, self.matched) else Ground(self, counted)
+        match = Match(ground, predicted)
+        return match if match.usable else None
+
+
+class Ground:
+    """The target beside the source, where some predictions are measured.
+
+    Args:
+        case: the question.
+        counted: where the two are compared, bool, (example, position).
+
+    Attributes:
+        target: the target, float64, (example, position, dim).
+        counted: as given.
+        unit: the target's largest number there, in units of which it is held: the products of tiny ones would underflow.
+        differs: whether there is a target, and it is not the source.
+        wanted: the target in that unit; zeros elsewhere.
+        squares: the sum of its squares, (example,).
+        before: the length of the difference between the two, in that unit.
+    """
+
+    def __init__(self, case: Case, counted: np.ndarray) -> None:
+        self.target, self.counted = case.wanted, counted
+        wanted, found = (np.where(counted[..., None], one, 0.0) for one in (case.wanted, case.values))
+        self.unit = float(np.abs(wanted).max(initial=0.0))
+        self.differs = bool(self.unit) and bool((wanted != found).any())
+        if self.differs:
+            self.wanted = wanted / self.unit
+            self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
+            self.before = length(self.wanted - found / self.unit)
+
+
+class Match:
+    """A prediction beside the target: what is needed to measure it times one number an example, without a pass over all.
+
+    Args:
+        ground: what it is measured against, and where.
+        predicted: float64, (example, position, dim).
+
+    Attributes:
+        usable: whether there is anything to predict, and it is not predicted to be zero.
+    """
+
+    def __init__(self, ground: Ground, predicted: np.ndarray) -> None:
+        self._ground, self._predicted = ground, predicted
+        guess = np.where(ground.counted[..., None], predicted, 0.0)
+        self._unit = float(np.abs(guess).max(initial=0.0))
+        self.usable = ground.differs and bool(self._unit)
+        if self.usable:
+            guess = guess / self._unit
+            self._squares = np.einsum("epd,epd->e", guess, guess)
+            self._products = np.einsum("epd,epd->e", guess, ground.wanted)
+
+    def best_numbers(self) -> tuple[float, np.ndarray | None]:
+        """The number that fits best, and one for each example; None where an example has nothing to go by."""
+        ratio = self._ground.unit / self._unit
+        each = self._products / self._squares * ratio if self._squares.all() else None
+        return float(self._products.sum()) / float(self._squares.sum()) * ratio, each
+
+    def fewest(self) -> int:
+        """How many numbers are compared of the example that has the fewest."""
+        return int(self._ground.counted.sum(1).min()) * int(self._predicted.shape[-1])
+
+    def explained(self, numbers: np.ndarray) -> np.ndarray:
+        """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
+        left, before = self._left(numbers), self._ground.before
+        # What is so large that its square is no number explains nothing.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(1 - left / np.square(before)) if before else np.zeros(len(left))
+
+    def measured(self, numbers: np.ndarray) -> Measure:
+        """How well the prediction times these numbers, (example,), does."""
+        scaled, before = self._scaled(numbers), self._ground.before
+        own = float(np.sqrt(self._ground.squares.sum()))
+        size = float((scaled**2 * self._squares).sum())
+        after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
+        if after < CANCELLED * own:  # too little is left of the sums to tell how much
+            after = self._directly(numbers)
+        scale = float((scaled * self._products).sum()) / size if size else 0.0
+        return Measure(1 - (after / before) ** 2 if before else 0.0, after / own, scale)
+
+    def _scaled(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers for the prediction and the target in their units."""
+        return numbers * (self._unit / self._ground.unit)
+
+    def _left(self, numbers: np.ndarray) -> np.ndarray:
+        scaled = self._scaled(numbers)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a number far too large, which explains nothing
+            return np.asarray((self._ground.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1))
+
+    def _directly(self, numbers: np.ndarray) -> float:
+        counted = self._ground.counted
+        guess = (self._predicted * numbers[:, None, None])[counted]
+        return length((self._ground.target[counted] - guess) / self._ground.unit)
+
+
+def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:
+    """What a result says of its objective; nothing where it was made by hand and says nothing that can be read."""
+    described = result.provenance.get("objective")
+    return described if isinstance(described, Mapping) else {}
+
+
+def half_of(result: EmbeddingGradients) -> str | None:
+    """The dtype of half precision that a result was computed in, as it remembers or as its numbers show; None for none."""
+    remembered = str(result.provenance.get("compute_dtype"))
+    if remembered in HALVES:
+        return remembered
+    if result.values.dtype == np.float64:
+        return None
+    values = result.values[result.values != 0].astype(np.float32)
+    if values.size < 8:
+        return None
+    # Of numbers in float32 one in 2**16 is one of bfloat16, and one in 2**13 of float16.
+    if not (values.view(np.uint32) & 0xFFFF).any():
+        return "bfloat16"
+    largest = float(np.abs(values).max())
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = values.astype(np.float16).astype(np.float32)
+    return "float16" if largest < 65504 and np.array_equal(rounded, values) else None
+
+
+def _three_axes(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float64).reshape(*values.shape[:2], -1)
+
+
+def _cut(result: EmbeddingGradients, examples: slice) -> EmbeddingGradients:
+    def part(array: Any) -> Any:
+        return None if array is None else array[examples]
+
+    names = ("values", "activations", "ids", "mask", "types", "tokens", "words_of", "before")
+    objective = result.objective if np.ndim(result.objective) == 0 else part(result.objective)
+    return replace(result, objective=objective, tables=None, **{name: part(getattr(result, name)) for name in names})

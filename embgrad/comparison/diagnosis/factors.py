@@ -1,0 +1,257 @@
+"""Hypotheses that one gradient is the other times a number, the same for all or one an example."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+
+from embgrad.comparison.diagnosis.case import Case, objective_of
+from embgrad.objectives.selection import IGNORED
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """By what the source is multiplied.
+
+    Attributes:
+        cause: a key of `embgrad.comparison.diagnosis.findings.CAUSES`.
+        text: what it is.
+        numbers: one for each example, float64, (example,).
+        fitted: whether it was made to fit, rather than known beforehand.
+        mean_on: "target" or "source", the side that took a mean; "" for neither.
+        whole: whether it is a whole number, or one over it, without being a count: with a mean it may be anything by chance.
+    """
+
+    cause: str
+    text: str
+    numbers: np.ndarray
+    fitted: bool = False
+    mean_on: str = ""
+    whole: bool = False
+
+    def cut(self, examples: slice) -> Factor:
+        """For some of the examples."""
+        return replace(self, numbers=self.numbers[examples])
+
+
+class FactorHypothesis(Protocol):
+    """Knows numbers that one side may be multiplied by."""
+
+    cause: ClassVar[str]
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """The factors that are thinkable here."""
+        ...
+
+
+#: One over a larger count is not told as such.
+SMALLEST_SHARE: Final = 1e-9
+
+#: The root of a smaller dimension is a number that anything may be.
+LEAST_DIM: Final = 8
+
+
+class Means(ABC):
+    """A mean over something that can be counted, taken on one side and not on the other."""
+
+    cause: ClassVar[str]
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """By one over the count, where the target took the mean, and by the count, where the source did."""
+        source, target = case.names
+        aligned = case.alignment.examples()
+        for counts, what in self.counts(_with_labels(case)):
+            found = counts[np.maximum(aligned, 0)]
+            if _tells(found):
+                text = f"a factor {_one_over(found)}: {target} took the mean over {what}"
+                yield Factor(self.cause, text, 1 / found, mean_on="target")
+        for counts, what in self.counts(case.source):
+            if _tells(counts):
+                text = f"a factor {_times(counts)}: {source} took the mean over {what}"
+                yield Factor(self.cause, text, counts, mean_on="source")
+
+    @abstractmethod
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
+        """How many there are of what the mean may be taken over, float64, (example,), and what that is."""
+
+
+def _tells(counts: np.ndarray) -> bool:
+    """Whether a mean over so many differs from a sum; over none, as in an example of nothing but padding, there is no mean."""
+    return bool((counts > 0).all() and (counts != 1).any())
+
+
+class MeanOverBatch(Means):
+    """The mean over the examples."""
+
+    cause: ClassVar[str] = "mean-over-batch"
+
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
+        """The number of examples."""
+        examples = len(result.ids)
+        yield _all(result, examples), f"the batch of {examples} examples"
+
+
+class MeanOverTokens(Means):
+    """The mean over tokens: an example's own, or all; real ones or with padding; those that have a label, or all but one."""
+
+    cause: ClassVar[str] = "mean-over-tokens"
+
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
+        """The numbers of tokens that a mean is commonly taken over."""
+        examples, positions = result.ids.shape
+        own = result.real.sum(1).astype(np.float64)
+        yield own, "each example's own tokens"
+        yield _all(result, own.sum()), f"all {own.sum():.0f} real tokens"
+        yield _all(result, positions), f"the {positions} positions, padding included"
+        yield _all(result, examples * positions), f"all {examples * positions} positions, padding included"
+        if own.min() > 1:
+            yield own - 1, "each example's tokens but one, as where each token predicts the next"
+            yield _all(result, (own - 1).sum()), f"the {(own - 1).sum():.0f} tokens that have a next one"
+        followed = f"the {examples} × {positions - 1} positions that have a next one"
+        yield _all(result, examples * (positions - 1 or 1)), followed
+        labels = np.asarray(objective_of(result).get("labels", 0))
+        if labels.ndim == 2 and labels.shape == result.ids.shape:
+            labelled = ((labels != IGNORED) & result.real).sum(1)
+            if labelled.min() > 0:
+                yield labelled.astype(np.float64), "each example's tokens that have a label"
+            yield _all(result, labelled.sum()), f"the {labelled.sum()} tokens that have a label"
+
+
+class MeanOverClasses(Means):
+    """The mean over all entries of the output, as a mean-squared or a binary loss takes it."""
+
+    cause: ClassVar[str] = "mean-over-batch-and-classes"
+
+    def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
+        """The number of entries of the output, in all and of an example."""
+        shape = result.provenance.get("output_shape")
+        if not isinstance(shape, (list, tuple)) or len(shape) < 2 or not all(isinstance(n, int) for n in shape):
+            return
+        examples, *rest = (int(n) for n in shape)
+        spelled = " × ".join(map(str, rest))
+        entries = int(np.prod(rest))
+        yield _all(result, examples * entries), f"the {examples} examples × {spelled} entries of the output"
+        yield _all(result, entries), f"an example's {spelled} entries of the output"
+        if len(rest) == 2 and result.mask is not None:
+            real = int(result.mask.sum()) * rest[1]
+            yield _all(result, real), f"the {int(result.mask.sum())} real tokens × {rest[1]} entries of the output"
+
+
+class ScaledLookup:
+    """The square root of the dimension, by which many models multiply what they look up."""
+
+    cause: ClassVar[str] = "scaled-lookup"
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """√dim and one over it."""
+        dim = case.values.shape[-1]
+        root = float(np.sqrt(dim))
+        if dim < LEAST_DIM:
+            return
+        source, target = case.names
+        for number, spelled, behind in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
+            text = f"a factor {number:.6g} = {spelled}: {behind} was differentiated behind the lookup's scaling by √dim"
+            yield Factor(self.cause, text, _all(case.source, number), whole=root.is_integer())
+
+
+class Sign:
+    """The other sign: the log-likelihood for the loss, a maximiser's gradient for a minimiser's."""
+
+    cause: ClassVar[str] = "sign"
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """Minus one."""
+        yield Factor(self.cause, "the sign", _all(case.source, -1.0))
+
+
+class Probability:
+    """The gradient of the label's probability p where the other is that of −log p: they differ by −p."""
+
+    cause: ClassVar[str] = "probability-objective"
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """Minus p of each example, told by its cross-entropy."""
+        losses = _losses(case)
+        if losses is not None:
+            target = case.names[1]
+            text = f"a factor −p for each example: {target} is the gradient of the label's probability, not of its cross-entropy"
+            yield Factor(self.cause, text, -np.exp(-losses))
+
+
+class OtherOfTwo:
+    """The gradient of the other label's cross-entropy, of two classes: they differ by −p/(1 − p), for the label's p."""
+
+    cause: ClassVar[str] = "label-shift"
+
+    def factors(self, case: Case) -> Iterator[Factor]:
+        """−p/(1 − p) of each example, told by its cross-entropy."""
+        shape = case.source.provenance.get("output_shape")
+        of_two = isinstance(shape, (list, tuple)) and len(shape) == 2 and shape[1] == 2
+        losses = _losses(case)
+        if losses is None or not of_two or not losses.all():
+            return
+        text = f"a factor −p/(1 − p) for each example: {case.names[1]} has the other label of the two"
+        yield Factor(self.cause, text, -np.exp(-losses) / -np.expm1(-losses))
+
+
+FACTORS: Final[tuple[FactorHypothesis, ...]] = (
+    MeanOverBatch(),
+    MeanOverTokens(),
+    MeanOverClasses(),
+    Sign(),
+    Probability(),
+    OtherOfTwo(),
+    ScaledLookup(),
+)
+
+
+def fitted_factor(case: Case, number: float) -> Factor:
+    """The factor that fits best, as a hypothesis."""
+    spelled = f"{number:.6g}"
+    near = round(1 / number) if abs(number) > SMALLEST_SHARE else 0
+    if abs(near) > 1 and abs(near * number - 1) < 1e-4:
+        spelled += f" = 1/{near}"
+    return Factor("constant-factor", f"a factor {spelled}", _all(case.source, number), fitted=True)
+
+
+def fitted_factors(numbers: np.ndarray) -> Factor:
+    """One an example, each fitted."""
+    shown = ", ".join(f"{number:.4g}" for number in numbers[:6]) + (", …" if len(numbers) > 6 else "")
+    return Factor("constant-factor", f"a factor of its own for each example ({shown})", numbers, fitted=True)
+
+
+def _losses(case: Case) -> np.ndarray | None:
+    """The source's cross-entropy of each example, with one label each; None where its objective is another."""
+    objective, described = case.source.objective, objective_of(case.source)
+    if described.get("class") != "CrossEntropy" or np.ndim(described.get("labels", 0)) > 1:
+        return None
+    if objective is None or np.shape(objective) != case.source.ids.shape[:1]:
+        return None
+    return np.asarray(objective, np.float64)
+
+
+def _with_labels(case: Case) -> EmbeddingGradients:
+    """The target; with the source's labels, where its objective was a function of the user's, which keeps none."""
+    target, objectives = case.target, [objective_of(one) for one in (case.source, case.target)]
+    if "labels" in objectives[1] or "labels" not in objectives[0] or not case.alignment.trivial:
+        return target
+    return replace(target, provenance={**target.provenance, "objective": objectives[0]})
+
+
+def _all(result: Any, number: float) -> np.ndarray:
+    return np.full(len(result.ids), float(number))
+
+
+def _one_over(counts: np.ndarray) -> str:
+    return f"{1 / counts[0]:.6g} = 1/{counts[0]:g}" if (counts == counts[0]).all() else "1/n for each example"
+
+
+def _times(counts: np.ndarray) -> str:
+    return f"{counts[0]:.2f}" if (counts == counts[0]).all() else "n for each example"

@@ -1,0 +1,120 @@
+"""Hypotheses that the two are gradients of different objectives, and objectives that stand for what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from embgrad.comparison.diagnosis.rerun import Source, Variant
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.objectives import CrossEntropy, Logit, Objective, Sum
+from embgrad.objectives.selection import IGNORED, Rows
+
+__all__ = ["OtherObjective", "Seen"]
+
+
+class Seen(Objective):
+    """An objective that goes by another mask than the model.
+
+    Args:
+        inner: the objective.
+        mask: what it goes by; None for none.
+    """
+
+    any_shape = True
+
+    def __init__(self, inner: Objective, mask: np.ndarray | None) -> None:
+        super().__init__(output=inner.output)
+        self._inner = inner
+        self._mask = mask
+
+    def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
+        """The inner objective's, with its own mask."""
+        return self._inner.evaluate(output, batch.replace(mask=self._mask))
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        return self._inner._rows(rows)
+
+
+class Probability(Logit):
+    """The softmax probability of one entry of the output."""
+
+    def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        _, one = super()._rows(rows)
+        raised = np.exp(rows.values - rows.values.max(1, keepdims=True))
+        probabilities = raised / raised.sum(1, keepdims=True)
+        chosen = (probabilities * one).sum(1)
+        return chosen, chosen[:, None] * (one - probabilities)
+
+
+class OtherObjective:
+    """The gradient of another objective on the same output."""
+
+    cause: ClassVar[str] = "other-objective"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The sum, the logit, the probability and the cross-entropy of the same entry, shifted labels, and the target's own."""
+        own, target = source.objective, source.target
+        place: dict[str, Any] = {"output": own.output, "position": own.position}
+        entry = own.labels if isinstance(own, CrossEntropy) else getattr(own, "index", None)
+        if not isinstance(own, Sum):
+            text = f"that {target} is the gradient of the sum of the output, and not of {_spelled(own)}"
+            yield Variant(("sum-objective",), text, objective=Sum(**place))
+        if entry is not None and entry.ndim < 2 and getattr(own, "of", "logits") == "logits":
+            text = f"that {target} is the gradient of the probability, and not of {_spelled(own)}"
+            yield Variant(("probability-objective",), text, objective=Probability(entry, **place))
+            if not isinstance(own, Logit):
+                text = f"that {target} is the gradient of the logit alone, and not of {_spelled(own)}"
+                yield Variant((self.cause,), text, objective=Logit(entry, **place))
+            if not isinstance(own, CrossEntropy):
+                text = f"that {target} is the gradient of the cross-entropy, and not of {_spelled(own)}"
+                yield Variant(
+                    (self.cause,), text, objective=CrossEntropy(np.broadcast_to(entry, len(source.batch)), **place)
+                )
+        if isinstance(own, CrossEntropy):
+            yield from self._shifted(own, source)
+        if isinstance(own, Logit):
+            yield from self._next_entries(own, source)
+        given = source.target_objective
+        if given is not None and given.describe() != own.describe():
+            spelled = _spelled(given)
+            other = repr(given) if spelled == _spelled(own) else spelled
+            yield Variant((self.cause,), f"the objective: {target}'s is {other}", objective=given)
+
+    @staticmethod
+    def _next_entries(own: Logit, source: Source) -> Iterator[Variant]:
+        classes = int((source.case.source.provenance.get("output_shape") or [0])[-1])
+        for offset in (1, -1):
+            if classes > 1 and not (classes == 2 and offset < 0):
+                text = f"that {source.target} is the gradient of the logit {offset:+d}"
+                moved = Logit((own.index + offset) % classes, output=own.output, position=own.position)
+                yield Variant(("label-shift",), text, objective=moved)
+
+    @staticmethod
+    def _shifted(own: CrossEntropy, source: Source) -> Iterator[Variant]:
+        shape = source.case.source.provenance.get("output_shape") or [0]
+        classes = int(shape[-1])
+        place: dict[str, Any] = {"output": own.output, "position": own.position, "of": own.of}
+        if own.labels.ndim == 2:
+            for offset in (1, -1):
+                moved = np.roll(own.labels, offset, axis=1)
+                moved[:, 0 if offset > 0 else -1] = IGNORED
+                text = f"that {source.target}'s labels are shifted by {offset:+d} position"
+                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **place))
+        elif classes > 1:
+            for offset in (1, -1):
+                if classes == 2 and offset < 0:
+                    continue
+                moved = (own.labels + offset) % classes
+                text = f"that {source.target}'s labels are each {offset:+d}"
+                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **place))
+            if len(own.labels) > 1:
+                text = f"that {source.target}'s labels are those of the example before"
+                yield Variant(("label-shift",), text, objective=CrossEntropy(np.roll(own.labels, 1), **place))
+
+
+def _spelled(objective: Objective) -> str:
+    name = type(objective).__name__
+    return {"CrossEntropy": "the cross-entropy", "Logit": "the logit", "Sum": "the sum"}.get(name, repr(objective))

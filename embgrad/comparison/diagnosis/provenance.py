@@ -1,0 +1,40 @@
+"""Causes that the results themselves tell of: they remember to have been made in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from embgrad.comparison.align import Alignment
+from embgrad.comparison.diagnosis.case import objective_of
+from embgrad.comparison.diagnosis.findings import Finding
+from embgrad.forward.points import WORD
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["remembered"]
+
+
+def remembered(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[Finding]:
+    """What differs in how the two were made, and is sure to make a difference: the mode, the point, the objective, the ids.
+
+    None of these is measured: how much of the difference it explains takes the models.
+    """
+    for one, name, other in ((a, "a", "b"), (b, "b", "a")):
+        if one.provenance.get("training") and not (b if one is a else a).provenance.get("training"):
+            text = f"{name} ran in training mode, where dropout drops, and {other} did not"
+            yield Finding(("dropout",), text, None, None, name)
+    points = [one.provenance.get("point") for one in (a, b)]
+    if points[0] != points[1]:
+        behind = "embeddings" in points and WORD in points
+        text = f"a was taken at {points[0]!r}, and b at {points[1]!r}"
+        yield Finding(("after-norm" if behind else "other-point",), text, None, None)
+    objectives = [objective_of(one) for one in (a, b)]
+    kinds = [one.get("class") for one in objectives]
+    if kinds[0] != kinds[1] and not {"callable", "Scalar", None} & set(kinds):
+        cause = "sum-objective" if "Sum" in kinds else "other-objective"
+        yield Finding((cause,), f"a is the gradient of {kinds[0]}, and b of {kinds[1]}", None, None)
+    brought = alignment.bring(b.ids)
+    if (brought != a.ids)[alignment.matched].any():
+        differ = int((brought != a.ids)[alignment.matched].sum())
+        yield Finding(
+            ("other-ids",), f"the ids differ at {differ} of {int(alignment.matched.sum())} positions", None, None
+        )

@@ -1,0 +1,312 @@
+"""Hypotheses that a model was asked otherwise: other inputs, another objective, another point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+
+from embgrad.backend.registry import backend_for
+from embgrad.comparison.diagnosis.factors import LEAST_DIM
+from embgrad.comparison.diagnosis.objectives import OtherObjective, Seen
+from embgrad.comparison.diagnosis.rearrangements import order_padded_on
+from embgrad.comparison.diagnosis.rerun import Source, Variant
+from embgrad.engine.table_gradients import table_gradients
+from embgrad.engine.weights import weights_of
+from embgrad.errors import EmbgradError
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.objectives import CrossEntropy, Objective
+
+__all__ = ["ASKED", "Hypothesis"]
+
+#: By how much position ids, and token ids, are commonly off: RoBERTa begins its positions at 2.
+OFFSETS: Final = (1, 2, -1, -2)
+
+
+class Hypothesis(Protocol):
+    """Knows other ways to run the source's model that may give the target."""
+
+    cause: ClassVar[str]
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The other ways that are thinkable here."""
+        ...
+
+
+class MaskIgnored:
+    """The model did not see the mask; the objective may or may not."""
+
+    cause: ClassVar[str] = "mask-ignored"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """Without the mask in the model alone, and in both."""
+        if source.batch.padded:
+            text = f"that {source.target} ran without the mask"
+            yield Variant((self.cause,), text, batch=(_blind,), objective=Seen(source.objective, source.batch.mask))
+            yield Variant((self.cause,), f"{text}, and counts padding", batch=(_blind,))
+
+
+class PadsCounted:
+    """The objective counts padding, which the model masks."""
+
+    cause: ClassVar[str] = "pads-counted"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The objective without a mask."""
+        if source.batch.padded:
+            text = f"that {source.target}'s objective counts padding"
+            yield Variant((self.cause,), text, objective=Seen(source.objective, None))
+
+
+class TypesIgnored:
+    """The model did not see the segment ids."""
+
+    cause: ClassVar[str] = "types-ignored"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """Zeros, which most models take for none, or none."""
+        if source.batch.types is not None and source.batch.types.any():
+            text = f"that {source.target} ran without the segment ids"
+            yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(types=np.zeros_like(batch.ids)),))
+            yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(types=None),))
+
+
+class PaddingSide:
+    """The padding was on the other side, in a model that is not blind to that."""
+
+    cause: ClassVar[str] = "padding-side"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """With the padding on the left, and on the right."""
+        if not source.batch.padded:
+            return
+        for side in ("left", "right"):
+            move = partial(_padded_on, side=side)
+            if (move(source.batch).real != source.batch.real).any():
+                text = f"that {source.target} was padded on the {side}"
+                yield Variant((self.cause,), text, (move,), _laid_anew(source, side), moved=True)
+
+
+class OtherBatch:
+    """The other side's own ids, mask and types, where they are others."""
+
+    cause: ClassVar[str] = "other-ids"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The target's batch in the source's model."""
+        case, batch = source.case, source.batch
+        partners = case.alignment.examples()
+        if (partners < 0).any():
+            return
+        ids = case.target.ids[partners]
+        mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
+        if not case.other_texts:
+            return
+        given = TokenBatch(ids, mask, types, convention=batch.convention)
+        cause = "padding-side" if case.only_padding else self.cause
+        text = (
+            f"the padding: {source.target} has its texts at other places"
+            if case.only_padding
+            else f"the ids: {source.target} was given other ones"
+        )
+        labels = getattr(source.target_objective, "labels", np.zeros(1))
+        objective = source.target_objective if labels.ndim == 2 else None  # which lie as the texts do
+        yield Variant((cause,), text, (lambda _: given,), objective, moved=True)
+
+
+class OtherIds:
+    """The rows of other ids were looked up: all off by a number, or those that the target's embeddings show."""
+
+    cause: ClassVar[str] = "other-ids"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """Ids off by one or two, and the rows of the table that the target holds."""
+        if source.case.source.vocab is None:
+            return
+        seen = self._seen(source)
+        if seen is not None:
+            example, position = (int(i) for i in np.argwhere(seen != source.batch.ids)[0])
+            text = (
+                f"that {source.target} looked up other rows of the same table, such as {seen[example, position]} for the id "
+                f"{source.batch.ids[example, position]} at example {example}, position {position}"
+            )
+            yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(ids=seen),))
+            return
+        for offset in OFFSETS:
+            ids = source.batch.ids + offset
+            if ids.min() >= 0 and ids.max() < source.case.source.vocab:
+                text = f"that {source.target} looked up each id {offset:+d}"
+                yield Variant((self.cause,), text, batch=(partial(_off_by, offset=offset),))
+
+    @staticmethod
+    def _seen(source: Source) -> np.ndarray | None:
+        """The ids whose rows in the source's table are the target's embeddings; None where they are the source's own, or none."""
+        case = source.case
+        shown = case.alignment.bring(case.target.activations.astype(np.float64))
+        own = case.source.activations.astype(np.float64)
+        if shown.shape != own.shape or np.allclose(shown[case.matched], own[case.matched], rtol=1e-5, atol=1e-7):
+            return None
+        for table in _tables(source):
+            rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
+            found = np.array([[rows.get(one.astype(np.float32).tobytes(), -1) for one in example] for example in shown])
+            found = np.where(case.matched, found, source.batch.ids)
+            if (found >= 0).all():
+                return found
+        return None
+
+
+class OtherTable:
+    """The table holds other rows for the same ids."""
+
+    cause: ClassVar[str] = "different-table"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The target's embeddings in the place of the source's."""
+        case = source.case
+        if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
+            return
+        if (case.alignment.bring(case.target.ids) != case.source.ids)[case.matched].any():
+            return  # other values may then be those of other ids
+        own = case.source.activations.astype(np.float64)
+        shown = case.alignment.bring(case.target.activations.astype(np.float64))
+        if shown.shape != own.shape:
+            return
+        shown[~case.matched] = own[~case.matched]
+        distance = float(np.linalg.norm(shown - own) / (np.linalg.norm(own) or 1.0))
+        if distance > case.tolerance:
+            text = f"the table: {source.target} looks up other values for the same ids (relative L2 {distance:.2g})"
+            yield Variant(
+                (self.cause,), text, changes={"override": {source.at: shown.astype(case.source.values.dtype)}}
+            )
+
+
+class ScaledLookup:
+    """The model multiplies what it looks up by √dim, as the Transformer of Vaswani et al., 2017, and Gemma do."""
+
+    cause: ClassVar[str] = "scaled-lookup"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The lookup's value times √dim, and its gradient with it; and both divided."""
+        dim = source.case.values.shape[-1]
+        if source.at != WORD or dim < LEAST_DIM:
+            return
+        ways = (
+            (dim**0.5, f"multiplies its lookup by √{dim}"),
+            (dim**-0.5, f"lacks the factor √{dim} behind its lookup"),
+        )
+        for factor, what in ways:
+            change = {"override": {WORD: partial(_times, factor=factor)}}
+            yield Variant((self.cause,), f"that {source.target} {what}", changes=change, times=factor)
+
+
+class PositionOffset:
+    """The position ids begin elsewhere, as RoBERTa's do at 2."""
+
+    cause: ClassVar[str] = "position-ids-offset"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """The rows of the position table moved up and down."""
+        backend = backend_for(source.case.model)
+        seen = backend.points(source.case.model, source.batch, source.case.call)
+        tables = {point.path for point in seen if "position" in point.roles}
+        for weight in weights_of(source.case.model):
+            named = "position" in (weight.canonical or weight.name).lower() or weight.module in tables
+            if not named or len(weight.shape) != 2 or min(weight.shape) < 2:
+                continue
+            for offset in OFFSETS:
+                rolled = np.roll(weight.get(), -offset, axis=0)
+                text = f"that {source.target}'s position ids are offset by {offset:+d}"
+                yield Variant((self.cause,), text, weights={weight.name: rolled})
+
+
+class OtherPoint:
+    """The gradient at another point: behind the embedding block, or where the target says that it was taken."""
+
+    cause: ClassVar[str] = "other-point"
+
+    def variants(self, source: Source) -> Iterator[Variant]:
+        """At the embedding block's output, and at the target's point."""
+        if source.at != "embeddings":
+            text = (
+                f"that {source.target} was taken behind the embedding block (with its norm), and not at {source.at!r}"
+            )
+            yield Variant(("after-norm",), text, at="embeddings")
+        there = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
+        if there not in (source.at, "embeddings"):
+            yield Variant((self.cause,), f"the point: {source.target} was taken at {there!r}", at=there)
+
+
+ASKED: Final[tuple[Hypothesis, ...]] = (
+    MaskIgnored(),
+    PadsCounted(),
+    TypesIgnored(),
+    PaddingSide(),
+    OtherBatch(),
+    OtherIds(),
+    OtherTable(),
+    ScaledLookup(),
+    PositionOffset(),
+    OtherPoint(),
+    OtherObjective(),
+)
+
+
+def head_shares(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+    """What a tied table's own gradient puts at each position, with the head's share: what it is, and float64 values."""
+    try:
+        ledger = table_gradients(source.case.model, source.batch, source.objective, call=source.case.call)
+    except EmbgradError:  # no table, or none that is a parameter: then there is no head's share either
+        return
+    if not ledger.head.any():
+        return
+    ids, target = source.batch.ids, source.target
+    yield (
+        f"that {target} holds the tied table's whole gradient, with the head's share, at each position of a token",
+        ledger.total[ids].astype(np.float64),
+    )
+    yield f"that {target} has the tied head's share added", source.case.values + ledger.head[ids]
+    yield f"that {target} holds the tied head's share alone", ledger.head[ids].astype(np.float64)
+
+
+def _tables(source: Source) -> Iterator[np.ndarray]:
+    """The weights that may be the table that was looked up in."""
+    shape = (source.case.source.vocab, source.case.source.values.shape[-1])
+    for weight in weights_of(source.case.model):
+        if weight.shape == shape:
+            yield weight.get()
+
+
+def _laid_anew(source: Source, side: str) -> Objective | None:
+    """The objective where the texts are moved: labels of positions go with them; None for the same as it was."""
+    own = source.objective
+    if not isinstance(own, CrossEntropy) or own.labels.ndim < 2:
+        return None
+    labels = np.take_along_axis(own.labels, order_padded_on(source.batch.real, side), axis=1)
+    return CrossEntropy(labels, own.of, output=own.output, position=own.position)
+
+
+def _times(value: np.ndarray, factor: float) -> np.ndarray:
+    return np.asarray(value * factor, value.dtype)
+
+
+def _blind(batch: TokenBatch) -> TokenBatch:
+    return batch.replace(mask=None)
+
+
+def _off_by(batch: TokenBatch, offset: int) -> TokenBatch:
+    return batch.replace(ids=batch.ids + offset)
+
+
+def _padded_on(batch: TokenBatch, side: str) -> TokenBatch:
+    """The same texts with their padding on one side."""
+    order = order_padded_on(batch.real, side)
+
+    def moved(array: Any) -> Any:
+        return None if array is None else np.take_along_axis(array, order, axis=1)
+
+    return batch.replace(
+        ids=moved(batch.ids), mask=moved(batch.mask), types=moved(batch.types), words=None, tokens=None
+    )

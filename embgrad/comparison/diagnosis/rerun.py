@@ -1,0 +1,246 @@
+"""Runs the source's model anew in other ways, to see whether it then gives the target's gradient."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from embgrad.common.metrics import figures_of
+from embgrad.comparison.align import aligned
+from embgrad.comparison.diagnosis.case import EXACT, Case, objective_of
+from embgrad.engine.gradients import gradients
+from embgrad.engine.weights import substituted
+from embgrad.errors import EmbgradError, EmbgradWarning, ObjectiveError
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import rebuilt
+from embgrad.objectives.objectives import Objective
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["MOST_EXAMPLES", "Source", "Variant", "departure", "failures_of", "source_of"]
+
+Made = TypeVar("Made")
+
+#: On how many examples a cause is tried, before it is measured on all.
+MOST_EXAMPLES: Final = 6
+
+#: What a run without any change is called.
+AS_IT_WAS: Final = "the model as it was"
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """Another way to run a model.
+
+    Attributes:
+        causes: keys of `embgrad.comparison.diagnosis.findings.CAUSES`.
+        text: what is done otherwise.
+        batch: what is made of the source's batch, one after the other.
+        objective: in place of the source's.
+        at: the point, in place of the source's.
+        changes: by option ("override", "add", "edit") changes by the names of points.
+        weights: by native name what is put in the place of a weight.
+        moved: whether the batch has its tokens at other places, so that the result is brought back by its ids.
+        fitted: whether something in it was made to fit.
+        training: in training mode.
+        times: by what the gradient is multiplied.
+        number: the number that is otherwise, where it is one.
+    """
+
+    causes: tuple[str, ...]
+    text: str
+    batch: tuple[Callable[[TokenBatch], TokenBatch], ...] = ()
+    objective: Objective | None = None
+    at: str | None = None
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    moved: bool = False
+    fitted: bool = False
+    training: bool = False
+    times: float = 1.0
+    number: float = 0.0
+
+    def with_(self, other: Variant) -> Variant | None:
+        """Both together; None where they change the same thing, or are one cause."""
+        one_of_each = [(getattr(self, name), getattr(other, name)) for name in ("objective", "at")]
+        same_names = any(self.changes.get(option, {}).keys() & named.keys() for option, named in other.changes.items())
+        clash = any(first is not None and second is not None for first, second in one_of_each) or same_names
+        if clash or self.weights.keys() & other.weights.keys() or set(self.causes) & set(other.causes):
+            return None
+        objective, at = (second if first is None else first for first, second in one_of_each)
+        options = {*self.changes, *other.changes}
+        return Variant(
+            (*self.causes, *other.causes),
+            f"{self.text}, and {other.text}",
+            self.batch + other.batch,
+            objective,
+            at,
+            {option: {**self.changes.get(option, {}), **other.changes.get(option, {})} for option in options},
+            {**self.weights, **other.weights},
+            self.moved or other.moved,
+            self.fitted or other.fitted,
+            times=self.times * other.times,
+        )
+
+
+class Source:
+    """The source's model with what it was given.
+
+    Args:
+        case: the whole question.
+        examples: which of the examples are run.
+        objective: the source's, of all examples.
+
+    Attributes:
+        examples: which of the examples are run.
+        case: the question over these examples.
+        batch: what is run.
+        objective: likewise.
+        at: the point.
+        named: what the source is called.
+        target: what the target is called.
+        target_objective: the target's objective in the order of the source's examples, where a result keeps it and has all.
+        refused: what embgrad said of the last run that it refused.
+        failures: by cause why a variant could not be run: the framework's own errors.
+    """
+
+    def __init__(self, case: Case, examples: slice, objective: Objective) -> None:
+        self.examples = examples
+        self.case = case.cut(examples)
+        self.batch = batch_of_result(self.case.source)
+        self.objective = objective.take(examples, len(case.source.ids))
+        self.at = str(case.source.provenance.get("point"))
+        self.named, self.target = case.names
+        given = rebuilt(objective_of(case.target))
+        partners = case.alignment.examples()
+        self.target_objective: Objective | None = None
+        if given is not None and (partners >= 0).all():
+            with contextlib.suppress(ObjectiveError):  # of a file that says otherwise than embgrad writes it
+                self.target_objective = given.take(partners[examples], len(case.target.ids))
+        self.failures: dict[str, str] = {}
+        self.refused = ""
+
+    def result(self, variant: Variant) -> EmbeddingGradients:
+        """The result of a variant.
+
+        Raises:
+            EmbgradError: the model cannot be run so.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", EmbgradWarning)  # the user has heard them with the results
+            if variant.weights:
+                stack.enter_context(substituted(self.case.model, variant.weights))
+            result: EmbeddingGradients = gradients(
+                self.case.model,
+                functools.reduce(lambda batch, made: made(batch), variant.batch, self.batch),
+                self.objective if variant.objective is None else variant.objective,
+                at=self.at if variant.at is None else variant.at,
+                call=self.case.call,
+                training=variant.training,
+                pads=str(self.case.source.provenance.get("pads", "keep")),
+                split=bool(self.case.source.provenance.get("split", False)),
+                override=variant.changes.get("override"),
+                add=variant.changes.get("add"),
+                edit=variant.changes.get("edit"),
+            )
+        return result
+
+    def values(self, variant: Variant) -> np.ndarray | None:
+        """The gradient of a variant, float64, arranged as the source's; None where the model cannot be run so."""
+        result = self.attempt(" + ".join(variant.causes), lambda: self.result(variant))
+        if result is None:
+            return None
+        values = result.values.astype(np.float64) * variant.times
+        if variant.moved:
+            values = aligned(self.case.source, result).bring(values)
+        values = values.reshape(*values.shape[:2], -1)
+        return values if values.shape == self.case.values.shape else None  # another point may be of another size
+
+    def attempt(self, cause: str, run: Callable[[], Made]) -> Made | None:
+        """What a run gives; None where the model cannot be run so, which `failures` then tells of."""
+        try:
+            return run()
+        except EmbgradError as error:  # what does not apply to this model
+            self.refused = error.message
+        except Exception as error:  # the framework's own, of what it cannot do with: told in the notes
+            self.failures[cause] = f"{type(error).__name__}: {error}"
+        return None
+
+
+def source_of(case: Case) -> Source | str:
+    """The source's model on some of the examples; or why it cannot be run anew."""
+    name, provenance = case.names[0], case.source.provenance
+    described = objective_of(case.source)
+    objective = rebuilt(described)
+    if objective is None:
+        return (
+            f"{name}'s objective was a function ({described.get('name', described.get('class'))}), which a result does not keep, "
+            "so that no cause that takes another run of its model was tried: expected one of embgrad's objectives"
+        )
+    kept = [option for option in ("override", "add", "edit", "extras", "captured") if provenance.get(option)]
+    if kept:
+        return (
+            f"{name} was made with {', '.join(kept)}, which a result does not keep, so that no cause that takes another run of "
+            "its model was tried"
+        )
+    try:
+        return Source(case, _window(case), objective)
+    except EmbgradError as error:  # of a file that says otherwise than embgrad writes it
+        return f"{name} does not tell how it was made, so that its model was not run anew: {error.message}"
+
+
+def departure(source: Source) -> str | None:
+    """Why nothing can be told by running the source's model: it does not give the source; None where it does."""
+    case, name = source.case, source.named
+    base = source.values(Variant((AS_IT_WAS,), ""))
+    if base is None:
+        return f"{name}'s model cannot be run anew: {source.failures.pop(AS_IT_WAS, None) or source.refused}"
+    distance = figures_of(case.values, base).relative_l2
+    if distance <= 2 * EXACT * case.tolerance:
+        return None
+    if source.at != WORD and case.source.vocab is not None:
+        return (
+            f"{name} was taken at the lookup {source.at!r}, whose ids are not those that the model was given, which a result "
+            "does not keep then, so that no cause inside it was tried"
+        )
+    return (
+        f"{name} is not what its model gives when it is run anew (relative L2 {distance:.2e}), so that no cause inside it was "
+        "tried: was it made with another model, in another mode, or by other code than embgrad.gradients?"
+    )
+
+
+def batch_of_result(result: EmbeddingGradients) -> TokenBatch:
+    """The batch that a result was made of."""
+    return TokenBatch(
+        result.ids,
+        result.mask,
+        result.types,
+        convention=str(result.provenance.get("convention", "huggingface")),
+        mask_is_bool=bool(result.provenance.get("mask_is_bool", False)),
+    )
+
+
+def _window(case: Case) -> slice:
+    """Some neighbouring examples: with padding and with two segments, where there are such."""
+    count = len(case.source.ids)
+    if count <= MOST_EXAMPLES:
+        return slice(0, count)
+    types = case.source.types
+    telling = (~case.real).any(1).astype(int) + (0 if types is None else (types != types[:, :1]).any(1))
+    found = case.matched.any(1)
+    scores = [int((telling + found)[start : start + MOST_EXAMPLES].sum()) for start in range(count - MOST_EXAMPLES + 1)]
+    start = int(np.argmax(scores))
+    return slice(start, start + MOST_EXAMPLES)
+
+
+def failures_of(source: Source) -> Iterator[str]:
+    """What could not be tried, for the notes: what the framework refused, not what does not apply."""
+    for cause, why in source.failures.items():
+        yield f"{cause} could not be tried: {why}"

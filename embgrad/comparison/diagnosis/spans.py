@@ -1,0 +1,368 @@
+"""Stretches of a forward pass from one point to another that compute a known function, put another function in their place.
+
+What a model computes between two points is told from the values there, so that it need not be known how the model spells it.
+The other function is put there by changes at the two points alone: its value is added behind, its own pullback taken before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.backend.registry import backend_for
+from embgrad.comparison.diagnosis.rerun import AS_IT_WAS, Source, Variant
+from embgrad.forward.points import INPUT, OUTPUT
+
+__all__ = [
+    "REPLACEMENTS",
+    "Function",
+    "Norm",
+    "Span",
+    "activation_spans",
+    "function_between",
+    "norm_spans",
+    "recorded",
+    "replaced",
+    "same_values",
+]
+
+#: How far the values behind a stretch may be from the known function's, in relative L2.
+NEAR: Final = 1e-4
+
+#: How many entries of a tensor are looked at, before all are.
+SAMPLED: Final = 256
+
+#: The same before the epsilon is known.
+ROUGHLY: Final = 0.2
+
+#: An epsilon below is too small to be told from its effect in single precision.
+SMALLEST: Final = 1e-7
+
+#: How much less of the difference an epsilon must leave that is none of the usual ones.
+BETTER: Final = 0.5
+
+#: What leaves up to so many times as much, or no more than rounding in single precision, fits as well.
+FITS_AS_WELL: Final = 1.5
+ROUNDING: Final = 1e-6
+
+#: How often the stretch in which the epsilon lies is cut to two thirds.
+REFINEMENTS: Final = 40
+
+#: A layer norm over fewer numbers is not told from other functions.
+LEAST_WIDE: Final = 4
+
+Pullback = Callable[[np.ndarray], np.ndarray]
+
+
+class Function(NamedTuple):
+    """A function of arrays: gives its value, and what pulls a gradient back through it."""
+
+    name: str
+    apply: Callable[[np.ndarray], tuple[np.ndarray, Pullback]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a known function is computed.
+
+    Attributes:
+        before: the key of the point that holds its argument.
+        behind: the key of the point that holds its value.
+        function: what is computed.
+    """
+
+    before: str
+    behind: str
+    function: Function
+
+    @property
+    def place(self) -> str:
+        """Return where it is, for people: the path of the innermost module that computes it."""
+        keys = (self.behind, self.before)
+        own = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
+        return max(own or keys, key=lambda key: key.count(".")).partition(":")[0]
+
+
+@dataclass
+class Replacement:
+    """Puts another function in the place of a span's, in one forward pass and the pullback after it."""
+
+    function: Function
+    argument: np.ndarray | None = None
+    pullback: Pullback | None = None
+    gradient: np.ndarray | None = None
+
+    def keep_argument(self, value: np.ndarray) -> np.ndarray:
+        """At the point before, forward: nothing changes."""
+        self.argument = np.asarray(value, np.float64)
+        return np.zeros_like(value)
+
+    def difference(self, value: np.ndarray) -> np.ndarray:
+        """At the point behind, forward: what must be added."""
+        assert self.argument is not None, "the point before comes first"
+        wanted, self.pullback = self.function.apply(self.argument)
+        return np.asarray(wanted - value, value.dtype)
+
+    def keep_gradient(self, gradient: np.ndarray) -> np.ndarray:
+        """At the point behind, backward: nothing changes."""
+        self.gradient = np.asarray(gradient, np.float64)
+        return gradient
+
+    def pulled(self, gradient: np.ndarray) -> np.ndarray:
+        """At the point before, backward: what comes through the other function."""
+        assert self.gradient is not None, "the point behind comes first"
+        assert self.pullback is not None, "the forward pass comes first"
+        return np.asarray(self.pullback(self.gradient), gradient.dtype)
+
+
+def replaced(spans: Iterable[Span], function_of: Callable[[Span], Function]) -> dict[str, dict[str, Any]]:
+    """The changes that put other functions in the places of these spans'."""
+    changes: dict[str, dict[str, Any]] = {"add": {}, "edit": {}}
+    for span in spans:
+        one = Replacement(function_of(span))
+        changes["add"] |= {span.before: one.keep_argument, span.behind: one.difference}
+        changes["edit"] |= {span.before: one.pulled, span.behind: one.keep_gradient}
+    return changes
+
+
+def recorded(source: Source) -> dict[str, np.ndarray]:
+    """What each module is given and gives, by the points' keys, in the order in which they are reached."""
+    case = source.case
+    seen = backend_for(case.model).points(case.model, source.batch, case.call)
+    keys = [point.key for point in seen if point.side in (INPUT, OUTPUT)]
+    values: dict[str, np.ndarray] = {}
+
+    def keeper(key: str) -> Callable[[np.ndarray], np.ndarray]:
+        def keep(value: np.ndarray) -> np.ndarray:
+            values[key] = np.array(value)
+            return np.zeros_like(value)
+
+        return keep
+
+    source.result(Variant((AS_IT_WAS,), "", changes={"add": {key: keeper(key) for key in keys}}))
+    return values
+
+
+def gelu_erf(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """x Φ(x), as Hendrycks and Gimpel, "Gaussian error linear units", 2016, define it."""
+    below = 0.5 * (1 + np.asarray(_erf(x / math.sqrt(2)), np.float64))
+    density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    return x * below, lambda gradient: gradient * (below + x * density)
+
+
+def gelu_tanh(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """Their approximation by the hyperbolic tangent."""
+    scale = math.sqrt(2 / math.pi)
+    tanh = np.tanh(scale * (x + 0.044715 * x**3))
+    slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * scale * (1 + 3 * 0.044715 * x**2)
+    return 0.5 * x * (1 + tanh), lambda gradient: gradient * slope
+
+
+def gelu_sigmoid(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """Their approximation by the logistic function."""
+    gate = 0.5 * (1 + np.tanh(0.851 * x))
+    return x * gate, lambda gradient: gradient * (gate + 1.702 * x * gate * (1 - gate))
+
+
+def relu(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """The larger of x and 0."""
+    return np.maximum(x, 0), lambda gradient: gradient * (x > 0)
+
+
+def silu(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """x times its logistic function."""
+    gate = 0.5 * (1 + np.tanh(0.5 * x))
+    return x * gate, lambda gradient: gradient * (gate + x * gate * (1 - gate))
+
+
+def tanh(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """The hyperbolic tangent."""
+    value = np.tanh(x)
+    return value, lambda gradient: gradient * (1 - value**2)
+
+
+def logistic(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """1 over 1 + exp(-x)."""
+    value = 0.5 * (1 + np.tanh(0.5 * x))
+    return value, lambda gradient: gradient * value * (1 - value)
+
+
+def identity(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+    """x itself."""
+    return x, lambda gradient: gradient
+
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+#: The functions that models have behind a layer.
+ACTIVATIONS: Final = (
+    Function("GELU by the error function", gelu_erf),
+    Function("GELU by the tanh approximation", gelu_tanh),
+    Function("GELU by the logistic approximation", gelu_sigmoid),
+    Function("ReLU", relu),
+    Function("SiLU", silu),
+    Function("tanh", tanh),
+    Function("the logistic function", logistic),
+)
+
+#: What may stand in their place.
+REPLACEMENTS: Final = (*ACTIVATIONS, Function("no activation", identity))
+
+
+def same_values(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two points hold the same values, but for rounding."""
+    return one.shape == other.shape and _near(one.astype(np.float64), other.astype(np.float64))
+
+
+def function_between(given: np.ndarray, gave: np.ndarray) -> Function | None:
+    """Return the known function by which one array comes from another; None for none."""
+    argument = given.astype(np.float64)
+    same_shape = given.shape == gave.shape
+    return next((one for one in REPLACEMENTS if same_shape and _near(gave, one.apply(argument)[0])), None)
+
+
+def activation_spans(values: Mapping[str, np.ndarray]) -> list[Span]:
+    """Where one of the known activations is computed.
+
+    Args:
+        values: what points hold, by key, in the order in which they are reached.
+    """
+    order = {key: number for number, key in enumerate(values)}
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for key, value in values.items():
+        by_shape.setdefault(value.shape, []).append(key)
+    found: dict[bytes, Span] = {}
+    for keys in by_shape.values():
+        for before in sorted(keys, key=_innermost):
+            later = [key for key in keys if order[key] > order[before]]
+            argument = values[before].astype(np.float64)
+            span = None if argument.tobytes() in found else _activation(before, argument, later, values)
+            if span is not None:
+                found[argument.tobytes()] = span
+    return list(found.values())
+
+
+def _activation(
+    before: str, argument: np.ndarray, later: Sequence[str], values: Mapping[str, np.ndarray]
+) -> Span | None:
+    sample = _sampled(argument)
+    for function in ACTIVATIONS:
+        wanted = function.apply(sample)[0]
+        if _near(sample, wanted):  # as ReLU of what is positive, which is nothing
+            continue
+        behind = [key for key in later if _near(_sampled(values[key]), wanted)]
+        last = min(behind, key=_innermost) if behind else None
+        if last is not None and _near(values[last], function.apply(argument)[0]):
+            return Span(before, last, function)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A layer norm: what it is made of.
+
+    Attributes:
+        span: where it is computed.
+        gain: γ, float64, (dim,).
+        shift: β, likewise.
+        centred: whether the mean is taken off, as it is not in a root-mean-square norm.
+        epsilon: what is added to the variance.
+    """
+
+    span: Span
+    gain: np.ndarray = field(repr=False)
+    shift: np.ndarray = field(repr=False)
+    centred: bool
+    epsilon: float
+
+    def function(self, epsilon: float) -> Function:
+        """The same with another epsilon."""
+
+        def apply(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
+            centre = x - x.mean(-1, keepdims=True) if self.centred else x
+            spread = np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon)
+            unit = centre / spread
+
+            def pullback(gradient: np.ndarray) -> np.ndarray:
+                scaled = gradient * self.gain
+                off = scaled - unit * (scaled * unit).mean(-1, keepdims=True)
+                return np.asarray((off - scaled.mean(-1, keepdims=True) if self.centred else off) / spread)
+
+            return unit * self.gain + self.shift, pullback
+
+        return Function(f"epsilon {epsilon:g}", apply)
+
+    def fits(self, given: np.ndarray, gave: np.ndarray, epsilon: float) -> bool:
+        """Return whether another epsilon explains these values as well, but for rounding."""
+        own, other = (_fitted(given, gave, one, self.centred)[0] for one in (self.epsilon, epsilon))
+        return other <= max(FITS_AS_WELL * own, ROUNDING)
+
+
+def norm_spans(values: Mapping[str, np.ndarray], epsilons: Sequence[float]) -> list[Norm]:
+    """The modules that are layer norms or root-mean-square norms: told by a fit of γ, β and ε to what they are given and give."""
+    found = []
+    for before, given in values.items():
+        if f":{INPUT}" not in before:
+            continue
+        behind = before.replace(f":{INPUT}", f":{OUTPUT}")
+        gave = values.get(behind)
+        if gave is not None and gave.shape == given.shape and given.ndim > 1 and given.shape[-1] >= LEAST_WIDE:
+            norm = _norm(before, behind, given, gave, epsilons)
+            found.extend([] if norm is None else [norm])
+    return found
+
+
+def _norm(before: str, behind: str, given: np.ndarray, gave: np.ndarray, epsilons: Sequence[float]) -> Norm | None:
+    fits = [
+        (_fitted(given, gave, epsilon, centred)[0], centred, epsilon)
+        for centred in (True, False)
+        for epsilon in epsilons
+    ]
+    residual, centred, epsilon = min(fits)
+    if residual < ROUGHLY and epsilon > SMALLEST:  # between the usual ones
+        low, high = np.log10(epsilon) - 1, np.log10(epsilon) + 1
+        for _ in range(REFINEMENTS):
+            first, second = low + (high - low) / 3, high - (high - low) / 3
+            left = [_fitted(given, gave, 10**at, centred)[0] for at in (first, second)]
+            low, high = (low, second) if left[0] <= left[1] else (first, high)
+        refined = float(10 ** ((low + high) / 2))
+        if _fitted(given, gave, refined, centred)[0] < BETTER * residual:
+            epsilon = refined
+    residual, gain, shift = _fitted(given, gave, epsilon, centred)
+    if residual >= NEAR or not np.abs(gain).max():
+        return None
+    norm = Norm(Span(before, behind, ACTIVATIONS[0]), gain, shift, centred, epsilon)
+    return replace(norm, span=Span(before, behind, norm.function(epsilon)))
+
+
+def _fitted(given: np.ndarray, gave: np.ndarray, epsilon: float, centred: bool) -> tuple[float, np.ndarray, np.ndarray]:
+    """The relative L2 that a norm with this epsilon leaves, and its γ and β."""
+    x, y = (one.astype(np.float64).reshape(-1, one.shape[-1]) for one in (given, gave))
+    centre = x - x.mean(-1, keepdims=True) if centred else x
+    spread = np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon)
+    if len(x) < 4 or not spread.all():
+        return np.inf, np.zeros(0), np.zeros(0)
+    unit = centre / spread
+    mean, level = (unit.mean(0), y.mean(0)) if centred else (np.zeros(x.shape[-1]), np.zeros(x.shape[-1]))
+    power = ((unit - mean) ** 2).sum(0)
+    gain = np.divide(((unit - mean) * (y - level)).sum(0), power, out=np.zeros_like(power), where=power > 0)
+    shift = level - gain * mean
+    length = float(np.linalg.norm(y)) or 1.0
+    return float(np.linalg.norm(unit * gain + shift - y)) / length, gain, shift
+
+
+def _sampled(value: np.ndarray) -> np.ndarray:
+    flat = value.reshape(-1)
+    return flat[:: max(1, flat.size // SAMPLED)].astype(np.float64)
+
+
+def _near(value: np.ndarray, wanted: np.ndarray) -> bool:
+    return float(np.linalg.norm(value - wanted)) <= NEAR * float(np.linalg.norm(wanted)) and bool(wanted.any())
+
+
+def _innermost(key: str) -> tuple[int, str]:
+    return -key.count("."), key

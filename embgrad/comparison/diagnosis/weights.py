@@ -1,0 +1,218 @@
+"""Hypotheses that a weight is not what it should be: known from both models, or guessed from one model."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar, Final
+
+import numpy as np
+
+from embgrad.backend import Weight
+from embgrad.comparison.bisection.pair import leaf_of
+from embgrad.comparison.diagnosis.computations import Inside
+from embgrad.comparison.diagnosis.rerun import Source, Variant
+from embgrad.comparison.diagnosis.weight_differences import (
+    Difference,
+    differing_weights,
+    is_bias,
+    module_of,
+    name_of,
+    with_table,
+)
+from embgrad.engine.weights import weights_of
+from embgrad.forward.points import WORD
+
+__all__ = ["AttentionScale", "Beside", "DifferentWeights", "MisplacedWeights"]
+
+#: How many differing weights are tried one by one.
+MOST_SINGLY: Final = 12
+
+#: How many guesses are made where the other model is not at hand.
+MOST_GUESSES: Final = 200
+
+#: How many scales of single layers' attention are tried where one model is at hand alone.
+MOST_SCALES: Final = 100
+
+#: What models call the module that projects to queries, and the module or the weight that projects to queries, keys and values.
+QUERY: Final = re.compile(r"(^|[._/])(query|q_proj|q_lin|to_q|wq|w_q|q|proj_query|query_proj)([._/]|$|_weight|_bias)")
+PACKED: Final = re.compile(r"(^|[._/])(c_attn|qkv|in_proj|wqkv|Wqkv|qkv_proj)([._/]|$|_weight|_bias)")
+
+
+class Beside:
+    """The weights of the source's model, beside those of the target's where that is at hand."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @cached_property
+    def differing(self) -> Mapping[str, Difference] | None:
+        """Those that the target's model has otherwise; None where it is not at hand, or has too few weights in common."""
+        case = self._source.case
+        if case.other is None:
+            return None
+        found = differing_weights(case.model, case.other)
+        return None if found is None else with_table(found, [name for name in found if self._is_table(name)])
+
+    def _is_table(self, name: str) -> bool:
+        """Return whether the source's embeddings are this weight's rows."""
+        source = self._source.case.source
+        value = next(weight.get() for weight in weights_of(self._source.case.model) if weight.name == name)
+        if value.shape != (source.vocab, source.values.shape[-1]):
+            return False
+        if self._source.at != WORD or source.activations.shape != (*source.ids.shape, value.shape[1]):
+            return True  # which ids were looked up is not known
+        return np.allclose(value[source.ids], source.activations, rtol=1e-2, atol=1e-6)
+
+
+class DifferentWeights:
+    """What differs between the weights of the two models, by name."""
+
+    cause: ClassVar[str] = "different-weight"
+
+    def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
+        """Yield the target's weights in the source's model: all that differ, and where they are few each by itself."""
+        differing = beside.differing
+        if not differing:
+            return
+        groups: dict[str, dict[str, Difference]] = {}
+        for name, found in differing.items():
+            groups.setdefault(found.text, {})[name] = found
+        if 1 < len(groups) <= MOST_SINGLY:
+            for one in groups.values():
+                yield _substituting(one, source)
+        yield _substituting(differing, source)
+
+
+class MisplacedWeights:
+    """A missing bias, a transposed square weight, or two swapped modules: guessed without the other model.
+
+    A guess counts only where it gives the target to rounding.
+    """
+
+    cause: ClassVar[str] = "transposed-weight"
+
+    def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
+        """Yield each bias as zeros, and all of them; each square weight transposed; each two modules of one parent swapped."""
+        if beside.differing is not None:
+            return  # the two models' weights were compared, which says more
+        weights = weights_of(source.case.model)
+        guesses = itertools.chain(
+            self._lost(weights, source), self._transposed(weights, source), self._swapped(weights, source)
+        )
+        yield from itertools.islice(guesses, MOST_GUESSES)
+
+    @staticmethod
+    def _lost(weights: Sequence[Weight], source: Source) -> Iterator[Variant]:
+        biases = {
+            weight.name: np.zeros_like(weight.get()) for weight in weights if is_bias(weight) and weight.get().any()
+        }
+        named = {weight.name: name_of(weight) for weight in weights}
+        if len(biases) > 1:
+            yield Variant(
+                ("missing-bias",), f"that {source.target} has zeros in every bias", weights=biases, fitted=True
+            )
+        for name, zeros in biases.items():
+            text = f"that {source.target} has zeros in {named[name]}, or lacks it"
+            yield Variant(("missing-bias",), text, weights={name: zeros}, fitted=True)
+
+    def _transposed(self, weights: Sequence[Weight], source: Source) -> Iterator[Variant]:
+        for weight in weights:
+            if len(weight.shape) == 2 and weight.shape[0] == weight.shape[1] and weight.shape[0] > 1:
+                text = f"that {source.target} has {name_of(weight)} transposed"
+                turned = np.ascontiguousarray(weight.get().T)
+                yield Variant((self.cause,), text, weights={weight.name: turned}, fitted=True)
+
+    @staticmethod
+    def _swapped(weights: Sequence[Weight], source: Source) -> Iterator[Variant]:
+        owned: dict[str, list[Weight]] = {}
+        for weight in weights:
+            owned.setdefault(module_of(weight), []).append(weight)
+        for one, other in itertools.combinations(owned, 2):
+            shapes = [[weight.shape for weight in owned[name]] for name in (one, other)]
+            if one.rpartition(".")[0] != other.rpartition(".")[0] or shapes[0] != shapes[1]:
+                continue
+            pairs = list(zip(owned[one], owned[other], strict=True))
+            values = {first.name: second.get() for first, second in pairs}
+            values |= {second.name: first.get() for first, second in pairs}
+            text = f"that {source.target} has {one} and {other} swapped"
+            yield Variant(("swapped-weights",), text, weights=values, fitted=True)
+
+
+class AttentionScale:
+    """Another factor at attention's scores, such as a 1/√d that is missing: the queries times a number give the same scores.
+
+    The number is a root of a divisor of the width, as the heads' width and their number are. It counts only where it gives the
+    target to rounding.
+    """
+
+    cause: ClassVar[str] = "attention-scale"
+
+    def variants(self, source: Source, beside: Beside, inside: Inside) -> Iterator[Variant]:
+        """Yield each number in all layers; and in one layer, which is known from both models, and guessed from one."""
+        layers = _queries(weights_of(source.case.model))
+        known = beside.differing or {}
+        if not layers or any(weight.name in known for found in layers.values() for weight, _ in found):
+            return  # or else the difference lies in the weights
+        sizes = _widths(layers)
+        numbers = [n for n in range(2, max(sizes) + 1) if any(size % n == 0 for size in sizes)]
+        factors = [(f"√{n}", n**0.5) for n in numbers] + [(f"1/√{n}", n**-0.5) for n in numbers]
+        alike = [name for name, found in layers.items() if inside.given_alike(found[0][0].module)]
+        alone = alike[-1:] or (list(layers) if len(layers) * len(factors) <= MOST_SCALES else [])
+        places = [("", list(layers)), *((f" in {one}", [one]) for one in alone if len(layers) > 1)]
+        for place, factor in itertools.product(places, factors):
+            yield self._times(source, layers, place, factor)
+
+    def _times(
+        self,
+        source: Source,
+        layers: Mapping[str, Sequence[tuple[Weight, int]]],
+        place: tuple[str, Sequence[str]],
+        factor: tuple[str, float],
+    ) -> Variant:
+        values = {}
+        for weight, share in (one for name in place[1] for one in layers[name]):
+            value = weight.get()
+            axis = int(np.argmax(value.shape))
+            rows = value.shape[axis] // share
+            np.moveaxis(value, axis, 0)[:rows] *= factor[1]
+            values[weight.name] = value
+        text = f"that attention's scores{place[0]} are {factor[0]} times as large in {source.target}"
+        return Variant((self.cause,), text, weights=values, fitted=True)
+
+
+def _queries(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:
+    """Return by module the weights that project to queries, and of how many equal parts the queries are the first."""
+    found: dict[str, list[tuple[Weight, int]]] = {}
+    for weight in weights:
+        last = f"{module_of(weight).rpartition('.')[2]}.{leaf_of(weight)}"
+        share = 3 if PACKED.search(last) else 1 if QUERY.search(last) else 0
+        if share == 1 or (share and max(weight.shape) % 3 == 0):
+            found.setdefault(module_of(weight), []).append((weight, share))
+    return {name: held for name, held in found.items() if any(weight.is_matrix for weight, _ in held)}
+
+
+def _widths(layers: Mapping[str, Sequence[tuple[Weight, int]]]) -> set[int]:
+    """Return the sizes of these weights' axes, without other parts."""
+    found = (one for held in layers.values() for one in held if one[0].is_matrix)
+    return {size for weight, share in found for size in (weight.shape if share == 1 else (min(weight.shape),))}
+
+
+def _substituting(differing: Mapping[str, Difference], source: Source) -> Variant:
+    causes = list(dict.fromkeys(one.cause for one in differing.values()))
+    return Variant(
+        (causes[0] if len(causes) == 1 else "different-weight",),
+        "that " + " and ".join(_having(differing, source)),
+        weights={name: one.given for name, one in differing.items()},
+    )
+
+
+def _having(differing: Mapping[str, Difference], source: Source) -> Iterator[str]:
+    """Yield what the target's model has, and what the source's has."""
+    for own, name in ((False, source.target), (True, source.named)):
+        texts = list(dict.fromkeys(one.text for one in differing.values() if one.own is own))
+        more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
+        if texts:
+            yield f"{name}'s model has {', '.join(texts[:4])}{more}"

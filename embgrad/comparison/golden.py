@@ -1,0 +1,326 @@
+"""Golden files: results that are kept, so that a change of model, framework or version is seen, and what moved is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.backend import Call
+from embgrad.common.files import checked_path
+from embgrad.common.metrics import length, lengths
+from embgrad.comparison.compare import compare
+from embgrad.comparison.result import Comparison, Comparisons
+from embgrad.errors import (
+    BatchError,
+    EmbgradError,
+    FileFormatError,
+    GoldenError,
+    PointError,
+    brief,
+    did_you_mean,
+    listed,
+)
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.io import expect_results, load, save
+
+__all__ = ["Golden", "golden"]
+
+#: Of how many results that differ the message holds all figures; of the others it holds the verdict.
+SHOWN: Final = 3
+
+#: The name of a result that has none.
+Name = str | None
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Results in a file, against which others are checked. Made by `embgrad.golden`.
+
+    The golden results are `a` of the comparisons, and those that are checked `b`. Either may come from any backend: a file
+    that was made with one framework checks another.
+
+    Attributes:
+        path: the file.
+        accept: what to do where a change is meant, for the message; by default the call of `update`.
+    """
+
+    path: Path
+    accept: str = field(default="", repr=False)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
+
+    def load(self) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+        """What the file holds.
+
+        Raises:
+            FileNotFoundError: there is no file.
+            FileFormatError: it is not whole, or not embgrad's.
+        """
+        return load(self.path)
+
+    def update(self, results: EmbeddingGradients | Mapping[str, EmbeddingGradients]) -> None:
+        """Make these the golden results. Folders that are missing are made; the file appears whole or not at all.
+
+        Args:
+            results: a result of `embgrad.gradients`, or several by name.
+
+        Raises:
+            EmbgradError: `results` is nothing that a file can hold, or a gradient is not finite, with which none agrees.
+            OSError: the file cannot be written.
+        """
+        for name, result in _named(results).items():
+            if wrong := _not_finite(result):
+                raise EmbgradError(f"{_at(name)}{wrong}: expected finite numbers, since nothing agrees with others")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        save(results, self.path)
+
+    def check(
+        self,
+        results: EmbeddingGradients | Mapping[str, EmbeddingGradients],
+        *,
+        models: Any = None,
+        tolerance: float | None = None,
+        call: Call | None = None,
+    ) -> Comparison | Comparisons:
+        """Check that results are those of the file: names, ids, gradients, activations and the objective's values.
+
+        Args:
+            results: a result of `embgrad.gradients`, or several by name, as they were given to `update`.
+            models: the model that the results come from, so that causes inside it can be tried where they differ; or a pair
+                as in `embgrad.compare`, the golden results' model first.
+            tolerance: as in `embgrad.compare`, for the gradients, the activations and the objective alike.
+            call: how the model is called, as in `gradients`, where `models` are given.
+
+        Returns:
+            The comparison; for several results comparisons by name.
+
+        Raises:
+            GoldenError: there is no file, or the results are not those of the file; the message says what moved.
+            FileFormatError: the file is not whole, or not embgrad's.
+            EmbgradError: `results` are nothing that a file could hold.
+        """
+        __tracebackhide__ = True  # pytest then shows the line of the test
+        given = _named(results)
+        if not self.exists:
+            raise GoldenError(
+                f"there is no golden file {self.path}: expected one to check against. {self._how('write it')}"
+            )
+        try:
+            expected = _named(self.load())
+        except FileFormatError as error:
+            raise FileFormatError(f"{error.message}. {self._how('write it anew')}") from None
+        departures = list(_other_names(expected, given))
+        comparisons: dict[Name, Comparison] = {}
+        pair: Any = models if isinstance(models, (tuple, list)) else (None, models)
+        for name in (name for name in expected if name in given):
+            a, b = expected[name], given[name]
+            if wrong := _not_finite(a) or _not_finite(b):
+                departures.append(_Departure(f"{_at(name)}{wrong}"))
+                continue
+            try:
+                comparisons[name] = compare(a, b, models=pair, tolerance=tolerance, call=call)
+            except (BatchError, PointError) as error:  # which the two themselves are the reason for
+                departures.append(_Departure(f"{_at(name)}{error.message}"))
+            else:
+                departures += _departures(name, comparisons[name])
+        found = comparisons.get(None) or Comparisons({str(name): one for name, one in comparisons.items()})
+        if departures:
+            message = "\n".join(self._report(departures, expected, given))
+            raise GoldenError(message, found if comparisons else None)
+        return found
+
+    def _report(
+        self,
+        departures: Sequence[_Departure],
+        expected: Mapping[Name, EmbeddingGradients],
+        given: Mapping[Name, EmbeddingGradients],
+    ) -> Iterator[str]:
+        """The message: the gist first, then what moved, the figures and what explains them, and what to do."""
+        further = f" (and {len(departures) - 1} more)" if len(departures) > 1 else ""
+        yield f"{departures[0].gist}{further}: not as in the golden file {self.path}"
+        for number, one in enumerate(departures):
+            if number:
+                yield f"\n{one.gist}"
+            if number < SHOWN:
+                yield from one.lines
+        yield "\na is the golden file, and b what was checked against it"
+        yield from _made_with(next(iter(expected.values())), next(iter(given.values())))
+        yield self._how("accept them")
+
+    def _how(self, what: str) -> str:
+        accept = self.accept or f"call embgrad.golden({str(self.path)!r}).update(results)"
+        return f"If these results are right, {what}: {accept}"
+
+
+def golden(path: str | os.PathLike[str]) -> Golden:
+    """The golden file at a path, which need not exist yet.
+
+    `embgrad.golden("g.safetensors").update(results)` writes it, and `.check(results)` raises where other results differ.
+
+    Args:
+        path: of a safetensors file, as `embgrad.save` writes it.
+
+    Raises:
+        EmbgradError: it is no path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise EmbgradError(
+            f"path is of type {type(path).__name__}: expected the path of a golden file; the results come after, "
+            "embgrad.golden(path).check(results)"
+        )
+    return Golden(checked_path(path))
+
+
+class _Departure(NamedTuple):
+    """One thing that is not as in the file.
+
+    Attributes:
+        gist: in one line.
+        lines: what else is to be said, with the figures.
+    """
+
+    gist: str
+    lines: Sequence[str] = ()
+
+
+def _departures(name: Name, comparison: Comparison) -> list[_Departure]:
+    """None, or the one that says all of what moved at a point."""
+    moves = _moves(comparison)
+    if not moves:
+        return []
+    # Where the gradients agree their figures say nothing; what had to be brought together may.
+    shown = [f"note: {note}" for note in comparison.notes] if comparison.agrees else repr(comparison).splitlines()
+    return [_Departure(f"{_at(name)}{moves[0]}", [*moves[1:], *shown])]
+
+
+def _moves(comparison: Comparison) -> list[str]:
+    """What moved: backward, and forward at the point and behind it; each where it lies beyond the tolerance."""
+    a, b, tolerance = comparison.a, comparison.b, comparison.tolerance
+    if other := _other_ids(a, b):
+        return [other]
+    figures, before, behind = comparison.figures, _value_moved(a, b, tolerance), _objective_moved(a, b, tolerance)
+    moves = [line for line in (before, behind) if line]
+    if not comparison.agrees:
+        moves.insert(0, f"the gradient moved, relative L2 {figures.relative_l2:.2e}, tolerance {tolerance:.1e}")
+    if not moves:
+        return []
+    if comparison.agrees:
+        return [*moves, "the gradient did not, within the tolerance"]
+    if before:
+        return [*moves, "the forward pass differs at this point already"]
+    if behind:
+        return [*moves, "the forward pass is the same up to this point, and differs behind it"]
+    return [*moves, "of the forward pass nothing moved, within the tolerance"]
+
+
+def _not_finite(result: EmbeddingGradients) -> str:
+    wrong = np.argwhere(~np.isfinite(result.values))
+    return f"the gradient holds {result.values[tuple(wrong[0])]} at {tuple(wrong[0].tolist())}" if wrong.size else ""
+
+
+def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:
+    if a.ids.shape != b.ids.shape:
+        return f"the ids are others, of shape {b.ids.shape} where the golden file has {a.ids.shape}"
+    if np.array_equal(a.ids, b.ids):
+        return ""
+    place = tuple(int(i) for i in np.argwhere(a.ids != b.ids)[0])
+    where = ", ".join(f"{axis} {i}" for axis, i in zip(("example", "position"), place, strict=False))
+    return f"the ids are others, first at {where}: {b.ids[place]} where the golden file has {a.ids[place]}"
+
+
+def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
+    if a.activations.shape != b.activations.shape:
+        return (
+            f"the value at the point has the shape {b.activations.shape}, and {a.activations.shape} in the golden file"
+        )
+    apart = _relative(a.activations, b.activations)
+    return "" if apart <= tolerance else f"the value at the point moved, relative L2 {apart:.2e}"
+
+
+def _objective_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
+    if a.objective is None or b.objective is None:  # captured: the loss was the user's own
+        return ""
+    if a.objective.shape != b.objective.shape:
+        return f"the objective has the shape {b.objective.shape}, and {a.objective.shape} in the golden file"
+    excess = np.nan_to_num(_difference(a.objective, b.objective) - tolerance * _scale(a), nan=np.inf)
+    if (excess <= 0).all():
+        return ""
+    most = int(excess.argmax())
+    before, now = (float(np.ravel(one.objective)[most]) for one in (a, b))
+    where = f", most at example {most}" if a.objective.ndim else ""
+    return f"the objective moved{where}, from {before:.6g} to {now:.6g}"
+
+
+def _scale(a: EmbeddingGradients) -> np.ndarray:
+    """Of each objective value the size against which a difference is small.
+
+    The largest value, since those near zero are differences of large numbers; and to first order what the value moves by
+    where each activation moves by its own size, one up and another down.
+    """
+    size = np.abs(a.objective).max(initial=0.0, where=np.isfinite(a.objective))
+    pulls = a.values * np.where(np.isfinite(a.activations), a.activations, 0).astype(np.float64)
+    pull = lengths(pulls.reshape(len(pulls), -1))
+    return np.asarray(size + (pull if pull.shape == a.objective.shape else length(pull)))
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """|b − a| in float64; 0 where both are the same infinity, and NaN only where one is NaN."""
+    wide, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.where(wide == other, 0.0, np.abs(other - wide))
+
+
+def _relative(a: np.ndarray, b: np.ndarray) -> float:
+    """The relative L2 of b, over what is finite in a."""
+    difference, size = length(_difference(a, b)), length(np.where(np.isfinite(a), a, 0))
+    return difference / size if size else float("inf") if difference else 0.0
+
+
+def _other_names(
+    expected: Mapping[Name, EmbeddingGradients], given: Mapping[Name, EmbeddingGradients]
+) -> Iterator[_Departure]:
+    for side, other, what in (
+        (expected, given, "several results were checked against one"),
+        (given, expected, "one result was checked against several"),
+    ):
+        if None in side and None not in other:
+            yield _Departure(f"{what}, {listed(other)}")
+            return
+    missing, new = [name for name in expected if name not in given], [name for name in given if name not in expected]
+    if missing:
+        near = did_you_mean(str(missing[0]), map(str, new))
+        yield _Departure(f"{listed(missing)} is missing", [near.strip()] if near else [])
+    if new:
+        near = did_you_mean(str(new[0]), map(str, missing or expected))
+        yield _Departure(f"{listed(new)} is new", [near.strip()] if near else [])
+
+
+def _made_with(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
+    """The versions that are others than in the golden file."""
+    before, now = _versions(a), _versions(b)
+    changed = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+    if changed:
+        told = [", ".join(f"{name} {one[name]}" for name in sorted(changed) if name in one) for one in (before, now)]
+        yield f"the golden file was made with {told[0] or 'none of these'}, and this is {told[1] or 'without'}"
+
+
+def _versions(result: EmbeddingGradients) -> dict[str, str]:
+    source = result.provenance
+    own = {name: str(source[name]) for name in ("embgrad", "python", "numpy") if name in source}
+    return {**own, **(source.get("versions") or {})}
+
+
+def _named(results: Any) -> Mapping[Name, EmbeddingGradients]:
+    return {None: results} if isinstance(results, EmbeddingGradients) else dict(expect_results(results).items())
+
+
+def _at(name: Name) -> str:
+    return "" if name is None else f"at {brief(name)} "

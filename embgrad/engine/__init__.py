@@ -1,0 +1,1 @@
+"""The calls: from a model, a batch and an objective to results."""

@@ -1,0 +1,208 @@
+"""Makes results of what a backend returned: arranged, checked, owned, and joined from micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend import PointValues
+from embgrad.common.arrays import taken
+from embgrad.errors import NoGradientError, UnsupportedError, listed
+from embgrad.forward.axes import Arrangement
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.extras import mask_of_further
+from embgrad.results.certificate import worst
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.row_sparse import RowSparse, scatter
+
+__all__ = ["assembled", "joined"]
+
+#: What a result holds for each position.
+PER_POSITION: Final = ("ids", "mask", "types", "words_of")
+
+
+def assembled(
+    name: str,
+    values: PointValues,
+    place: Arrangement,
+    batch: TokenBatch,
+    objective: np.ndarray,
+    provenance: Mapping[str, Any],
+    pads: str,
+    *,
+    split: bool,
+    overridden: Sequence[str] = (),
+    of_table: bool = True,
+) -> EmbeddingGradients:
+    """The result at one point.
+
+    Args:
+        name: the point's name as given.
+        values: what the backend read there; several pullbacks are one an example, in order. Its arrays become the result's.
+        place: how the point's tensor is arranged.
+        batch: what was run.
+        objective: the values of L.
+        provenance: what is remembered.
+        pads: "keep" or "zero".
+        split: whether each example's own pullback is asked for.
+        overridden: the other points that were overridden, through which nothing comes.
+        of_table: whether a lookup's value is its table's; not where it was overridden.
+
+    Raises:
+        NoGradientError: the objective does not depend on the point, or the gradient is not finite.
+        UnsupportedError: `pads` is "zero", and the point has no positions.
+    """
+    gone_on = _pullbacks(name, values, values.gradients, place, split, overridden)
+    came = _pullbacks(name, values, values.before, place, split, overridden) if values.before else None
+    mask = batch.mask if place.is_batch else _mask_beside(values, place, batch)
+    leak = max(_leak(pullback, mask) for pullback in gone_on)
+    for pullback in (*gone_on, *(came or ())):
+        _expect_finite(name, values, pullback)
+        if pads == "zero" and mask is not None:
+            pullback[mask == 0] = 0
+    if pads == "zero" and mask is None and batch.padded:
+        raise UnsupportedError(
+            f"pads='zero' sets the gradient at padding to zero, and the point {name!r} has the shape {place.shape}: expected "
+            f"(example, position, …), {batch.shape} first; leave pads out"
+        )
+    rows = values.lookup.rows if values.lookup is not None and of_table else None
+    same = place.is_batch or values.lookup is None
+    return EmbeddingGradients(
+        values=_by_example(gone_on, split),
+        activations=taken(place.seen(values.activation)),
+        objective=np.array(objective, np.float64),
+        ids=np.array(place.ids),
+        mask=_copied(batch.mask if same else mask),
+        types=_copied(batch.types if same else None),
+        tokens=batch.tokens if same else None,
+        words_of=_copied(batch.words if same else None),
+        vocab=rows,
+        pad_leak=leak,
+        provenance=provenance,
+        tables=tuple(scatter(place.ids, one, rows) for one in gone_on) if split and rows is not None else None,
+        before=None if came is None else _by_example(came, split),
+    )
+
+
+def _mask_beside(values: PointValues, place: Arrangement, batch: TokenBatch) -> np.ndarray | None:
+    """Return the mask of a further lookup, whose indices are one of the batch's further inputs; None where it has none."""
+    if values.lookup is None or tuple(place.shape[:2]) != place.ids.shape:
+        return None
+    return mask_of_further(batch.extras, place.ids)
+
+
+def _pullbacks(
+    name: str,
+    values: PointValues,
+    gradients: Sequence[np.ndarray | None],
+    place: Arrangement,
+    split: bool,
+    overridden: Sequence[str],
+) -> list[np.ndarray]:
+    """The gradient as it is seen: one for each example where each has its own pullback, else their sum."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present:
+        raise _no_way(name, values, overridden)
+    given = [np.zeros_like(present[0]) if one is None else one for one in gradients]
+    seen = [taken(place.seen(one)) for one in given]
+    if place.shared and len(seen) > 1:  # each example's pullback gives what the shared tensor gets from it alone
+        own = np.zeros_like(seen[0])
+        for example, one in enumerate(seen):
+            own[example] = one[example]
+            if split:
+                one[np.arange(len(one)) != example] = 0
+        seen = seen if split else [own]
+    elif not split and len(seen) > 1:
+        seen = [np.sum(seen, axis=0, dtype=np.float64).astype(seen[0].dtype)]
+    return seen
+
+
+def _by_example(pullbacks: Sequence[np.ndarray], split: bool) -> np.ndarray:
+    return np.stack([one[i] for i, one in enumerate(pullbacks)]) if split and len(pullbacks) > 1 else pullbacks[0]
+
+
+def _no_way(name: str, values: PointValues, overridden: Sequence[str]) -> NoGradientError:
+    where = f"the point {name!r}" + (f" ({values.lookup})" if values.lookup is not None else "")
+    if overridden:
+        return NoGradientError(
+            f"the objective does not depend on {where}, or only through {listed(overridden)}, whose value was overridden, so "
+            "that the gradient ends there: expected a point behind it; use add=... for a change that the gradient passes"
+        )
+    return NoGradientError(
+        f"the objective does not depend on {where}: the graph has no way from it to the point; does the model detach it, turn "
+        "it into integers, or use another output than the objective reads?"
+    )
+
+
+def _expect_finite(name: str, values: PointValues, gradient: np.ndarray) -> None:
+    finite = np.isfinite(gradient)
+    if not finite.all():  # hardly ever, and looking for the places takes longer
+        wrong = np.argwhere(~finite)
+        axes = ("example", "position")
+        where = ", ".join(f"{axis} {int(i)}" for axis, i in zip(axes, wrong[0], strict=False))
+        path = f" ({values.lookup.path})" if values.lookup is not None else ""
+        raise NoGradientError(
+            f"the gradient at {name!r}{path} is {gradient[tuple(wrong[0])]} at {where}, and in {len(wrong)} of {gradient.size} "
+            "entries: expected finite numbers; the model's backward pass overflows or divides by zero there, look at its "
+            "inputs, its mask and its dtype"
+        )
+
+
+def _leak(gradient: np.ndarray, mask: np.ndarray | None) -> float:
+    if mask is None or mask.all():
+        return 0.0
+    return float(np.abs(gradient[mask == 0]).max())
+
+
+def _copied(array: np.ndarray | None) -> np.ndarray | None:
+    return None if array is None else array.copy()
+
+
+def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -> EmbeddingGradients:
+    """One result from those of the micro-batches, in order.
+
+    Args:
+        pieces: theirs, each of which remembers its own part of the objective.
+        objective: what is remembered of the whole.
+    """
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    for piece in pieces[1:]:
+        if piece.values.shape[1:] != first.values.shape[1:] or len(piece.values) != len(piece.objective):
+            raise UnsupportedError(
+                f"the point {first.provenance['point']!r} has the shapes {first.values.shape} and {piece.values.shape} in two "
+                "micro-batches: expected examples on its first axis; leave batch_size out"
+            )
+
+    def together(name: str) -> Any:
+        parts = [getattr(piece, name) for piece in pieces]
+        return None if parts[0] is None else np.concatenate(parts)
+
+    tables: tuple[RowSparse, ...] = tuple(table for piece in pieces for table in piece.tables or ())
+    truncated = [count for piece in pieces for count in piece.provenance["truncated"]]
+    return replace(
+        first,
+        **{name: together(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
+        tokens=None if first.tokens is None else tuple(row for piece in pieces for row in piece.tokens or ()),
+        pad_leak=max(piece.pad_leak for piece in pieces),
+        provenance={
+            **first.provenance,
+            "objective": objective,
+            "unused": list(dict.fromkeys(name for piece in pieces for name in piece.provenance["unused"])),
+            "truncated": truncated,
+            "batch_size": len(first.ids),
+            "output_shape": _joint_shape([piece.provenance["output_shape"] for piece in pieces]),
+        },
+        tables=tables or None,
+        certificate=None if first.certificate is None else worst([piece.certificate for piece in pieces]),
+    )
+
+
+def _joint_shape(shapes: Sequence[Sequence[int] | None]) -> list[int] | None:
+    """The shape of the output of all micro-batches together."""
+    known = [shape for shape in shapes if shape is not None]
+    return [sum(shape[0] for shape in known), *known[0][1:]] if len(known) == len(shapes) else None

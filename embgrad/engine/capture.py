@@ -1,0 +1,465 @@
+"""Captures the gradient at a point inside the user's own training loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend import Backend, Point
+from embgrad.backend.registry import backend_for, model_in
+from embgrad.backend.signature import NAMES
+from embgrad.common.arrays import owned
+from embgrad.common.keywords import explained
+from embgrad.common.tolerance import coarsest
+from embgrad.engine.locate import expect_ability, expect_one_name
+from embgrad.engine.run import origins
+from embgrad.errors import (
+    AmbiguousPointError,
+    EmbgradError,
+    EmbgradWarning,
+    NoGradientError,
+    PointError,
+    PointNotReachedError,
+    UnknownPointError,
+    UnsupportedError,
+    did_you_mean,
+    listed,
+)
+from embgrad.forward.axes import Arrangement, of_lookup, of_module
+from embgrad.forward.names import LAYER_ROLE, point_of
+from embgrad.forward.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
+from embgrad.forward.recorder import PointWatch
+from embgrad.forward.roles import EMBEDDINGS, POSITION, TYPE
+from embgrad.inputs.batch import TokenBatch
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.row_sparse import RowSparse, added
+
+__all__ = ["Tap", "capture"]
+
+#: What is kept of the steps.
+KEEP: Final = ("all", "mean")
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """One forward pass.
+
+    Attributes:
+        key: the key of the point.
+        place: how its tensor is arranged.
+        lookup: the lookup that was made there; None at a module.
+        activation: the value there, in the tensor's own axes.
+        batch: the ids that the model was given.
+        compute_dtype: in which the model computed there.
+    """
+
+    key: str
+    place: Arrangement
+    lookup: Lookup | None
+    activation: np.ndarray
+    batch: TokenBatch
+    compute_dtype: str
+
+
+class Tap:
+    """What was captured. A step is one backward pass that reached the point.
+
+    Attributes:
+        at: the point's name, as given.
+        count: the number of steps.
+        passes: the number of forward passes.
+    """
+
+    def __init__(self, backend: Backend, model: Any, at: str, keep: str) -> None:
+        self.at = at
+        self.count = 0
+        self.passes = 0
+        self._model = type(model).__name__
+        self._steps: list[EmbeddingGradients] = []
+        self._outside: dict[str, None] = {}
+        self._ended = False
+        self._keep = keep
+        self._key: str | None = None
+        self._by_role = False
+        self._turned: bool | None = None
+        self._total: RowSparse | np.ndarray | None = None
+        self._unequal: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._provenance = {
+            **origins(backend, model),
+            "objective": {"class": "captured", "name": "the user's own loss"},
+            "pads": "keep",
+            "split": False,
+            "point": at,
+            "captured": True,
+        }
+
+    @property
+    def steps(self) -> list[EmbeddingGradients]:
+        """With `keep="all"` one result a step: `values` is the gradient of the user's own loss, a mean included, a copy;
+        `objective` is None. Several forward passes behind one loss are one step, their examples one after the other.
+
+        Raises:
+            NoGradientError: the capture has ended without a step.
+        """
+        if self._ended and not self.count:
+            raise NoGradientError(self._why_nothing())
+        return self._steps
+
+    def sum(self) -> RowSparse | np.ndarray:
+        """The sum over the steps of the table gradient, (vocab, dim); at a point that is no lookup of the gradient itself.
+
+        Raises:
+            NoGradientError: there was no step.
+            PointError: the point is no lookup, and the steps differ in shape.
+        """
+        if self._unequal is not None:
+            raise PointError(
+                f"the gradients at {self.at!r} have the shapes {self._unequal[0]} and {self._unequal[1]} in two steps: "
+                "expected one shape in all at a point that is no lookup; take the steps one by one"
+            )
+        if self._total is None:
+            raise NoGradientError(self._why_nothing())
+        return self._total
+
+    def mean(self) -> RowSparse | np.ndarray:
+        """The mean over the steps, as `sum`."""
+        total = self.sum()
+        if isinstance(total, RowSparse):
+            return RowSparse(total.rows, (total.values / self.count).astype(total.values.dtype), total.shape)
+        return np.asarray((total / self.count).astype(total.dtype))
+
+    def __repr__(self) -> str:
+        why = f": {self._why_nothing()}" if self._ended and not self.count else ""
+        return f"Tap(at={self.at!r}, {self.count} steps, {self.passes} forward passes{why})"
+
+    def end_of_capture(self, *, raised: bool) -> None:
+        """Note that no more comes.
+
+        Args:
+            raised: whether the loop ended by an exception, which is then what the user hears of.
+
+        Raises:
+            NoGradientError: the model was called, or a part of it in its place, and no gradient came.
+        """
+        self._ended = True
+        if not raised and not self.count and (self.passes or self._outside):
+            raise NoGradientError(self._why_nothing())
+
+    def _why_nothing(self) -> str:
+        """Return why there is no step."""
+        if self.passes:
+            return (
+                f"the model was called {self.passes} time(s), and no gradient reached {self.at!r}: expected a backward pass "
+                "while the capture is open that goes by the point; was it a forward pass without gradients, or is the table not "
+                "among what is differentiated?"
+            )
+        children = _outermost(self._outside)
+        if len(children) == 1:
+            return (
+                f"the forward of {self._model} was never called while the capture was open, and that of its child "
+                f"{children[0]!r} was: capture that child, as in embgrad.capture(model.{children[0]})"
+            )
+        if children:
+            return (
+                f"the forward of {self._model} was never called while the capture was open, and those of its children "
+                f"{listed(children)} were: capture the child that takes the ids, as in embgrad.capture(model.{children[0]})"
+            )
+        return (
+            f"nothing was captured at {self.at!r}, as {self._model} was not called while the capture was open: expected forward "
+            "and backward passes of this very model in this thread, inside of the `with` block"
+        )
+
+    # What a backend calls
+
+    def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PointWatch:
+        """See `embgrad.Listener`."""
+        batch = _batch(arguments)
+        self.passes += 1
+        if self.at == WORD:
+            if batch is None:
+                raise PointNotReachedError(
+                    f"the model was called without token ids: its integer arguments are {listed(arguments)}; expected one that "
+                    "is looked up, or name another point in at=..."
+                )
+            return PointWatch(batch, (WORD,))
+        batch = TokenBatch([[0]]) if batch is None else batch
+        if self._key is None:
+            seen = list(discover(batch))
+            words = [point for point in seen if WORD in point.roles]
+            point, self._by_role = point_of(self.at, seen, words, batch)
+            self._key = point.key
+        return PointWatch(batch, (self._key,))
+
+    def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> _Pass:
+        """See `embgrad.Listener`."""
+        key = self._resolved(watch)
+        found, batch = watch.found(key), watch.batch
+        if isinstance(found, Lookup):
+            found = self._with_layout(found, batch)
+            place = of_lookup(self.at, found, batch, by_role=found.layout is not None)
+            return _Pass(key, place, found, values[key], batch, compute_dtype)
+        shape = values[key].shape
+        place = of_module(self.at, shape, batch, self._example_axis(shape, batch), by_role=self._by_role)
+        return _Pass(key, place, None, values[key], batch, compute_dtype)
+
+    def step(self, gradients: Sequence[tuple[_Pass, str, np.ndarray]]) -> None:
+        """See `embgrad.Listener`."""
+        pieces = [self._piece(passed, gradient) for passed, key, gradient in gradients if key == passed.key]
+        if not pieces:
+            return
+        step = pieces[0] if len(pieces) == 1 else _together(pieces)
+        self._add(step)
+        self.count += 1
+        if self._keep == "all":
+            self._steps.append(step)
+
+    def outside(self, path: str) -> None:
+        """See `embgrad.Listener`."""
+        self._outside[path] = None
+
+    def _resolved(self, watch: PointWatch) -> str:
+        try:
+            key = next(iter(watch.resolve().values()))
+        except AmbiguousPointError as error:
+            # Positions 0, 1, 2, … can be a batch's ids by chance; the table is then that of the steps before.
+            if self._key is None or self._key not in {lookup.key for lookup in error.lookups}:
+                raise
+            return self._key
+        self._key = self._key or key
+        return key
+
+    def _with_layout(self, lookup: Lookup, batch: TokenBatch) -> Lookup:
+        """The lookup with the layout of the passes before, where the ids leave it open."""
+        if lookup.layout is None:
+            return lookup
+        if not layout_is_open(lookup.indices, batch.ids):
+            self._turned = lookup.layout.transposed
+            return lookup
+        return replace(
+            lookup, layout=replace(lookup.layout, transposed=self._told_turned("ids", lookup.layout.transposed))
+        )
+
+    def _example_axis(self, shape: Sequence[int], batch: TokenBatch) -> int | None:
+        """Which of the first two axes is the examples, by the passes before, where there are as many of them as positions."""
+        examples, positions = batch.shape
+        pair = tuple(shape[:2])
+        if examples != positions:
+            if pair in ((examples, positions), (positions, examples)):
+                self._turned = pair != (examples, positions)
+            return None
+        if examples == 1 or pair != (examples, positions):
+            return None
+        return int(self._told_turned(f"shape {tuple(shape)}", otherwise=False))
+
+    def _told_turned(self, what: str, otherwise: bool) -> bool:
+        """Whether positions come before examples."""
+        if self._turned is None:
+            warnings.warn(
+                f"the {what} of a batch of {self.at!r} read the same by example and by position, and no batch before told which "
+                "axis is the examples: the step is taken to be example first; sums and means are right either way",
+                EmbgradWarning,
+                stacklevel=6,
+            )
+            return otherwise
+        return self._turned
+
+    def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
+        place, batch = passed.place, passed.batch
+        values = owned(place.seen(gradient))
+        told = batch.mask is not None and place.is_batch and values.shape[:2] == batch.shape
+        leak = float(np.abs(values[batch.mask == 0]).max()) if told and batch.padded else 0.0
+        return EmbeddingGradients(
+            values=values,
+            activations=owned(place.seen(passed.activation)),
+            objective=None,
+            ids=np.array(place.ids),
+            mask=None if batch.mask is None or not place.is_batch else batch.mask.copy(),
+            types=None if batch.types is None or not place.is_batch else batch.types.copy(),
+            tokens=None,
+            words_of=None,
+            vocab=None if passed.lookup is None else passed.lookup.rows,
+            pad_leak=leak,
+            provenance={**self._provenance, "path": passed.key, "compute_dtype": passed.compute_dtype},
+        )
+
+    def _add(self, step: EmbeddingGradients) -> None:
+        new = step.values.astype(np.float64) if step.vocab is None else step.table()
+        if self._total is None:
+            self._total = new
+        elif isinstance(new, RowSparse) and isinstance(self._total, RowSparse):
+            self._total = added(self._total, new)
+        elif isinstance(new, np.ndarray) and isinstance(self._total, np.ndarray) and new.shape == self._total.shape:
+            self._total = self._total + new
+        else:
+            self._unequal = (np.shape(self._total), new.shape)
+
+
+@explained
+def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContextManager[Tap]:
+    """Captures the gradient at a point while the user's own loop runs, as a context manager that gives a `Tap`.
+
+    with embgrad.capture(model) as tap:
+        for ids, labels in batches:
+            loss(model(ids), labels).backward()
+            optimiser.step()
+    tap.mean()
+
+    The loop computes what it would have computed, bit for bit; of a hybridised Gluon net, what it would have computed operator
+    by operator, which may differ in the last bit where a weight is used twice. Passes of this thread through this model count;
+    those that `embgrad.gradients` makes do not. One that is never left is closed when nobody holds it any more, and a warning
+    says so.
+
+    Args:
+        model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon.
+        at: the point, as in `gradients`; "word" is the lookup whose indices are the ids that the model is called with.
+        keep: "all" keeps every step's gradient, "mean" their sum alone, so that memory stays bounded.
+
+    Raises:
+        BackendError: no backend takes the model.
+        PointError: there is no such point.
+        NoGradientError: on leaving, where there were forward passes and no gradient reached the point; or none of the model,
+            but of a child of its, which is then named.
+        UnsupportedError: the backend cannot do this for this model, or a pass is compiled.
+    """
+    if isinstance(model, (list, tuple)):
+        raise UnsupportedError(
+            f"the model is a sequence of {len(model)} parts: expected one model, whose own calls are captured; open one capture "
+            "for each part"
+        )
+    expect_one_name(at, "open one capture for each point")
+    if not isinstance(keep, str) or keep not in KEEP:
+        raise EmbgradError(f"keep is {keep!r}: expected 'all' or 'mean'.{did_you_mean(str(keep), KEEP)}")
+    model = model_in(model)
+    backend = backend_for(model)
+    expect_ability(backend, "capture")
+    _expect_known(at, backend.paths(model))
+    return _Capture(backend, model, Tap(backend, model, at, keep))
+
+
+class _NotOpenedError(EmbgradError, AttributeError):
+    """A capture was asked for what only its tap has."""
+
+
+class _Capture(AbstractContextManager[Tap]):
+    """One capture, which is open from its entry to its exit, or until nobody holds it any more."""
+
+    def __init__(self, backend: Backend, model: Any, tap: Tap) -> None:
+        self._state = "new"
+        self._tap = tap
+        self._listening = backend.capture(model, tap)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tap, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise _NotOpenedError(
+            f"embgrad.capture(...) was not opened, so that it has no {name!r}: expected `with embgrad.capture(model) as tap:` "
+            f"around the training loop, and tap.{name}"
+        )
+
+    def __enter__(self) -> Tap:
+        if self._state != "new":
+            raise EmbgradError(
+                f"this capture at {self._tap.at!r} is {self._state} already: expected one that was not opened before; call "
+                "embgrad.capture again"
+            )
+        self._listening.__enter__()
+        self._state = "open"
+        return self._tap
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._state = "closed"
+        self._listening.__exit__(kind, error, traceback)
+        self._tap.end_of_capture(raised=kind is not None)
+
+    def __del__(self) -> None:
+        if self._state == "open":
+            self._state = "closed"
+            self._listening.__exit__(None, None, None)
+            warnings.warn(
+                f"a capture at {self._tap.at!r} was left open, and nobody holds it any more: it is closed now, after "
+                f"{self._tap.count} step(s), and hears of no other; open it as `with embgrad.capture(model) as tap:`",
+                EmbgradWarning,
+                stacklevel=2,
+            )
+
+
+def _outermost(paths: Collection[str]) -> list[str]:
+    """Those paths that lead to no part of another."""
+    return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
+
+
+def _expect_known(at: str, paths: Collection[str]) -> None:
+    """Whether a name can mean anything is told before the loop begins; which point it means, at the first forward pass."""
+    path = split_name(at).path
+    roles = (WORD, POSITION, TYPE, EMBEDDINGS)
+    if path not in (*roles, UNNAMED_TABLE) and not LAYER_ROLE.fullmatch(path) and path not in paths:
+        raise UnknownPointError(
+            f"there is no point {at!r}: expected a role, of {listed((*roles, 'layer.0'))}, or the path of a module or table, of "
+            f"{listed(paths)}.{did_you_mean(path, [*roles, 'layer.0', 'layer.-1', *paths])}"
+        )
+
+
+def _batch(arguments: Mapping[str, Any]) -> TokenBatch | None:
+    """The batch that the model was called with: the argument with a name of ids, or else the first."""
+    arrays = {name: np.asarray(value) for name, value in arguments.items()}
+    many = {name: value for name, value in arrays.items() if value.ndim >= 1 and value.size and value.min() >= 0}
+    name = next((name for name in NAMES["ids"] if name in many), next(iter(many), None))
+    if name is None:
+        return None
+    ids = many[name].reshape(-1, many[name].shape[-1])
+    told: dict[str, Any] = {}
+    for field in ("mask", "types"):
+        value = next((many[one] for one in NAMES[field] if one in many and one != name), None)
+        if value is not None and value.shape == many[name].shape and (field == "types" or np.isin(value, (0, 1)).all()):
+            told[field] = value.reshape(ids.shape)
+    return TokenBatch(ids, **told)
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The examples of all, one after the other; where their second axes differ in length, padded with zeros."""
+    if arrays[0].ndim == 1:
+        return np.concatenate(arrays)
+    longest = max(array.shape[1] for array in arrays)
+    others = [(0, 0)] * (arrays[0].ndim - 2)
+    return np.concatenate([np.pad(array, [(0, 0), (0, longest - array.shape[1]), *others]) for array in arrays])
+
+
+def _together(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
+    """Several forward passes behind one loss, their examples one after the other; the shorter are padded."""
+    first = pieces[0]
+    ndim = first.values.ndim
+    free = 2 if ndim > 2 else 1  # examples, and positions where there are such
+    if ndim == 0 or any(
+        one.values.ndim != ndim or one.values.shape[free:] != first.values.shape[free:] for one in pieces
+    ):
+        raise PointError(
+            f"one backward pass reached {first.provenance['point']!r} in the shapes "
+            f"{', '.join(str(piece.values.shape) for piece in pieces)}, which make no one step: name another point"
+        )
+
+    def joined(name: str, otherwise: Callable[[EmbeddingGradients], np.ndarray] | None = None) -> Any:
+        parts = [getattr(piece, name) for piece in pieces]
+        if otherwise is None and any(part is None for part in parts):
+            return None
+        filled = [
+            otherwise(piece) if part is None and otherwise else part for piece, part in zip(pieces, parts, strict=True)
+        ]
+        return _joined(filled)
+
+    uneven = len({piece.ids.shape[1:] for piece in pieces}) > 1
+    told = uneven or any(piece.mask is not None for piece in pieces)
+    return replace(
+        first,
+        **{name: joined(name) for name in ("values", "activations", "ids", "types")},
+        mask=joined("mask", lambda piece: np.ones(piece.ids.shape, np.int64)) if told else None,
+        pad_leak=max(piece.pad_leak for piece in pieces),
+        provenance={
+            **first.provenance,
+            "compute_dtype": coarsest(piece.provenance["compute_dtype"] for piece in pieces),
+        },
+    )

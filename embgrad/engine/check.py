@@ -1,0 +1,319 @@
+"""Tests a gradient: by finite differences, by the framework's own gradient of the table, by an example run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from embgrad.backend import NativeObjective
+from embgrad.common.metrics import length, lengths
+from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
+from embgrad.engine.locate import Located, expect_ability
+from embgrad.engine.run import Task
+from embgrad.engine.table_gradients import ledger, sum_tolerance, why_no_sum
+from embgrad.errors import CertificationError, UnsupportedError
+from embgrad.inputs.batch import TokenBatch
+from embgrad.results.certificate import Certificate, Slope
+from embgrad.results.gradients import EmbeddingGradients
+
+__all__ = ["certified"]
+
+#: How uncertain the slope in the gradient's own direction may be, relative to it, to count as a test at all.
+ROUGH: Final = 0.2
+
+#: How much of it the tolerance may be: a test that takes half the gradient, or twice, for the right one is none.
+HALF: Final = 0.5
+
+#: How large an activation counts at least: steps of nothing, or of next to nothing among larger numbers, tell nothing.
+LEAST: Final = 1e-2
+
+#: How many directions of random numbers are tried beside the gradient's own.
+RANDOM: Final = 2
+
+#: With `split=True` how many examples are tried one by one, where they are not all told by moving them together.
+MOST_EXAMPLES: Final = 8
+
+#: How many times the kink that is seen in random directions the gradient may be off by it in such a direction: as many pieces
+#: may meet in it, and a framework may take any, or add them up.
+KINKS: Final = 10.0
+
+
+def certified(
+    task: Task, batch: TokenBatch, results: Mapping[str, EmbeddingGradients]
+) -> dict[str, EmbeddingGradients]:
+    """The results with their certificates.
+
+    Raises:
+        CertificationError: a gradient is wrong.
+        UnsupportedError: it cannot be tested: it was edited, or the forward pass draws random numbers.
+    """
+    _expect_testable(task)
+    located = task.locate(batch)
+    whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
+    sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
+    tables = _scatter(task, batch, located, sums)
+    done = {}
+    for name, result in results.items():
+        slopes, untested, blind = _Trial(task, batch, located, name, result, whole[name]).slopes()
+        apart, why = tables.get(name, (None, None))
+        alone = _independence(task, batch, located[name], name, result)
+        certificate = Certificate(tuple(slopes), apart, alone, untested, why)
+        _expect_right(name, certificate, sums[name], blind)
+        done[name] = replace(result, certificate=certificate)
+    return done
+
+
+def _expect_testable(task: Task) -> None:
+    if task.changes.get("edit"):
+        raise UnsupportedError(
+            "check=True tests that a gradient is the objective's, and edit=... puts another in its place: leave one of them out"
+        )
+    if task.training:
+        raise UnsupportedError(
+            "check=True compares forward passes with each other, and training=True draws random numbers in each: leave one of "
+            "them out"
+        )
+    expect_ability(task.backend, "add")
+
+
+def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: Sequence[Slope] = ()) -> None:
+    """Refuse a gradient that is wrong, or not tested; of one that is zero `blind` are the slopes that might have told.
+
+    The tolerance is that of the table's own gradient.
+    """
+    wrong = [slope for slope in certificate.slopes if not slope.holds]
+    if wrong:
+        one = wrong[0]
+        raise CertificationError(
+            f"the gradient at {name!r} is wrong: in the direction {one.direction!r} it makes the objective change by "
+            f"{one.expected:.6g}, and finite differences by {one.found:.6g} (± {one.uncertainty:.2g}); {len(wrong)} of "
+            f"{len(certificate.slopes)} directions differ. Expected a backward pass that is the derivative of the forward pass: "
+            "look for custom gradients, straight-through estimators and detached parts behind the point",
+            certificate,
+        )
+    own = [one for one in certificate.slopes if one.direction.startswith("gradient")] or list(blind)
+    if own and all(map(_is_rough, own)):
+        raise CertificationError(
+            f"the gradient at {name!r} could not be tested: in its own direction the objective changes by "
+            f"{own[0].expected:.3g}, and finite differences are uncertain by {own[0].uncertainty:.2g}; expected an objective "
+            "that changes by more than its rounding, and has a slope there, which it has not where a ReLU gets exactly zero or "
+            "entries tie for a maximum: give the model in float64, or an objective of its scale",
+            certificate,
+        )
+    if certificate.scatter is not None and certificate.scatter > tolerance:
+        raise CertificationError(
+            f"the gradient at {name!r} and the framework's own gradient of the table differ by {certificate.scatter:.2g} "
+            "(relative): expected the sum over its lookups and its other uses; does the table rescale its gradient "
+            "(scale_grad_by_freq), or have a hook?",
+            certificate,
+        )
+
+
+# Finite differences
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What was found in one direction; `kink` and `stairs` as in `Slopes`. Where nothing `moves`, nothing is told."""
+
+    slope: Slope
+    moves: bool
+    kink: float
+    stairs: bool
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the gradient's own direction."""
+        return self.slope.direction.startswith("gradient")
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Tests the gradient at one point by finite differences, in its own direction and in random ones."""
+
+    task: Task
+    batch: TokenBatch
+    located: Mapping[str, Located]
+    point: str
+    result: EmbeddingGradients
+    precision: Precision
+
+    def slopes(self) -> tuple[list[Slope], tuple[int, ...], list[Slope]]:
+        """The slopes; which examples, asked for each by itself, could not be tested; the slopes that a kink has excused."""
+        shared, count = self.located[self.point].place.shared, len(self.batch)
+        if not self.task.split or len(self.result.values) != count:
+            lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
+            judged = self._judged(lines)
+            return judged, (), _blind(lines, judged)
+        found = dict(enumerate(zip(*(self._along(*one, range(count)) for one in self._directions()), strict=True)))
+        # Where examples meet, moving them together tells something else: these are moved one by one. A shared tensor is one.
+        apart = [example for example, lines in found.items() if not all(line.slope.holds for line in lines)]
+        over: list[int] = []
+        if apart and count > 1 and not shared:
+            chosen = np.random.default_rng(0).permutation(apart)[:MOST_EXAMPLES].tolist()
+            over = [example for example in apart if example not in chosen]
+            found |= {example: tuple(self._alone(example)) for example in chosen}
+        kept, untested = [], list(over)
+        for example in sorted(found.keys() - set(over)):
+            slopes = self._judged(found[example])
+            kept += slopes
+            if any(map(_is_rough_own, slopes)) or _blind(found[example], slopes):
+                untested.append(example)
+        start = self.task.examples.start or 0
+        return kept, tuple(start + example for example in sorted(untested)), []
+
+    def _alone(self, example: int) -> list[_Line]:
+        lines = []
+        for name, direction in self._directions():
+            change = np.zeros_like(direction)
+            change[example] = direction[example]
+            lines += self._along(name, change, [example])
+        return lines
+
+    def _directions(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Directions as long as the activations; where each example is asked for, each example's as long as its own."""
+        place = self.located[self.point].place
+        random = np.random.default_rng(0)
+        values = self.result.values.astype(np.float64)
+        counted = values != 0 if self.result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
+        drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
+        each = self.task.split and not place.shared and len(values) == len(self.batch)
+        size = values[0].size if each else values.size
+        activations = _length(self.result.activations, each=each)
+        for name, direction in {"gradient": values, **drawn}.items():
+            own = _length(direction, each=each)
+            if not own.any():
+                continue
+            scale = np.maximum(activations, LEAST * size**0.5) / np.where(own > 0, own, 1.0)
+            scaled = direction * scale
+            yield name, np.broadcast_to(scaled.mean(0), scaled.shape) if place.shared else scaled
+
+    def _along(self, name: str, change: np.ndarray, examples: Sequence[int] | None) -> list[_Line]:
+        """What is found in a direction: for the sum over the examples, or for each of some by itself."""
+        one, count = self.located[self.point], len(self.batch)
+        products = self.result.values.astype(np.float64) * change
+        chosen = None if examples is None else list(examples)
+        gradient = self.result.values if chosen is None else self.result.values[chosen]
+        moved_by = change if chosen is None else change[chosen]
+        each = chosen is not None
+        axes = tuple(range(1, change.ndim)) if each else None
+        expected = products.sum(axes) if chosen is None else products[chosen].sum(axes)
+        entries = moved_by.size / len(expected.reshape(-1))
+        share = _length(gradient, each=each) * _length(moved_by, each=each) / max(entries, 1) ** 0.5
+
+        def value(step: float) -> tuple[np.ndarray, np.ndarray]:
+            moved = _own(one, change * step)
+            values, size = self.task.objective_with(self.batch, self.located, one.key, lambda _: moved)
+            if chosen is None:
+                return np.reshape(values.sum(), 1), np.reshape(size, 1)
+            # How large the numbers of one example are is not told: twice what they are on average.
+            sizes = np.minimum(size, 2 * size / count + np.abs(values))
+            return values[chosen], sizes[chosen]
+
+        expected, share = expected.reshape(-1), share.reshape(-1)
+        slopes = differences(value, self.precision, expected, share)
+        allowed = tolerances(slopes, self.precision, expected, share)
+        large = self.precision.tolerance * np.maximum(np.abs(slopes.found), share)
+        start = self.task.examples.start or 0
+        names = [name] if chosen is None else [f"{name}, example {start + example}" for example in chosen]
+        figures = zip(names, expected, slopes.found, slopes.uncertainty, allowed, strict=True)
+        moving = np.reshape(moved_by.any(axes), -1)
+        kinks = np.where(slopes.kink > large, slopes.kink, 0.0)
+        return [
+            _Line(Slope(named, *map(float, rest)), bool(moves), float(kink), bool(stairs))
+            for (named, *rest), moves, kink, stairs in zip(figures, moving, kinks, slopes.stairs, strict=True)
+        ]
+
+    def _judged(self, lines: Sequence[_Line]) -> list[Slope]:
+        """The slopes. One that does not hold is uncertain where any direction shows that there is none: a kink, or stairs.
+
+        A random direction of many entries shows of a kink as little as lies in it; the gradient's own may lie in it wholly.
+        """
+        kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
+        entries = self.result.values[0].size if self.task.split else self.result.values.size
+        judged = []
+        for line in filter(lambda line: line.moves, lines):
+            slope, more = line.slope, 0.0
+            if not slope.holds and stairs:
+                more = abs(slope.found - slope.expected)
+            elif not slope.holds and kink:
+                more = KINKS * kink * (entries**0.5 if line.is_own else 1.0) / self.precision.wide
+            wider = slope.tolerance + self.precision.wide * more
+            judged.append(replace(slope, uncertainty=slope.uncertainty + more, tolerance=wider) if more else slope)
+        return judged
+
+
+def _blind(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
+    """Of a gradient that is zero, and so has no direction of its own, the slopes that a kink or stairs has excused."""
+    found = [line.slope for line in lines if line.moves]
+    own = any(line.is_own for line in lines if line.moves)
+    return [] if own else [after for before, after in zip(found, judged, strict=True) if after is not before]
+
+
+def _length(array: np.ndarray, *, each: bool) -> np.ndarray:
+    """Of the whole array; or of each example, with axes of length 1 for the others."""
+    if not each:
+        return np.asarray(length(array))
+    found = lengths(array.astype(np.float64).reshape(len(array), -1))
+    return found.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _is_rough(slope: Slope) -> bool:
+    small, large = sorted((abs(slope.expected), abs(slope.found)))
+    return slope.uncertainty > ROUGH * small or (slope.tolerance >= HALF * large > 0)
+
+
+def _is_rough_own(slope: Slope) -> bool:
+    return slope.direction.startswith("gradient") and _is_rough(slope)
+
+
+def _own(located: Located, change: np.ndarray) -> np.ndarray:
+    return change[0].reshape(located.place.native) if located.place.shared else located.place.own(change)
+
+
+# The table's own gradient
+
+
+def _scatter(
+    task: Task, batch: TokenBatch, located: Mapping[str, Located], tolerances: Mapping[str, float]
+) -> dict[str, tuple[float | None, str | None]]:
+    """For each lookup that is read how far the framework's own gradient of its table is from the sum of its parts.
+
+    Where it is none by design, why.
+    """
+    if any(task.changes.values()) or not {"parameters", "tables"} <= task.backend.supports:
+        return {}
+    paths = {name: one.lookup.path for name, one in located.items() if one.lookup is not None}
+    seen = task.backend.points(task.model, batch, task.call) if paths else ()
+    told: dict[str, tuple[float | None, str | None]] = {}
+    for path in dict.fromkeys(paths.values()):
+        found = ledger(task, batch, path, seen)
+        if found is None or found.apart is None:
+            continue
+        tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
+        why = why_no_sum(task, batch, found, seen, tolerance) if found.apart > tolerance else None
+        told[path] = (None if why else found.apart, why)
+    return {name: told[path] for name, path in paths.items() if path in told}
+
+
+# An example alone
+
+
+def _independence(
+    task: Task, batch: TokenBatch, located: Located, name: str, result: EmbeddingGradients
+) -> float | None:
+    """How far the first example's gradient is from that of a batch of it alone."""
+    scalar = isinstance(task.objective, NativeObjective) and task.objective.scalar
+    if len(batch) < 2 or scalar or not located.place.is_batch:
+        return None
+    start, count = task.examples.start or 0, task.count or len(batch)
+    alone = replace(task.cut(slice(0, 1), len(batch)), examples=slice(start, start + 1), count=count)
+    try:
+        values = replace(alone, names=(name,)).run(batch[:1])[name].values[0]
+    except Exception:  # a model may take no other number of examples: then nothing is known
+        return None
+    scale = length(result.values[0]) or 1.0
+    return length(values - result.values[0]) / scale

@@ -1,0 +1,293 @@
+"""The ledger of a table's gradient: what comes through its lookups, and what by other ways, such as a head that shares it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.backend import Call, ParameterValues, Point, PointValues
+from embgrad.backend.registry import backend_for, model_in
+from embgrad.backend.replay import agreeing
+from embgrad.backend.signature import expect_callable
+from embgrad.common.keywords import explained
+from embgrad.common.metrics import length
+from embgrad.engine.length_errors import expecting_inputs
+from embgrad.engine.locate import expect_ability, expect_one_name
+from embgrad.engine.probe import told_apart
+from embgrad.engine.run import Task, level_of_user
+from embgrad.errors import EmbgradWarning, NoGradientError, PointError
+from embgrad.forward.names import point_of
+from embgrad.forward.points import WORD
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.conventions import batch_of
+from embgrad.objectives.native import as_objective
+from embgrad.results.row_sparse import scatter
+
+__all__ = ["TableGradients", "ledger", "sum_tolerance", "table_gradients", "why_no_sum"]
+
+#: How far apart a gradient of a table and the sum of its parts may be at least: float32 rounds by less, float64 where parts of
+#: a model are computed in float32.
+LEAST: Final = 1e-6
+
+#: Why it is no sum of what comes through the lookups, where that is no fault.
+DETACHED: Final = "the table is detached from lookups in it: the framework's own gradient has nothing of them"
+BY_THE_TABLE: Final = (
+    "the model or the objective differentiates by the table itself: all that comes, comes by the lookups"
+)
+BY_FREQUENCY: Final = "the framework divides each row's gradient by how often the row is looked up (scale_grad_by_freq)"
+
+
+@dataclass(frozen=True, eq=False)
+class TableGradients:
+    """The gradient of ΣL with respect to a table, (vocab, dim), by the ways on which it comes; total = lookup + head.
+
+    Attributes:
+        lookup: through all lookups in the table.
+        head: by all other ways: a head that shares the table, a penalty on it. Zeros where there is none.
+        names: the parameters that share the table's memory, the table's own name first, as `parameter_gradients` has them.
+        path: the table's path as `points` has it.
+        lookups: the number of lookups in the table.
+        padding: the row that the model declares to be padding, whose lookups the framework's own gradient leaves out; None
+            where it declares none.
+        own: the framework's own gradient of the table; None where the table is not trainable, and in training mode, whose
+            random numbers are others in each pass.
+        provenance: as of `EmbeddingGradients`.
+    """
+
+    lookup: np.ndarray
+    head: np.ndarray
+    names: tuple[str, ...]
+    path: str
+    lookups: int
+    padding: int | None
+    own: np.ndarray | None
+    provenance: Mapping[str, Any]
+
+    @property
+    def total(self) -> np.ndarray:
+        """The whole gradient of the table, (vocab, dim)."""
+        return np.asarray(self.lookup + self.head)
+
+    @property
+    def tied(self) -> bool:
+        """Whether something else uses the table: another parameter that shares its memory, or a head that takes it as it is."""
+        return len(self.names) > 1 or bool(self.head.any())
+
+    @property
+    def apart(self) -> float | None:
+        """How far `total` is from the framework's own gradient, less the row of padding; None without one.
+
+        Relative to the largest of that and of the two parts, which may cancel: rounding is theirs.
+        """
+        if self.own is None:
+            return None
+        kept = np.arange(len(self.own)) != (-1 if self.padding is None else self.padding)
+        scale = max(length(one[kept]) for one in (self.own, self.lookup, self.head)) or 1.0
+        return length((self.total - self.own)[kept]) / scale
+
+    def __repr__(self) -> str:
+        lookup, head, total = (length(one) for one in (self.lookup, self.head, self.total))
+        shared = f"shared by {', '.join(self.names)}" if len(self.names) > 1 else "tied" if self.tied else "not shared"
+        return (
+            f"TableGradients({self.path!r}, {' × '.join(map(str, self.lookup.shape))}, norms: lookup {lookup:.4g}, head "
+            f"{head:.4g}, total {total:.4g}; {shared})"
+        )
+
+
+@explained
+def table_gradients(
+    model: Any,
+    batch: Any,
+    objective: Any,
+    *,
+    at: str = WORD,
+    tokenizer: Any = None,
+    max_length: int | None = None,
+    call: Call | None = None,
+    training: bool = False,
+) -> TableGradients:
+    """The gradient of ΣL with respect to a whole table, told apart by the ways on which it comes.
+
+    A BERT with its masked-language-model head, a GPT-2: the head's matrix is the table, so that the table's gradient is that
+    of the lookups plus that of the head, which reaches every row.
+
+    Args:
+        model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and
+            `training`.
+        at: a lookup in the table; all lookups in the same table are counted.
+
+    Raises:
+        PointError: there is no such lookup, or its table is no parameter of the model.
+        NoGradientError: the objective does not depend on the table.
+        EmbgradError: as `gradients` raises.
+    """
+    expect_one_name(at, "make one call for each table")
+    expect_callable(call)
+    tokens = batch_of(batch, tokenizer, max_length, model)
+    model = model_in(model)
+    backend = backend_for(model)
+    task = Task(backend, model, as_objective(objective), (at,), call, training)
+    task.check()
+    for ability in ("tables", "parameters"):
+        expect_ability(backend, ability)
+    with expecting_inputs(backend, model, tokens, call):
+        reached = backend.points(model, tokens, call)
+    seen = told_apart(backend, model, tokens, call, reached)
+    words = [point for point in seen if WORD in point.roles]
+    point = _a_lookup(at, seen, words, tokens)
+    found = ledger(task, tokens, point.path, seen)
+    if found is None:
+        raise PointError(
+            f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
+            "what it is computed from has a gradient; see embgrad.parameter_gradients"
+        )
+    task.warn(tokens, found.provenance["unused"], found.provenance.get("masked_id"))
+    tolerance = sum_tolerance(found.provenance["compute_dtype"])
+    is_apart = found.apart is not None and found.apart > tolerance
+    if is_apart and why_no_sum(task, tokens, found, seen, tolerance) in (None, BY_THE_TABLE):
+        warnings.warn(
+            f"what comes to the table {point.path!r} through its lookups and by other ways is {found.apart:.1e} from the "
+            "framework's own gradient of it, `own`, where it should add up to that: the model or the objective differentiates by "
+            "the table itself, or computes something else in each pass",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )
+    return found
+
+
+def sum_tolerance(dtype: str) -> float:
+    """How far `TableGradients.apart` may be from zero by rounding: the same numbers are added up in another order.
+
+    Args:
+        dtype: in which the model computes; one in float64 may do so in float32 for a moment.
+    """
+    return max(agreeing([dtype]), LEAST)
+
+
+def _a_lookup(at: str, seen: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> Point:
+    # Several lookups of the ids in one table are one table all the same.
+    if at == WORD and len({point.path for point in words}) == 1:
+        return words[0]
+    point, _ = point_of(at, seen, words, batch)
+    if point.lookup is None:
+        raise PointError(
+            f"the point {at!r} is {point}: expected a lookup, such as 'word', since only lookups have a table"
+        )
+    return point
+
+
+def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> TableGradients | None:
+    """The ledger of a table; None where it is no parameter.
+
+    Args:
+        task: whose objective it is, with the model; its changes are left out.
+        batch: what is run.
+        path: the table's.
+        seen: what a forward pass reaches.
+    """
+    keys = [point.key for point in seen if point.lookup is not None and point.path == path]
+    respond = task.respond(batch)
+    request = task.request(respond)
+    run = task.backend.run(task.model, batch, replace(request, points=tuple(keys), tables=True))
+    values = [run.points[key] for key in keys]
+    rest, lookup = values[0].rest, values[0].lookup
+    if rest is None or lookup is None:
+        return None
+    through = [_scattered(one) for one in values]
+    if rest.gradient is None and all(one is None for one in through):
+        raise NoGradientError(
+            f"the objective does not depend on the table {path!r}: the graph has no way from it to a lookup or another use"
+        )
+    shape = (lookup.rows, lookup.dim)
+    zeros = np.zeros(shape, np.float64 if run.compute_dtype == "float64" else np.float32)
+    by_lookups = np.sum([zeros, *(one for one in through if one is not None)], axis=0)
+    head = zeros if rest.gradient is None else np.ascontiguousarray(rest.gradient)
+    _expect_finite(path, by_lookups, head)
+    own = None
+    if not task.training:
+        whole = task.backend.run(task.model, batch, replace(request, parameters=True))
+        own = _own(whole.parameters or {}, rest.names)
+    return TableGradients(
+        lookup=by_lookups,
+        head=head,
+        names=rest.names,
+        path=path,
+        lookups=len(keys),
+        padding=lookup.padding,
+        own=own,
+        provenance=task.provenance(batch, run, respond),
+    )
+
+
+def why_no_sum(
+    task: Task, batch: TokenBatch, found: TableGradients, seen: Sequence[Point], tolerance: float
+) -> str | None:
+    """Why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None.
+
+    Args:
+        task: as in `ledger`; so are `batch` and `seen`.
+        found: the ledger, with the framework's own.
+        tolerance: how far apart, relative, two gradients may be that are the same.
+    """
+    assert found.own is not None
+    keys = [point.key for point in seen if point.lookup is not None and point.path == found.path]
+    own = (found.own - found.head).astype(np.float64)
+    request = replace(task.request(task.respond(batch)), points=tuple(keys))
+    run = task.backend.run(task.model, batch, request)
+    plain, divided = [], []
+    for values in (run.points[key] for key in keys):
+        lookup, gradient = values.lookup, values.gradients[0]
+        if lookup is None or gradient is None:
+            continue
+        rows = scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None).astype(np.float64)
+        if lookup.padding is not None:
+            rows[lookup.padding] = own[lookup.padding] = 0
+        times = np.bincount(lookup.indices.ravel(), minlength=lookup.rows)
+        plain.append(rows)
+        divided.append(rows / np.maximum(times, 1)[:, None])
+    taken = _taken(own, plain, tolerance)
+    if taken is not None:
+        return BY_THE_TABLE if taken.all() else DETACHED
+    return None if _taken(own, divided, tolerance) is None else BY_FREQUENCY
+
+
+def _taken(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
+    """Of which of the parts it is the sum, 1 or 0 for each; None where of no such."""
+    if not parts:
+        return None
+    columns = np.stack([part.ravel() for part in parts], axis=1)
+    taken = np.linalg.lstsq(columns, whole.ravel(), rcond=None)[0].round().clip(0, 1)
+    scale = float(np.linalg.norm(columns, axis=0).max())
+    rest = float(np.linalg.norm(columns @ taken - whole.ravel()))
+    return np.asarray(taken) if rest <= tolerance * scale else None
+
+
+def _expect_finite(path: str, lookup: np.ndarray, head: np.ndarray) -> None:
+    for way, gradient in {"lookups": lookup, "other ways": head}.items():
+        wrong = np.argwhere(~np.isfinite(gradient))
+        if wrong.size:
+            raise NoGradientError(
+                f"the gradient of the table {path!r} by its {way} is {gradient[tuple(wrong[0])]} at row {int(wrong[0][0])}, and "
+                f"in {len(wrong)} of {gradient.size} entries: expected finite numbers; look at the model's inputs, its mask and "
+                "its dtype"
+            )
+
+
+def _own(parameters: Mapping[str, ParameterValues], names: Sequence[str]) -> np.ndarray | None:
+    """The framework's own gradient: the sum over the parameters that share the memory, where they are all trainable and alike."""
+    if not names or names[0] not in parameters:
+        return None
+    sharing = [parameters[name] for name in names if name in parameters]
+    if any(one.shape != sharing[0].shape for one in sharing):
+        return None
+    return np.asarray(np.sum([one.filled() for one in sharing], axis=0))
+
+
+def _scattered(values: PointValues) -> np.ndarray | None:
+    gradient, lookup = values.gradients[0], values.lookup
+    assert lookup is not None
+    return None if gradient is None else scatter(lookup.indices, gradient, lookup.rows).to_dense(limit=None)

@@ -1,0 +1,213 @@
+"""Which point a name means, and what is said where it means none or several."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from embgrad.errors import (
+    AmbiguousPointError,
+    PointError,
+    PointNotReachedError,
+    UnknownPointError,
+    did_you_mean,
+    listed,
+)
+from embgrad.forward.layers import NUMBERED
+from embgrad.forward.points import INPUT, OUTPUT, WORD, Point, split_name
+from embgrad.forward.recorder import not_looked_up, several_words
+from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
+from embgrad.inputs.batch import TokenBatch
+
+__all__ = ["LAYER_ROLE", "point_of"]
+
+#: The role of a layer, counted from the first or, below zero, from the last.
+LAYER_ROLE: Final = re.compile(rf"{LAYER}\.(-?\d+)")
+
+#: What a model lacks that has no point of a role.
+LACKING: Final = {
+    POSITION: "makes no lookup by position: it may compute its positions, rotate by them, or have none",
+    TYPE: "makes no lookup by type",
+    EMBEDDINGS: "has no embedding block that could be told: neither one module that makes all lookups, nor layers behind it",
+}
+
+
+def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> tuple[Point, bool]:
+    """The point that a name means, and whether the name is a role.
+
+    Args:
+        name: a role, a native name, or the key of a point.
+        points: what a forward pass reached.
+        words: those of the points that are `word`.
+        batch: what it was run on.
+
+    Raises:
+        PointNotReachedError: the name is `word`, and no lookup is.
+        UnknownPointError: there is no such point.
+        AmbiguousPointError: the name fits several.
+        PointError: it has not so many occurrences.
+    """
+    path, side, occurrence = split_name(name)
+    if path == WORD and side is None and (words or not _native(path, side, points)):
+        return _word(name, occurrence, points, words, batch), True
+    role = _with_role(path, points) if side is None and not occurrence else None
+    if role is not None:
+        return role, True
+    fitting = _native(path, side, points)
+    if not fitting:
+        raise _unknown(name, path, points, batch)
+    if occurrence is not None:
+        if occurrence >= len(fitting):
+            raise UnknownPointError(
+                f"there is no point {name!r}: {path!r} was reached {len(fitting)} time(s) in the forward pass; expected a "
+                f"number from 0 to {len(fitting) - 1}"
+            )
+        return fitting[occurrence], False
+    if len(fitting) > 1:
+        fitting = [
+            point for point in fitting if point.lookup is not None and point.lookup.layout is not None
+        ] or fitting
+    if len(fitting) > 1:
+        raise AmbiguousPointError(
+            f"{name!r} fits {len(fitting)} points: {', '.join(map(str, fitting))}; name one of them, or give a list of names "
+            "to get each",
+            [point.lookup for point in fitting if point.lookup is not None],
+        )
+    return fitting[0], False
+
+
+def _word(
+    name: str, occurrence: int | None, points: Sequence[Point], words: Sequence[Point], batch: TokenBatch
+) -> Point:
+    if not words:
+        lookups = [point.lookup for point in points if point.lookup is not None]
+        raise PointNotReachedError(not_looked_up(batch, lookups))
+    found = [point.lookup for point in words if point.lookup is not None]
+    if occurrence is None and len(words) > 1:
+        raise AmbiguousPointError(several_words(found), found)
+    if (occurrence or 0) >= len(words):
+        several = ", ".join(f"{WORD}#{number} = {one}" for number, one in enumerate(found))
+        raise PointError(f"there is no point {name!r}: the ids are looked up {len(words)} time(s): {several}")
+    return words[occurrence or 0]
+
+
+def _with_role(name: str, points: Sequence[Point]) -> Point | None:
+    layer = LAYER_ROLE.fullmatch(name)
+    if layer and int(layer[1]) < 0:
+        number = _layers(points) + int(layer[1])
+        name = f"{LAYER}.{number}" if number >= 0 else ""
+    return next((point for point in points if name in point.roles and name != WORD), None)
+
+
+def _layers(points: Sequence[Point]) -> int:
+    """The number of layers."""
+    return sum(
+        1 for point in points for role in point.roles if (found := LAYER_ROLE.fullmatch(role)) and int(found[1]) >= 0
+    )
+
+
+def _native(path: str, side: str | None, points: Sequence[Point]) -> list[Point]:
+    """The points with that path: lookups first, then what the module gave, then other names of a module."""
+    if side is None:
+        lookups = [point for point in points if point.side is None]
+        named = [point for point in lookups if point.path == path] or [point for point in lookups if path in point.also]
+        if named:
+            return named
+    wanted = OUTPUT if side is None else side
+    sides = [point for point in points if point.side == wanted]
+    own = [point for point in sides if point.path == path]
+    return own or [point for point in sides if path in point.also]
+
+
+def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -> UnknownPointError:
+    roles = list(dict.fromkeys(role for point in points for role in point.roles))
+    layers = _layers(points)
+    role = _with_role(path, points)
+    if role is not None:
+        return UnknownPointError(
+            f"there is no point {name!r}: {path!r} is a role, of one tensor, here {role.name!r}; expected {path!r} alone, "
+            f"or a native path, which may have ':input', ':output' or '#1' behind it, {role.path!r}"
+        )
+    layer = LAYER_ROLE.fullmatch(path)
+    if layer:
+        found = (
+            f"has {layers} layers: expected layer.0 to layer.{layers - 1}, or layer.-1 for the last"
+            if layers
+            else f"{_no_layers(points, batch)}: name a module by its path instead"
+        )
+        return UnknownPointError(f"there is no point {name!r}: the model {found}")
+    untold = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
+    if path in (POSITION, TYPE) and batch.shape[1] == 1 and untold:
+        return UnknownPointError(
+            f"there is no point {name!r}: in a batch of one position nothing but a table's name tells a lookup by {path}, and "
+            f"no table is called so; expected a batch of several positions, or the native path of a lookup, of {listed(untold)}"
+        )
+    if path in LACKING:
+        away = "" if layers or path == TYPE else _blocks_away(points, batch)
+        lacking = f"{away}, so that no point is {path!r} for each of its positions" if away else LACKING[path]
+        return UnknownPointError(
+            f"there is no point {name!r}: the model {lacking}; expected one of {listed(roles)}, or a native path"
+        )
+    paths = list(dict.fromkeys(point.path for point in points if point.listed))
+    known = [*roles, WORD, *paths, *(other for point in points for other in point.also)]
+    side = next((f" (its {mark} is no floating tensor)" for mark in (INPUT, OUTPUT) if name.endswith(f":{mark}")), "")
+    return UnknownPointError(
+        f"there is no point {name!r}{side}: expected a role, of {listed(roles)}, or a path, of {listed(paths)}; "
+        f"embgrad.points(model, batch) lists all.{did_you_mean(path, known)}"
+    )
+
+
+def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
+    """What is said of a model without layers: which blocks there are, and why they do not count."""
+    away = _blocks_away(points, batch)
+    if away:
+        return f"{away}, so that what they give has no entry for each example and position"
+    wanted = (
+        "repeats no block that turns hidden states into such and is the whole of a layer, at all positions throughout"
+    )
+    holding = {path[:end] for point in points for path in [point.path] for end in _ends(path)}
+    lists = _lists(point for point in points if point.path in holding and point.shape[:2] == batch.shape)
+    if not lists:
+        return wanted
+    found = ", ".join(_spanned(paths) for paths in lists[:3])
+    return f"{wanted}. Found {found}: they do not follow one another, or differ in what they are of, or are parts of layers"
+
+
+def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
+    """What is said of blocks that run at other positions than the batch's; nothing where there are none."""
+    examples, positions = batch.shape
+    shapes = {point.path: point.shape for point in points if point.side == OUTPUT}
+    dims = {point.lookup.dim for point in points if point.lookup is not None}
+    away = [
+        point
+        for point in points
+        if point.side == OUTPUT and len(point.shape) == 3 and point.shape[0] == examples
+        if point.shape[1] not in (1, positions) and not (point.shape[1] in dims and point.shape[2] == positions)
+    ]
+    lists = sorted(_lists(away), key=lambda paths: ("decoder" in paths[0].lower(), len(list(_ends(paths[0])))))
+    if not lists:
+        return ""
+    return (
+        f"has blocks, {_spanned(lists[0])}, at {shapes[lists[0][0]][1]} positions, where the batch has {positions} (they are "
+        "padded or pooled inside)"
+    )
+
+
+def _lists(points: Iterable[Point]) -> list[list[str]]:
+    """The paths of numbered modules, by the list that they are in."""
+    found: dict[str, dict[str, None]] = {}
+    for point in points:
+        number = NUMBERED.search(point.path)
+        if point.side == OUTPUT and number:
+            found.setdefault(point.path[: number.start()], {})[point.path] = None
+    return [list(paths) for paths in found.values()]
+
+
+def _ends(path: str) -> Iterator[int]:
+    """Where the paths of what is around a module end, in its own."""
+    return (number for number, mark in enumerate(path) if mark in "./")
+
+
+def _spanned(paths: Sequence[str]) -> str:
+    return repr(paths[0]) if len(paths) == 1 else f"{paths[0]!r} to {paths[-1]!r}"

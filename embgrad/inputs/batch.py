@@ -1,0 +1,340 @@
+"""The batch: token ids, mask and types, validated once and given to each framework in its own convention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import to_numpy
+from embgrad.common.pytree import entries, is_nest
+from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.inputs.checks import (
+    checked_ids,
+    checked_integers,
+    checked_mask,
+    checked_tokens,
+    count_or_none,
+    expect_flag,
+)
+from embgrad.inputs.extras import cut, is_of_each
+
+__all__ = ["CONVENTIONS", "TokenBatch"]
+
+#: The keys of each known convention of dicts, as (ids, mask, types).
+CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "huggingface": ("input_ids", "attention_mask", "token_type_ids"),
+    "tfhub": ("input_word_ids", "input_mask", "input_type_ids"),
+    "keras_hub": ("token_ids", "padding_mask", "segment_ids"),
+}
+
+
+class TokenBatch:
+    """Token ids of several examples, with what a model may be told about them. Immutable.
+
+    Args:
+        ids: whole numbers, not negative, shape (example, position).
+        mask: 1 at real positions, 0 at padding, same shape as `ids`; float, bool or integer. None where
+            the model is not to be told (every position then counts as real).
+        types: segment numbers, same shape as `ids`. None where the model is not to be told.
+        tokens: the tokens' texts, one list an example.
+        words: for each position the number of the word that it belongs to, -1 where it belongs to none,
+            same shape as `ids`.
+        truncated: how many tokens were cut off each example, shape (example,).
+        extras: other inputs by name, given to the model as they are.
+        convention: the form in which `inputs` gives the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
+        mask_is_bool: the model is given the mask as bool, since a model may index with it or invert it.
+        shared: the names of those extras that all examples share. Of the others those count as having an entry an example
+            whose first axis is as long as there are examples, by themselves or in dicts, tuples and what models return,
+            and lists of that length; they are cut along.
+
+    Attributes:
+        ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
+        truncated: int64, shape (example,), zeros where nothing was cut off.
+
+    Raises:
+        BatchError: ids that are ragged, empty, negative or not whole numbers, a mask or types of another
+            shape, a mask with other values than 0 and 1, a wrong number of tokens, a shared input that is no extra,
+            an extra under a name that the convention has for the ids, the mask or the types.
+    """
+
+    __slots__ = (
+        "convention",
+        "extras",
+        "ids",
+        "mask",
+        "mask_is_bool",
+        "shared",
+        "tokens",
+        "truncated",
+        "types",
+        "words",
+    )
+
+    ids: np.ndarray
+    mask: np.ndarray | None
+    types: np.ndarray | None
+    tokens: tuple[tuple[str, ...], ...] | None
+    words: np.ndarray | None
+    truncated: np.ndarray
+    extras: Mapping[str, Any]
+    convention: str
+    mask_is_bool: bool
+    shared: frozenset[str]
+
+    def __init__(
+        self,
+        ids: Any,
+        mask: Any = None,
+        types: Any = None,
+        *,
+        tokens: Sequence[Sequence[str]] | None = None,
+        words: Any = None,
+        truncated: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        convention: str = "huggingface",
+        mask_is_bool: bool = False,
+        shared: Iterable[str] = (),
+    ) -> None:
+        put = object.__setattr__
+        put(self, "ids", checked_ids(ids))
+        shape = self.ids.shape
+        put(self, "mask", None if mask is None else checked_mask(mask, shape))
+        put(self, "types", None if types is None else checked_integers(types, "types", shape))
+        put(self, "words", None if words is None else checked_integers(words, "words", shape, least=-1))
+        put(self, "tokens", None if tokens is None else checked_tokens(tokens, self.ids, self.mask))
+        cut = np.zeros(len(self.ids), np.int64) if truncated is None else truncated
+        put(self, "truncated", checked_integers(cut, "truncated", shape[:1]))
+        put(self, "extras", MappingProxyType(_checked_extras(extras)))
+        put(self, "convention", _known_convention(convention))
+        expect_flag(mask_is_bool, "mask_is_bool")
+        put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
+        put(self, "shared", _checked_shared(shared, self.extras))
+        self._expect_apart()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"a TokenBatch is immutable: cannot delete {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._fields(),)
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenBatch):
+            return NotImplemented
+        return (
+            all(_same(getattr(self, name), getattr(other, name)) for name in ("ids", "mask", "types", "words"))
+            and _same(self.truncated, other.truncated)
+            and self.tokens == other.tokens
+            and (self.convention, self.mask_is_bool) == (other.convention, other.mask_is_bool)
+            and self.extras.keys() == other.extras.keys()
+            and all(_same(value, other.extras[key]) for key, value in self.extras.items())
+            and self.shared == other.shared
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # equality is by value over arrays
+
+    def __repr__(self) -> str:
+        examples, positions = self.ids.shape
+        parts = [f"{examples} examples × {positions} positions"]
+        if self.mask is not None:
+            parts.append(f"{int((self.mask == 0).sum())} of them padding")
+        if self.types is not None:
+            parts.append("with types")
+        if self.truncated.any():
+            parts.append(f"{int(self.truncated.sum())} tokens cut off {int((self.truncated > 0).sum())} examples")
+        if self.extras:
+            parts.append(f"also {listed(self.extras)}")
+        return f"TokenBatch({', '.join(parts)})"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(examples, positions)."""
+        examples, positions = self.ids.shape
+        return examples, positions
+
+    @property
+    def real(self) -> np.ndarray:
+        """True at real positions, shape (example, position); all of them where there is no mask."""
+        return np.ones(self.shape, bool) if self.mask is None else np.asarray(self.mask, dtype=bool)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the mask holds a zero."""
+        return self.mask is not None and not self.mask.all()
+
+    def model_mask(self) -> np.ndarray:
+        """The mask as models get it, int64, or bool where it was given so; ones where there is none."""
+        if self.mask is None:
+            return np.ones_like(self.ids)
+        return self.mask.astype(bool) if self.mask_is_bool else self.mask
+
+    def lengths(self) -> np.ndarray:
+        """The number of real positions of each example, int64, shape (example,).
+
+        Raises:
+            BatchError: the padding is not all on the right, so that a length cannot say where it is.
+        """
+        lengths = self.real.sum(1)
+        right = np.arange(self.ids.shape[1]) < lengths[:, None]
+        wrong = np.flatnonzero((right != self.real).any(1))
+        if wrong.size:
+            raise BatchError(
+                f"example {wrong[0]} is not padded on the right only, and a valid length can say no more than "
+                "how many positions from the left are real; pad on the right (padding_side='right')"
+            )
+        return np.asarray(lengths, np.int64)
+
+    def replace(self, **changes: Any) -> TokenBatch:
+        """A new batch with these fields changed and the others as they are."""
+        if "extras" in changes:
+            changes = {"shared": self.shared & set(changes["extras"] or ()), **changes}
+        return TokenBatch(**{**self._fields(), **changes})
+
+    def __getitem__(self, examples: slice) -> TokenBatch:
+        """The batch of some of the examples; extras are cut alike where they have an entry an example, but for `shared` ones."""
+        if not isinstance(examples, slice):
+            raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
+        own = {
+            name: None if (value := getattr(self, name)) is None else value[examples]
+            for name in ("ids", "mask", "types", "words", "tokens", "truncated")
+        }
+        along = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
+        return self.replace(**own, extras={**self.extras, **along})
+
+    @property
+    def of_each(self) -> list[str]:
+        """The names of the extras that have an entry an example, or hold arrays that have: those that are not `shared`.
+
+        The length of an array's first axis tells it, and that of a list or tuple that is no nest of such arrays.
+        """
+        return [name for name, value in self.extras.items() if name not in self.shared and is_of_each(value, len(self))]
+
+    def micro_batches(self, size: int) -> Iterator[TokenBatch]:
+        """The batch in pieces of at most `size` examples, in order."""
+        size = count_or_none(size, "size") or len(self)
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def to_huggingface(self) -> dict[str, np.ndarray]:
+        """`input_ids`, and `attention_mask` and `token_type_ids` where given, int64."""
+        return self._named("huggingface", np.int64, complete=False)
+
+    def to_tfhub(self) -> dict[str, np.ndarray]:
+        """`input_word_ids`, `input_mask` and `input_type_ids`, int32; the format demands all three."""
+        return self._named("tfhub", np.int32, complete=True)
+
+    def to_keras_hub(self) -> dict[str, np.ndarray]:
+        """`token_ids`, `padding_mask` and `segment_ids`, int32; the format demands all three."""
+        return self._named("keras_hub", np.int32, complete=True)
+
+    def to_gluonnlp(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids, types, valid lengths): int32, int32, float32 of shape (example,); the format demands all three.
+
+        Raises:
+            BatchError: the padding is not all on the right.
+        """
+        types = np.zeros_like(self.ids) if self.types is None else self.types
+        return (
+            _cast(self.ids, "ids", np.int32),
+            _cast(types, "types", np.int32),
+            self.lengths().astype(np.float32),
+        )
+
+    def inputs(self) -> Any:
+        """Return the batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids.
+
+        A dict lacks the keys of what was not given. gluonnlp's triple has no such place: its types are zeros then.
+        """
+        if self.convention == "ids":
+            return self.ids
+        if self.convention == "gluonnlp":
+            return self.to_gluonnlp()
+        dtype = np.int64 if self.convention == "huggingface" else np.int32
+        inputs: dict[str, Any] = self._named(self.convention, dtype, complete=False)
+        if self.mask_is_bool:
+            inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
+        return {**inputs, **self.extras}
+
+    def _expect_apart(self) -> None:
+        """Refuse extras that would take the place of what the batch itself gives in its convention."""
+        names = CONVENTIONS.get(self.convention, ())
+        for name, own, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
+            given = value is not None or self.convention != "huggingface"  # the other formats may demand all three
+            if given and name in self.extras:
+                raise BatchError(
+                    f"extras holds {name!r}, under which the batch gives its {own} in the convention {self.convention!r}: "
+                    f"expected it as {own}=..., or under the name of another input"
+                )
+
+    def _fields(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in self.__slots__}, "extras": dict(self.extras)}
+
+    def _named(self, convention: str, dtype: Any, *, complete: bool) -> dict[str, np.ndarray]:
+        ids, mask, types = CONVENTIONS[convention]
+        named = {ids: self.ids, mask: self.mask, types: self.types}
+        if complete:
+            named[mask] = np.ones_like(self.ids) if self.mask is None else self.mask
+            named[types] = np.zeros_like(self.ids) if self.types is None else self.types
+        return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
+
+
+def _checked_extras(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise BatchError(
+            f"extras is {brief(given)}: expected a dict of further inputs by the names that the model has for them"
+        )
+    return dict(given)
+
+
+def _checked_shared(given: Any, extras: Mapping[str, Any]) -> frozenset[str]:
+    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    for name in names:
+        if not isinstance(name, str) or name not in extras:
+            raise BatchError(
+                f"shared names {name!r}: expected names of extras{f', which are {listed(extras)}' if extras else ''}."
+                f"{did_you_mean(str(name), extras)}"
+            )
+    return frozenset(names)
+
+
+def _known_convention(name: str) -> str:
+    known = [*CONVENTIONS, "gluonnlp", "ids"]
+    if not isinstance(name, str) or name not in known:
+        raise BatchError(f"convention is {name!r}: expected one of {listed(known)}.{did_you_mean(str(name), known)}")
+    return name
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    if is_nest(a) and is_nest(b):
+        one, other = dict(entries(a)), dict(entries(b))
+        return one.keys() == other.keys() and all(_same(entry, other[place]) for place, entry in one.items())
+    try:
+        return np.array_equal(to_numpy(a), to_numpy(b))
+    except ValueError:  # an extra that is no array
+        return bool(a == b)
+
+
+def _cast(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
+    """The array in an integer type that the format demands, and never another number for it."""
+    if array.max() > np.iinfo(dtype).max:
+        raise BatchError(
+            f"{name} holds {array.max()}, which {np.dtype(dtype)} cannot hold: expected numbers up to {np.iinfo(dtype).max}"
+        )
+    return array.astype(dtype)
+
+
+def _rebuild(fields: dict[str, Any]) -> TokenBatch:
+    return TokenBatch(**fields)

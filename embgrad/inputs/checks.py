@@ -1,0 +1,171 @@
+"""What a batch may hold: each check says which value is wrong and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from embgrad.common.arrays import exact_below, to_numpy, whole_numbers
+from embgrad.errors import BatchError, brief
+
+__all__ = [
+    "as_array",
+    "checked_ids",
+    "checked_integers",
+    "checked_mask",
+    "checked_tokens",
+    "count_or_none",
+    "expect_flag",
+    "is_text",
+    "read_only",
+]
+
+
+def checked_ids(given: Any) -> np.ndarray:
+    """Token ids as int64, (example, position), read-only."""
+    if is_text(given):
+        raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
+    array = as_array(given, "ids")
+    if array.size == 0:
+        raise BatchError(
+            f"the batch is empty: ids have shape {array.shape}; expected one example and one position at least"
+        )
+    if array.ndim != 2:
+        hint = "; for one example write [ids]" if array.ndim == 1 else ""
+        raise BatchError(f"ids have shape {array.shape}: expected two axes, (example, position){hint}")
+    return checked_integers(array, "ids", array.shape)
+
+
+def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A mask as int64, read-only."""
+    array = as_array(given, "mask")
+    _expect_shape(array, "mask", shape)
+    if array.dtype.kind in "cVmMSU":  # which compare as numbers do, or not at all
+        raise BatchError(
+            f"mask is of dtype {array.dtype}: expected 1 at real positions and 0 at padding, as integers, floats or bools"
+        )
+    wrong = np.argwhere((array != 0) & (array != 1))
+    if wrong.size:
+        place = tuple(int(i) for i in wrong[0])
+        raise BatchError(
+            f"mask holds {array[place]} at example {place[0]}, position {place[1]}: expected 1 at real positions and 0 at "
+            "padding (for additive masks, of 0 and minus infinity, use call=...)"
+        )
+    return read_only(array.astype(np.int64))
+
+
+def checked_integers(given: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
+    """Whole numbers of that shape and none below `least`, as int64, read-only."""
+    array = as_array(given, name)
+    _expect_shape(array, name, shape)
+    whole = whole_numbers(array)
+    if whole is None:
+        raise BatchError(_not_whole(array, name))
+    wrong = np.argwhere(whole < least)
+    if wrong.size:
+        raise BatchError(
+            f"{name} holds {whole[tuple(wrong[0])]} at {_place(wrong[0])}: expected no number below {least}"
+            + ("; pad with an id of the table, and mask=0 there" if name == "ids" else "")
+        )
+    return read_only(whole)
+
+
+def _not_whole(array: np.ndarray, name: str) -> str:
+    expected = "expected whole numbers, exactly represented"
+    if array.dtype.kind != "f":
+        return f"{name} are of dtype {array.dtype}: {expected}; convert them to integers"
+    limit = exact_below(array.dtype)
+    wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) >= limit))[0]
+    value = array[tuple(wrong)]
+    why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) >= limit else ""
+    return f"{name} holds {value} at {_place(wrong)}{why}: {expected}; pass an integer array"
+
+
+def checked_tokens(
+    given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None
+) -> tuple[tuple[str, ...], ...]:
+    """The tokens as tuples, one token a position."""
+    if not hasattr(given, "__iter__"):
+        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
+    examples = list(given)  # an iterator gives them once
+    lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in examples]
+    if -1 in lengths:
+        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
+    if lengths != [ids.shape[1]] * ids.shape[0]:
+        raise BatchError(
+            f"tokens are {len(examples)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
+            "one token a position, padding included"
+        )
+    return tuple(tuple(str(token) for token in example) for example in examples)
+
+
+def as_array(given: Any, name: str) -> np.ndarray:
+    """An array of numbers from whatever was given."""
+    try:
+        array = np.asarray(to_numpy(given))
+        why = " (of dtype object; its .tolist() may do)" if isinstance(getattr(given, "dtype", None), np.dtype) else ""
+    except ValueError as error:
+        array, why = np.empty(0, object), f" ({error})"
+    if array.dtype != object:
+        return array
+    lengths = [len(row) for row in given if hasattr(row, "__len__")] if isinstance(given, (list, tuple)) else []
+    if len(set(lengths)) > 1:
+        raise BatchError(
+            f"{name} cannot be read as a rectangular array of numbers: the lists have the lengths {lengths[:8]}; expected every "
+            "list of the same length: pad them, with mask=0 at the padding, or use embgrad.encode"
+        )
+    raise BatchError(
+        f"{name} cannot be read as a rectangular array of numbers: got {brief(given)}{why}; expected an array of integers, "
+        "or lists of the same length"
+    )
+
+
+def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        like = "as the ids" if len(shape) == 2 else "one an example"
+        raise BatchError(f"{name} has shape {array.shape}: expected {shape}, {like}")
+
+
+def _place(index: np.ndarray) -> str:
+    names = ("example", "position")
+    return ", ".join(f"{name} {int(i)}" for name, i in zip(names, index, strict=False))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """The array, which nobody can write to any more."""
+    array.flags.writeable = False
+    return array
+
+
+def is_text(given: Any) -> bool:
+    """Whether this is a text, a pair, or a list of them, and not ids."""
+    if isinstance(given, np.ndarray):
+        return given.dtype.kind in "US" or (given.dtype == object and given.size > 0 and is_text(given.flat[0]))
+    if isinstance(given, (list, tuple)):
+        return bool(given) and is_text(given[0])
+    return isinstance(given, (str, bytes))
+
+
+def expect_flag(given: Any, name: str) -> None:
+    """Refuse as an option what is neither True nor False: text, say, would count as True.
+
+    Raises:
+        BatchError: it is neither.
+    """
+    if not isinstance(given, (bool, np.bool_)):
+        raise BatchError(f"{name} is {brief(given)}: expected True or False")
+
+
+def count_or_none(given: Any, name: str) -> int | None:
+    """An option that is a whole number of at least 1, NumPy's too, or None.
+
+    Raises:
+        BatchError: it is neither.
+    """
+    if given is None:
+        return None
+    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)) or given < 1:
+        raise BatchError(f"{name} is {given!r}: expected a whole number of at least 1, or None")
+    return int(given)

@@ -1,0 +1,85 @@
+"""Examples as a tokenizer gives them, before padding, and the batch that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embgrad.errors import BatchError
+from embgrad.inputs.batch import TokenBatch
+
+__all__ = ["Encoded", "Padding", "expect_tokens", "padded"]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example before padding: a list of the same length in each field.
+
+    Attributes:
+        ids: the token ids.
+        types: segment numbers; None where the tokenizer does not say, since zeros are not the same to every model (GPT-2
+            adds the embedding of token 0).
+        tokens: the tokens' texts; None where the tokenizer does not say.
+        words: the number of each token's word, -1 for none; None where the tokenizer does not say.
+        truncated: how many tokens were cut off.
+        convention: the convention in which the tokenizer answered; None where it was none.
+    """
+
+    ids: Sequence[int]
+    types: Sequence[int] | None = None
+    tokens: Sequence[str] | None = None
+    words: Sequence[int] | None = None
+    truncated: int = 0
+    convention: str | None = None
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What fills up the shorter examples."""
+
+    id: int = 0
+    type: int = 0
+    token: str = "[PAD]"
+    side: str = "right"
+
+
+def expect_tokens(there: bool) -> None:
+    """Refuse what has no token.
+
+    Raises:
+        BatchError: there is none.
+    """
+    if not there:
+        raise BatchError(
+            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
+        )
+
+
+def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
+    """The examples as a batch, as long as the longest, or as `least`.
+
+    Raises:
+        BatchError: there is no token at all.
+    """
+    longest = max(least, *(len(one.ids) for one in encoded))
+    expect_tokens(longest > 0)
+
+    def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
+        gaps = [[filler] * (longest - len(row)) for row in rows]
+        if padding.side == "left":
+            return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
+        return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
+
+    types = [one.types for one in encoded if one.types is not None]
+    tokens = [one.tokens for one in encoded if one.tokens is not None]
+    words = [one.words for one in encoded if one.words is not None]
+    return TokenBatch(
+        filled([one.ids for one in encoded], padding.id),
+        filled([[1] * len(one.ids) for one in encoded], 0),
+        filled(types, padding.type) if len(types) == len(encoded) else None,
+        tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
+        words=filled(words, -1) if len(words) == len(encoded) else None,
+        truncated=[one.truncated for one in encoded],
+        convention=next((one.convention for one in encoded if one.convention is not None), "huggingface"),
+    )

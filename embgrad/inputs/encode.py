@@ -1,0 +1,283 @@
+"""Text to a TokenBatch, with any tokenizer: special tokens in, padding to the longest, truncation reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import to_numpy, whole_numbers
+from embgrad.errors import BatchError, brief, did_you_mean, listed
+from embgrad.inputs.batch import CONVENTIONS, TokenBatch
+from embgrad.inputs.checks import count_or_none
+from embgrad.inputs.collate import Encoded, Padding, padded
+from embgrad.inputs.fast_tokenizers import (
+    padding_of_huggingface,
+    padding_of_tokenizers,
+    with_huggingface,
+    with_tokenizers,
+)
+from embgrad.inputs.tfhub import is_preprocessor, preprocessed
+
+__all__ = ["as_example", "encode", "encoded", "expect_id", "padding_of", "with_tokens"]
+
+#: BERT's special tokens, for tokenizers that only split text and number the pieces.
+BERT_SPECIAL: Final = ("[CLS]", "[SEP]", "[PAD]")
+
+
+def encode(
+    texts: Any,
+    tokenizer: Any,
+    *,
+    max_length: int | None = None,
+    padding_side: str | None = None,
+    pad_id: int | None = None,
+) -> TokenBatch:
+    """A batch from texts: special tokens as the tokenizer sets them, padded to the longest, types 0 and 1 for pairs.
+
+    What the tokenizer does not tell is None in the batch, types above all: to GPT-2 zeros are not the same as none.
+
+    Args:
+        texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
+        tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, an object with `tokenize` and
+            `convert_tokens_to_ids` (which gets BERT's special tokens put around its pieces), or a callable that takes a
+            text, or two for a pair, and returns its ids, or a dict of them in a known convention, in which the batch then is;
+            or a TF Hub preprocessing model, by `hub.load` or as a `hub.KerasLayer`.
+        max_length: the most tokens of an example, special tokens included; what is cut off is counted in the batch's
+            `truncated`. None cuts off nothing. A plain callable cuts for itself.
+        padding_side: "right" or "left"; None for the tokenizer's own side, or else right.
+        pad_id: the id that pads; None for the tokenizer's own, or else 0.
+
+    Raises:
+        BatchError: the texts or the tokenizer are not of these kinds, or the tokenizer returned no ids.
+    """
+    examples = _examples(texts)
+    if padding_side is not None and (not isinstance(padding_side, str) or padding_side not in ("right", "left")):
+        raise BatchError(
+            f"padding_side is {padding_side!r}: expected 'right' or 'left'."
+            f"{did_you_mean(str(padding_side), ('right', 'left'))}"
+        )
+    expect_id(pad_id)
+    padding = padding_of(tokenizer)
+    found = encoded(examples, tokenizer, max_length)
+    padding = Padding(
+        padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
+    )
+    return padded(found, padding)
+
+
+def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
+    """Return a batch of ids with the tokens that the tokenizer has for them; a batch that has tokens stays as it is.
+
+    Raises:
+        BatchError: the tokenizer has no way to name an id, or no token for an id of the batch.
+    """
+    if batch.tokens is not None:
+        return batch
+    _expect_instance(tokenizer)
+    if hasattr(tokenizer, "convert_ids_to_tokens"):
+        token_of = tokenizer.convert_ids_to_tokens
+    elif hasattr(tokenizer, "id_to_token"):
+        token_of = tokenizer.id_to_token
+    else:
+        raise BatchError(
+            f"the batch holds ids, and the tokenizer, a {type(tokenizer).__name__}, cannot name them: expected an object with "
+            "convert_ids_to_tokens or id_to_token, or texts as the batch. Leave the tokenizer out for ids without tokens"
+        )
+    tokens = {number: _token(token_of, number, tokenizer) for number in np.unique(batch.ids).tolist()}
+    return batch.replace(tokens=[[tokens[number] for number in row] for row in batch.ids.tolist()])
+
+
+def _token(token_of: Callable[[int], Any], number: int, tokenizer: Any) -> str:
+    """Return the token of an id: libraries answer None, or raise, where there is none."""
+    try:
+        token = token_of(number)
+    except (IndexError, KeyError, OverflowError):
+        token = None
+    if token is None:
+        raise BatchError(
+            f"the tokenizer, a {type(tokenizer).__name__}, has no token for the id {number}: expected the tokenizer that made "
+            "the ids. Leave the tokenizer out for ids without tokens"
+        )
+    return str(token)
+
+
+def expect_id(pad_id: Any) -> None:
+    """Refuse what pads with no id, whether there is anything to pad or not.
+
+    Raises:
+        BatchError: it is neither a whole number of at least 0 nor None.
+    """
+    whole = isinstance(pad_id, (int, np.integer)) and not isinstance(pad_id, bool)
+    if pad_id is not None and not (whole and 0 <= pad_id < 2**63):
+        raise BatchError(f"pad_id is {brief(pad_id)}: expected the id that pads, a whole number of at least 0, or None")
+
+
+def padding_of(tokenizer: Any) -> Padding:
+    """The tokenizer's own padding.
+
+    Raises:
+        BatchError: it is no tokenizer of a known kind.
+    """
+    return _encoder_of(tokenizer)[1]
+
+
+def encoded(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | None = None) -> list[Encoded]:
+    """Each example before padding, see `encode`; `padded` makes a batch of any of those that were encoded together.
+
+    Raises:
+        BatchError: as `encode`.
+    """
+    max_length = count_or_none(max_length, "max_length")
+    found = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
+    _expect_short(found, max_length)
+    return found
+
+
+def _expect_short(encoded: Sequence[Encoded], max_length: int | None) -> None:
+    """Refuse what a tokenizer has left too long: one that has no room for its special tokens cuts nothing at all."""
+    if max_length is None:
+        return
+    for number, one in enumerate(encoded):
+        if len(one.ids) > max_length:
+            raise BatchError(
+                f"max_length is {max_length}, and the tokenizer made {len(one.ids)} tokens of example {number}: expected "
+                "room for its special tokens at least; raise max_length"
+            )
+
+
+def _examples(texts: Any) -> list[tuple[str, ...]]:
+    """Each example as a tuple of one text or two."""
+    if isinstance(texts, str):
+        return [(texts,)]
+    if isinstance(texts, tuple):
+        raise BatchError(
+            f"texts is a tuple of {len(texts)}, which may mean one pair or several texts: expected a list; write [(premise, "
+            "hypothesis)] for a pair"
+        )
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if not isinstance(texts, list) or not texts:
+        raise BatchError(f"texts is {brief(texts)}: expected a text, or a list of at least one text or pair of texts")
+    return [as_example(text, number) for number, text in enumerate(texts)]
+
+
+def as_example(text: Any, number: int) -> tuple[str, ...]:
+    """A text or a pair of texts, which is the batch's example of that number, as a tuple.
+
+    Raises:
+        BatchError: it is neither.
+    """
+    if isinstance(text, str):
+        return (text,)
+    if isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text):
+        return tuple(text)
+    raise BatchError(f"example {number} is {brief(text)}: expected a text or a pair of texts")
+
+
+Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"]
+
+
+def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
+    """Which way the tokenizer is used, told by its type's names and its methods, without importing its library."""
+    _expect_instance(tokenizer)
+    ancestors = {base.__name__ for base in type(tokenizer).__mro__}
+    if "PreTrainedTokenizerBase" in ancestors:
+        return with_huggingface, padding_of_huggingface(tokenizer)
+    if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "to_str"):
+        return with_tokenizers, padding_of_tokenizers(tokenizer)
+    if hasattr(tokenizer, "tokenize") and hasattr(tokenizer, "convert_tokens_to_ids"):
+        pad = int(_ids_of(tokenizer.convert_tokens_to_ids([BERT_SPECIAL[2]]), 0)[0])
+        return _with_pieces, Padding(id=pad)
+    if callable(tokenizer):
+        return _with_callable, Padding()
+    instead = (
+        "; in place of a name, what AutoTokenizer.from_pretrained(...) gives" if isinstance(tokenizer, str) else ""
+    )
+    raise BatchError(
+        f"the tokenizer is of type {type(tokenizer).__name__}: expected a Hugging Face tokenizer, a tokenizers.Tokenizer, an "
+        f"object with tokenize and convert_tokens_to_ids, or a callable that returns ids{instead}"
+    )
+
+
+def _expect_instance(tokenizer: Any) -> None:
+    if isinstance(tokenizer, type):
+        raise BatchError(f"the tokenizer is the class {tokenizer.__name__}: expected an instance")
+
+
+def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
+    return [_one_with_pieces(tokenizer, example, max_length) for example in examples]
+
+
+def _one_with_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+    """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; what is too long is cut off the longer text, piece by piece."""
+    start, end, _ = BERT_SPECIAL
+    pieces = [[str(piece) for piece in tokenizer.tokenize(text)] for text in example]
+    room = None if max_length is None else max_length - 1 - len(pieces)
+    if room is not None and room < 0:
+        raise BatchError(f"max_length is {max_length}: expected room for {1 + len(pieces)} special tokens at least")
+    cut = 0
+    while room is not None and sum(map(len, pieces)) > room:
+        max(pieces, key=len).pop()
+        cut += 1
+    tokens, types = [start], [0]
+    for number, part in enumerate(pieces):
+        tokens += [*part, end]
+        types += [number] * (len(part) + 1)
+    return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut)
+
+
+def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
+    if max_length is not None:
+        raise BatchError(
+            "max_length cannot be kept with a callable: expected a tokenizer object; cut the ids in the callable itself"
+        )
+    answers = preprocessed(tokenizer, examples) if is_preprocessor(tokenizer) else (tokenizer(*one) for one in examples)
+    return [_of_answer(given, number) for number, given in enumerate(answers)]
+
+
+def _of_answer(given: Any, number: int) -> Encoded:
+    if not isinstance(given, Mapping):
+        return Encoded(_ids_of(given, number))
+    convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in given), None)
+    if convention is None:
+        known = [keys[0] for keys in CONVENTIONS.values()]
+        raise BatchError(
+            f"the tokenizer returned a dict with the keys {listed(given)}: expected the ids under one of {listed(known)}"
+        )
+    keys = CONVENTIONS[convention]
+    ids = _ids_of(given[keys[0]], number)
+    types = _as_long(_ids_of(given[keys[2]], number), ids, keys[2], number) if keys[2] in given else None
+    mask = _as_long(_ids_of(given[keys[1]], number), ids, keys[1], number) if keys[1] in given else [1] * len(ids)
+    real = np.flatnonzero(mask).tolist()
+    return Encoded(
+        [ids[position] for position in real],
+        None if types is None else [types[position] for position in real],
+        convention=convention,
+    )
+
+
+def _as_long(given: list[int], ids: list[int], key: str, number: int) -> list[int]:
+    if len(given) != len(ids):
+        raise BatchError(
+            f"the tokenizer returned {len(ids)} ids and {len(given)} numbers under {key!r} for example {number}: expected as "
+            "many"
+        )
+    return given
+
+
+def _ids_of(given: Any, number: int) -> list[int]:
+    """Ids of one example from whatever a tokenizer returns, a batch of one included."""
+    try:
+        array = to_numpy(given)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.ndim == 2 and array.shape[0] == 1:
+        array = array[0]
+    whole = whole_numbers(array) if array.size else None
+    if whole is None or whole.ndim != 1:
+        raise BatchError(
+            f"the tokenizer returned {brief(given)} for example {number}: expected a list of at least one whole number"
+        )
+    return [int(one) for one in whole]

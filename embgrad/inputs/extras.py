@@ -1,0 +1,141 @@
+"""The further inputs of a batch: which have an entry an example, and the entries of some of the examples in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import to_numpy, whole_numbers
+from embgrad.common.pytree import entries, every, with_entry
+from embgrad.errors import BatchError
+
+__all__ = ["cut", "is_of_each", "mask_of_further", "of_examples"]
+
+#: How the name of a mask follows from that of the ids that it belongs to: `decoder_input_ids`, `decoder_attention_mask`.
+MASKS: Final = (
+    ("input_ids", "attention_mask"),
+    ("input_ids", "mask"),
+    ("token_ids", "padding_mask"),
+    ("ids", "attention_mask"),
+    ("ids", "mask"),
+)
+
+
+def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | None:
+    """Return the mask of those further inputs that are these ids, told by its name; None where there is none.
+
+    Args:
+        extras: the further inputs.
+        ids: the indices of a lookup, (example, position).
+    """
+    names = [name for name, value in extras.items() if "ids" in name and _equals(value, ids)]
+    for name in names:
+        for of_ids, of_mask in MASKS:
+            other = name.replace(of_ids, of_mask)
+            mask = _whole(extras[other]) if other != name and other in extras else None
+            if mask is not None and mask.shape == ids.shape and np.isin(mask, (0, 1)).all():
+                return mask
+    return None
+
+
+def _equals(value: Any, ids: np.ndarray) -> bool:
+    found = _whole(value)
+    return found is not None and np.array_equal(found, ids)
+
+
+def _whole(value: Any) -> np.ndarray | None:
+    """The whole numbers in an input; None where it holds something else."""
+    try:
+        return whole_numbers(to_numpy(value))
+    except (TypeError, ValueError):
+        return None
+
+
+def is_of_each(value: Any, examples: int) -> bool:
+    """Whether an input, or an array in it, has an entry an example.
+
+    Args:
+        value: an array, whose first axis tells it; a list or tuple with one entry an example; or a nest of arrays, such as a
+            dict, or one entry a layer, each with all examples.
+        examples: how many there are.
+    """
+    return _is_of_each(value, examples, outside=True)
+
+
+def cut(name: str, value: Any, examples: int, kept: slice) -> Any:
+    """The entries of some of the examples in an input that has such.
+
+    Raises:
+        BatchError: it cannot be cut.
+    """
+    try:
+        return of_examples(value, examples, lambda array: array[kept], lambda entries: entries[kept])
+    except TypeError as error:  # a SparseTensor, say
+        raise BatchError(
+            f"the further input {name!r} is a {type(value).__name__}, of which the entries of some of the examples cannot be "
+            "taken: expected an array or a dense tensor for what runs some of them (batch_size, check=True, points other than "
+            "'word'), or TokenBatch(..., shared=[...]) with its name where all examples share it"
+        ) from error
+
+
+def of_examples(
+    value: Any,
+    examples: int,
+    array: Callable[[Any], Any],
+    listed: Callable[[Sequence[Any]], Any],
+    *,
+    outside: bool = True,
+) -> Any:
+    """An input with other arrays, and lists, in place of those that have an entry an example.
+
+    Args:
+        value: see `is_of_each`.
+        examples: how many there are.
+        array: gives what takes the place of an array whose first axis is the examples.
+        listed: of a list or tuple with one entry an example.
+        outside: whether no list or tuple is around it: a list in a list is one entry, or one layer, of that.
+    """
+    if _is_array(value):
+        return array(value) if _has(value, examples) else value
+    if outside and _is_one_an_example(value, examples):
+        return listed(value)
+    new, inside = value, outside and not isinstance(value, (list, tuple))
+    for place, entry in entries(value):
+        other = of_examples(entry, examples, array, listed, outside=inside)
+        if other is not entry:
+            new = with_entry(new, place, other)
+    return new
+
+
+def _is_of_each(value: Any, examples: int, *, outside: bool) -> bool:
+    if _is_array(value):
+        return _has(value, examples)
+    if outside and _is_one_an_example(value, examples):
+        return True
+    inside = outside and not isinstance(value, (list, tuple))
+    return any(_is_of_each(entry, examples, outside=inside) for _, entry in entries(value))
+
+
+def _is_one_an_example(value: Any, examples: int) -> bool:
+    """Whether it is a list or tuple of one entry an example, and not of as many layers, each with an entry an example.
+
+    A list of arrays of NumPy's is taken for one array, as the frameworks take it.
+    """
+    if not isinstance(value, (list, tuple)) or hasattr(value, "_fields") or len(value) != examples:
+        return False
+    if isinstance(value, list) and all(isinstance(entry, np.ndarray) for entry in value):
+        return True
+    arrays = every(value, _is_array)
+    return not arrays or not all(_has(one, examples) and len(one.shape) > 1 for one in arrays)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape")
+
+
+def _has(array: Any, examples: int) -> bool:
+    """Whether an array's first axis is the examples."""
+    shape = array.shape
+    return len(shape) > 0 and int(next(iter(shape))) == examples

@@ -1,0 +1,57 @@
+"""Runs a TF Hub preprocessing model: a model that takes a batch of strings and gives an encoder's three inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import to_numpy
+from embgrad.errors import BatchError
+
+__all__ = ["is_preprocessor", "preprocessed"]
+
+#: The packages whose callables take tensors of strings.
+PACKAGES: Final = frozenset({"keras", "tensorflow", "tensorflow_hub", "tf_keras"})
+
+
+def is_preprocessor(tokenizer: object) -> bool:
+    """Whether a callable is a model of TensorFlow or Keras, told by its type, without importing either."""
+    return any(base.__module__.partition(".")[0] in PACKAGES for base in type(tokenizer).__mro__)
+
+
+def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
+    """What a preprocessing model makes of each example, by its own keys.
+
+    Pairs go through its `tokenize` and `bert_pack_inputs`, as TF Hub's preprocessing models have them.
+
+    Raises:
+        BatchError: there are pairs, and the model has no way to take them, or it did not give a dict.
+    """
+    singles = [number for number, example in enumerate(examples) if len(example) == 1]
+    pairs = [number for number, example in enumerate(examples) if len(example) == 2]
+    found: dict[int, dict[str, np.ndarray]] = {}
+    if singles:
+        given = tokenizer(np.array([examples[number][0] for number in singles]))
+        found |= dict(zip(singles, _rows(given, len(singles)), strict=True))
+    if pairs:
+        model = getattr(tokenizer, "resolved_object", tokenizer)  # of a hub.KerasLayer
+        if not (hasattr(model, "tokenize") and hasattr(model, "bert_pack_inputs")):
+            raise BatchError(
+                f"example {pairs[0]} is a pair of texts, and the preprocessing model of type {type(tokenizer).__name__} has no "
+                "tokenize and bert_pack_inputs that would take it: expected single texts; or give a tokenizer"
+            )
+        parts = [model.tokenize(np.array([examples[number][side] for number in pairs])) for side in (0, 1)]
+        found |= dict(zip(pairs, _rows(model.bert_pack_inputs(parts), len(pairs)), strict=True))
+    return [found[number] for number in range(len(examples))]
+
+
+def _rows(given: Any, count: int) -> list[dict[str, np.ndarray]]:
+    if not isinstance(given, Mapping):
+        raise BatchError(
+            f"the preprocessing model returned {type(given).__name__}: expected a dict of ids, mask and types, such as "
+            "input_word_ids, input_mask and input_type_ids"
+        )
+    arrays = {str(key): to_numpy(value) for key, value in given.items()}
+    return [{key: array[number] for key, array in arrays.items()} for number in range(count)]

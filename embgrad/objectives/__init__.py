@@ -1,0 +1,1 @@
+"""Objectives: values and cotangents of a model's outputs, in NumPy."""

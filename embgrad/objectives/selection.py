@@ -1,0 +1,133 @@
+"""The rows of an output that count for an objective, and which entries its arguments choose in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import to_numpy, whole_numbers
+from embgrad.errors import ObjectiveError, brief
+from embgrad.inputs.batch import TokenBatch
+
+__all__ = [
+    "IGNORED",
+    "Rows",
+    "chosen_entries",
+    "entries",
+    "expect_inside",
+    "expect_one_an_example",
+    "one_hot",
+    "resolve_positions",
+    "whole",
+]
+
+#: The label that a per-position cross-entropy leaves out, as in every framework's own.
+IGNORED: Final = -100
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of an output that count: (row, classes), with the example and position that each comes from.
+
+    Attributes:
+        values: float64, (row, classes).
+        examples: (row,).
+        positions: (row,), or None where the output has one row an example.
+        count: the number of examples in the batch.
+    """
+
+    values: np.ndarray
+    examples: np.ndarray
+    positions: np.ndarray | None
+    count: int
+
+    def place(self, row: int) -> str:
+        """Where a row is, for messages."""
+        where = f"example {self.examples[row]}"
+        return where if self.positions is None else f"{where}, position {self.positions[row]}"
+
+
+def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
+    """The column that counts for each example, shape (example,).
+
+    Args:
+        position: a number or one an example; negative ones count back from the example's last real position.
+
+    Raises:
+        ObjectiveError: a position outside the batch or at padding, or a wrong number of them.
+    """
+    if position.ndim and position.shape != (len(batch),):
+        raise ObjectiveError(
+            f"position has shape {position.shape}: expected one number, or {len(batch)}, one an example"
+        )
+    wanted = np.broadcast_to(position, (len(batch),))
+    real = batch.real
+    last = batch.shape[1] - 1 - real[:, ::-1].argmax(1)
+    columns = np.where(wanted < 0, last + 1 + wanted, wanted)
+    for example, column in enumerate(columns):
+        inside = 0 <= column < batch.shape[1]
+        if not inside or not real[example, column]:
+            why = "is padding" if inside else f"is outside the {batch.shape[1]} positions"
+            raise ObjectiveError(
+                f"position {wanted[example]} of example {example} {why}: its real positions are "
+                f"{brief(np.flatnonzero(real[example]).tolist())}; expected one of them, or a negative number, which "
+                "counts back from the last"
+            )
+    return columns
+
+
+def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+    """The entry of each row that an argument of one number, or one an example, points at."""
+    if index.ndim == 0:
+        return expect_inside(np.broadcast_to(index, len(rows.values)), rows, name)
+    if index.ndim > 1:
+        raise ObjectiveError(
+            f"{name} has shape {index.shape}: expected one number for all examples, or ({rows.count},), one an example"
+        )
+    expect_one_an_example(index, rows.count, name)
+    return expect_inside(index[rows.examples], rows, name)
+
+
+def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
+    """The entries, checked."""
+    classes = rows.values.shape[1]
+    wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
+    if wrong.size:
+        row = int(wrong[0])
+        raise ObjectiveError(
+            f"{name} {chosen[row]} at {rows.place(row)} is out of range: the output has {classes} classes, expected 0 to "
+            f"{classes - 1}"
+        )
+    return chosen
+
+
+def entries(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The chosen entry of each row alone: the others may be infinite, as masked classes are."""
+    return np.asarray(values[np.arange(len(chosen)), chosen])
+
+
+def one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """1 at the chosen entry of each row, else 0."""
+    hot = np.zeros_like(values)
+    hot[np.arange(len(chosen)), chosen] = 1
+    return hot
+
+
+def expect_one_an_example(argument: np.ndarray, count: int, name: str) -> None:
+    """Refuse an argument whose first axis is not the examples."""
+    if argument.shape[0] != count:
+        raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")
+
+
+def whole(given: Any, name: str) -> np.ndarray:
+    """An argument of whole numbers, as int64."""
+    try:
+        array = to_numpy(given)
+    except ValueError:
+        array = np.empty(0, object)
+    whole = whole_numbers(array)
+    if whole is None or (whole.size == 0 and whole.ndim):
+        raise ObjectiveError(f"{name} is {brief(given)}: expected whole numbers")
+    return whole

@@ -1,0 +1,152 @@
+"""The dataset, from Ray or from files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.dataset
+import ray.data
+
+from embgrad.errors import BatchError, EmbgradError, FileFormatError, did_you_mean, listed
+from embgrad.ray.failures import cause_of, plain_errors
+from embgrad.ray.line_files import JsonLines, JsonTypes, TextLines
+from embgrad.ray.schemas import unified
+
+__all__ = ["dataset_of", "expect_no_query", "readable"]
+
+
+Reader = Callable[[list[str]], Any]
+
+
+def _texts(paths: list[str]) -> Any:
+    return ray.data.read_datasource(TextLines(paths))
+
+
+def _json_lines(paths: list[str]) -> Any:
+    if len(paths) == 1:
+        return ray.data.read_datasource(JsonLines(paths))
+    types = ray.data.read_datasource(JsonTypes(paths)).iter_rows()
+    found = sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in types)
+    return ray.data.read_datasource(JsonLines(paths, unified(found)))
+
+
+def _parquet(paths: list[str]) -> Any:
+    for path in paths:
+        expect_no_query(path)
+    try:
+        return ray.data.read_parquet(paths)
+    except pa.ArrowTypeError:  # which says neither where nor of what else
+        sets = [pyarrow.dataset.dataset(path, partitioning=None, exclude_invalid_files=True) for path in paths]
+        unified([(piece.path, piece.physical_schema) for one in sets for piece in one.get_fragments()])
+        raise
+
+
+def expect_no_query(path: str) -> None:
+    """Refuse a local path in which Ray would find no files of Parquet.
+
+    Raises:
+        FileFormatError: it holds a question mark.
+    """
+    if "?" in path and "://" not in path:
+        raise FileFormatError(
+            f"the path {path} holds a '?', behind which Ray looks for no files of Parquet: expected one without; rename it"
+        )
+
+
+#: What reads a file, by the end of its name.
+READERS: Final[Mapping[str, Reader]] = {
+    ".parquet": _parquet,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_lines,
+    ".txt": _texts,
+}
+
+
+def dataset_of(given: Any) -> Any:
+    """A Ray dataset, as it was given or of the files that were named.
+
+    Args:
+        given: a `ray.data.Dataset`, or one or more paths: Parquet (a folder is one of Parquet), JSON lines, or texts, one a
+            line, which are then the column "text". Ray's own addresses, such as s3://bucket/name.parquet, are paths, too.
+
+    Raises:
+        BatchError: it is neither.
+        FileFormatError: a file is not there, named twice, or of none of these kinds; or a column's types differ from file to
+            file.
+    """
+    if isinstance(given, ray.data.Dataset):
+        return given
+    paths = [given] if isinstance(given, (str, Path)) else given
+    if not isinstance(paths, Sequence) or not paths or not all(isinstance(one, (str, Path)) for one in paths):
+        raise BatchError(
+            f"the dataset is a {type(given).__name__}: expected a ray.data.Dataset, or the paths of Parquet, JSON lines or text "
+            "files; ray.data.from_items makes one of a list of dicts"
+        )
+    readers = {_reader(str(one)) for one in paths}
+    if len(readers) > 1:
+        raise FileFormatError(f"the files {listed(map(str, paths))} are of different kinds: expected one kind")
+    addresses = [_address(str(one)) for one in paths]
+    twice = next((one for one in addresses if addresses.count(one) > 1), None)
+    if twice is not None:
+        raise FileFormatError(
+            f"{twice} is named more than once, and Ray reads a file of Parquet once all the same: expected each file once; a "
+            "copy under another name gives its rows again"
+        )
+    with readable(given), plain_errors():
+        return readers.pop()(addresses)
+
+
+@contextlib.contextmanager
+def readable(given: Any) -> Iterator[None]:
+    """While it is open, what goes wrong in reading the files that were given is told as being wrong with them.
+
+    Args:
+        given: as in `dataset_of`.
+    """
+    try:
+        yield
+    except EmbgradError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, ray.exceptions.RayTaskError) as error:
+        if isinstance(given, ray.data.Dataset):  # its functions are the user's own
+            raise
+        paths = [given] if isinstance(given, (str, Path)) else given
+        raise FileFormatError(
+            f"{listed(map(str, paths))} cannot be read: {cause_of(error).rstrip('.')}; expected files of Parquet, JSON lines or "
+            "texts"
+        ) from error
+
+
+def _address(path: str) -> str:
+    """The path as it is found from any folder: those who read it need not be in ours."""
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def _reader(path: str) -> Reader:
+    local = Path(path)
+    if "://" not in path:
+        if not local.exists():
+            raise FileFormatError(f"{path} does not exist: expected a file of Parquet, JSON lines or texts")
+        if local.is_dir():
+            if next(local.rglob("*.parquet"), None) is None:
+                raise FileFormatError(
+                    f"{path} is a folder without a file of Parquet: expected one of these, or the names of the files themselves"
+                )
+            return READERS[".parquet"]
+        if not local.is_file():
+            raise FileFormatError(
+                f"{path} is no regular file: expected one of Parquet, JSON lines or texts, or a folder"
+            )
+    suffixes = [one for one in local.suffixes if one not in (".gz", ".bz2", ".zst", ".snappy")]
+    suffix = suffixes[-1].lower() if suffixes else ""
+    if suffix not in READERS:
+        raise FileFormatError(
+            f"{path} ends in {suffix!r}: expected one of {listed(READERS)}; for other files make a dataset with ray.data and "
+            f"give that.{did_you_mean(suffix, READERS)}"
+        )
+    return READERS[suffix]

@@ -1,0 +1,215 @@
+"""Rows as Arrow holds them, as NumPy and as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from embgrad.errors import BatchError, EmbgradError, brief, did_you_mean, listed
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.checks import as_array, checked_integers, checked_mask
+from embgrad.inputs.collate import expect_tokens
+from embgrad.inputs.encode import encode
+from embgrad.ray.settings import Inputs
+
+__all__ = ["Columns", "Examples", "NoColumnError", "examples_of", "named_row", "python_values", "rows_at"]
+
+
+class NoColumnError(BatchError, KeyError):
+    """The dataset has no column of that name."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a block as a batch.
+
+    Attributes:
+        batch: all of them, padded to the longest.
+        own: True at the positions that are a row's own, and False at what fills it up, (example, position).
+    """
+
+    batch: TokenBatch
+    own: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Examples:
+        """Those rows, padded to the longest of them."""
+        columns = np.flatnonzero(self.own[rows].any(0))
+        span = slice(columns[0], columns[-1] + 1)
+        batch = self.batch
+
+        def cut(array: np.ndarray | None) -> np.ndarray | None:
+            return None if array is None else array[rows, span]
+
+        tokens = None if batch.tokens is None else [batch.tokens[row][span] for row in rows]
+        taken = batch.replace(
+            ids=cut(batch.ids),
+            mask=cut(batch.mask),
+            types=cut(batch.types),
+            words=cut(batch.words),
+            tokens=tokens,
+            truncated=batch.truncated[rows],
+        )
+        return Examples(taken, self.own[rows, span])
+
+
+def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
+    """The rows of a block as a batch.
+
+    Raises:
+        BatchError: a column is not there, or a row does not hold what it should.
+    """
+    if inputs.ids is not None:
+        return _of_ids(rows, inputs)
+    columns = [python_values(rows, name) for name in inputs.text]
+    texts = [tuple(one) if len(one) > 1 else one[0] for one in zip(*columns, strict=True)]
+    try:
+        batch = encode(texts, tokenizer, max_length=inputs.max_length)
+    except EmbgradError:
+        raise
+    except Exception as error:  # the user's own code; Ray would say it in a hundred lines
+        raise BatchError(f"the tokenizer raised {type(error).__name__}: {error}") from error
+    expect_tokens(bool(batch.real.any(1).all()))
+    if inputs.convention is not None:
+        batch = batch.replace(convention=inputs.convention)
+    return Examples(batch, batch.real)
+
+
+class Columns(Mapping[str, np.ndarray]):
+    """The rows' columns by name as arrays, the rows first; rows of different lengths as an array of objects."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        column = _column(self._rows, name)
+        if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:  # which it would give as zeros
+            return np.asarray(column.combine_chunks().to_numpy_ndarray())
+        return _array(_values(column))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows.column_names)
+
+    def __len__(self) -> int:
+        return len(self._rows.column_names)
+
+
+def python_values(rows: pa.Table, name: str) -> list[Any]:
+    """A column's values as Python holds them, and lists for tensors.
+
+    Raises:
+        BatchError: there is no such column.
+    """
+    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in _values(_column(rows, name))]
+
+
+def rows_at(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
+    """Those rows; Arrow's own way of taking them does not know all of its types."""
+    return pa.concat_tables([rows.slice(int(row), 1) for row in chosen])
+
+
+def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in rows.column_names:
+        raise NoColumnError(
+            f"the dataset has no column {name!r}: expected one of {listed(rows.column_names)}."
+            f"{did_you_mean(name, rows.column_names)}"
+        )
+    return rows.column(name)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values as Python holds them, tensors as arrays; Arrow itself would give these as flat lists."""
+    if not isinstance(column.type, pa.FixedShapeTensorType):
+        values: list[Any] = column.to_pylist()
+        return values
+    return [
+        array.slice(number, 1).to_numpy_ndarray()[0] if valid else None
+        for array in column.chunks
+        for number, valid in enumerate(array.is_valid().to_pylist())
+    ]
+
+
+def named_row(rows: pa.Table, inputs: Inputs) -> str:
+    """How a message calls the only row of a table."""
+    shown = [inputs.key] if inputs.key is not None else inputs.columns
+    held = [
+        f"{name}={brief(python_values(rows, name)[0])}"
+        for name in shown
+        if name is not None and name in rows.column_names
+    ]
+    return f"the row with {', '.join(held)}" if held else "a row"
+
+
+def _of_ids(rows: pa.Table, inputs: Inputs) -> Examples:
+    assert inputs.ids is not None
+    ids = [_whole(one, inputs.ids, row) for row, one in enumerate(python_values(rows, inputs.ids))]
+    own = np.arange(max(map(len, ids))) < np.array([len(one) for one in ids])[:, None]
+
+    def filled(name: str | None, filler: int) -> np.ndarray | None:
+        if name is None:
+            return None
+        read = _mask if name == inputs.mask else _whole
+        values = (
+            ids if name == inputs.ids else [read(one, name, row) for row, one in enumerate(python_values(rows, name))]
+        )
+        for row, (one, reference) in enumerate(zip(values, ids, strict=True)):
+            if len(one) != len(reference):
+                raise BatchError(
+                    f"the column {name!r} of example {row} holds {len(one)} numbers, and {inputs.ids!r} {len(reference)}: "
+                    "expected as many"
+                )
+        whole = np.full(own.shape, filler, np.int64)
+        whole[own] = np.concatenate(values)
+        return whole
+
+    mask = own.astype(np.int64) if inputs.mask is None else filled(inputs.mask, 0)
+    batch = TokenBatch(
+        filled(inputs.ids, inputs.pad_id),
+        mask,
+        filled(inputs.types, 0),
+        convention=inputs.convention or "huggingface",
+        mask_is_bool=inputs.mask is not None and _are_flags(rows, inputs.mask),
+    )
+    return Examples(batch, own)
+
+
+def _whole(given: Any, name: str, row: int) -> np.ndarray:
+    array = _flat(given, name, row)
+    whole: np.ndarray = checked_integers(array[None], name, (1, len(array)))[0]
+    return whole
+
+
+def _mask(given: Any, name: str, row: int) -> np.ndarray:
+    array = _flat(given, name, row)
+    mask: np.ndarray = checked_mask(array[None], (1, len(array)))[0]
+    return mask
+
+
+def _flat(given: Any, name: str, row: int) -> np.ndarray:
+    array = as_array(given, name) if given is not None else np.empty(0)
+    if array.ndim != 1 or not array.size:
+        raise BatchError(
+            f"the column {name!r} of example {row} holds {brief(given)}: expected a list of at least one whole number"
+        )
+    return array
+
+
+def _are_flags(rows: pa.Table, name: str) -> bool:
+    """Whether a column holds True and False, which a model then is given."""
+    return all(as_array(one, name).dtype == bool for one in python_values(rows, name))
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except ValueError:  # rows of different lengths
+        array = np.empty(0, object)
+    if array.dtype.kind not in "OS" and len(array) == len(values):  # NumPy's own bytes lose zeros at their end
+        return array
+    objects = np.empty(len(values), object)
+    for row, one in enumerate(values):  # one by one: of arrays of one shape NumPy would make one
+        objects[row] = _array(one) if isinstance(one, list) else one
+    return objects

@@ -1,0 +1,1 @@
+"""The results: embedding gradients, tables of gradients, certificates, and their files."""

@@ -1,0 +1,252 @@
+"""The result: an embedding gradient with all that is needed to read it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from embgrad.common.arrays import as_asked
+from embgrad.common.metrics import length, lengths
+from embgrad.common.text import visible
+from embgrad.errors import EmbgradError, PointError, did_you_mean
+from embgrad.forward.points import split_name
+from embgrad.results.certificate import Certificate
+from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
+
+__all__ = ["EmbeddingGradients", "Word"]
+
+
+class Word(NamedTuple):
+    """A word of the text, or a special token, with its saliency.
+
+    Attributes:
+        text: the word without the tokenizer's marks.
+        positions: the positions of its tokens.
+        saliency: that of the whole word.
+    """
+
+    text: str
+    positions: tuple[int, ...]
+    saliency: float
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingGradients:
+    """The gradient of an objective at a point of the forward pass: the output of a table lookup, or a hidden state.
+
+    Attributes:
+        values: ∂ΣL/∂e, C-contiguous, shape (example, position, dim); float32, or float64 where the model computes in
+            it. The sum of the examples' objectives, never a mean. A point that is named by its path keeps its own axes,
+            examples first where that can be told. Where the gradient was edited, what goes on.
+        activations: the value e there, same shape and dtype.
+        objective: L of each example, float64, shape (example,); () where the reduction was the user's; None where the loss
+            was the user's own, see `capture`.
+        ids: the rows looked up, int64, (example, position); at a hidden state the batch's ids.
+        mask: 1 at real positions, int64, (example, position); None where none was given.
+        types: segment numbers, likewise.
+        tokens: the tokens' texts, one tuple an example; None where they are not known.
+        words_of: for each position the number of its word, -1 for none; None where the tokenizer did not say.
+        vocab: the number of the table's rows; None where there is no table: at a hidden state, or where the value was
+            overridden.
+        pad_leak: the largest magnitude that the model computed at a masked position; with `split=True` in any pullback.
+        provenance: library, backend and framework versions, model class, point, objective, dtype and more, as JSON can
+            hold them.
+        tables: with `split=True` the table gradient of each example's own pullback; else None.
+        before: where the gradient was edited, what came, same shape as `values`; else None.
+        certificate: with `check=True` the figures of the tests that the result has passed; else None.
+    """
+
+    values: np.ndarray
+    activations: np.ndarray
+    objective: Any
+    ids: np.ndarray
+    mask: np.ndarray | None
+    types: np.ndarray | None
+    tokens: tuple[tuple[str, ...], ...] | None
+    words_of: np.ndarray | None
+    vocab: int | None
+    pad_leak: float
+    provenance: Mapping[str, Any]
+    tables: tuple[RowSparse, ...] | None = None
+    before: np.ndarray | None = None
+    certificate: Certificate | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The values' shape, (examples, positions, dim) but for points that keep axes of their own."""
+        return tuple(self.values.shape)
+
+    @property
+    def real(self) -> np.ndarray:
+        """True at real positions, shape (example, position), as the ids; all of them where there is no mask."""
+        return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
+
+    def __repr__(self) -> str:
+        source = self.provenance
+        padding = "no mask" if self.mask is None else f"{int((self.mask == 0).sum())} padded, leak {self.pad_leak:.2g}"
+        objective = source.get("objective", {}).get("class", "?")
+        if self.objective is not None:
+            objective += f" = {_figures(self.objective)}"
+        return visible(
+            f"EmbeddingGradients({' × '.join(map(str, self.shape))} {self.values.dtype}, at {source.get('point')!r} = "
+            f"{source.get('path')!r} of {source.get('model')} ({source.get('backend')}), {objective}, "
+            f"norm {length(self.values):.4g}, {padding})"
+        )
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the values, for `np.asarray` and every function of NumPy's: the array itself, unless a copy is asked for."""
+        return as_asked(self.values, dtype, copy)
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show; None, and so the text, without the extra `report`."""
+        from embgrad.report.fragments import of_result
+
+        return of_result(self)
+
+    def table(self) -> RowSparse:
+        """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions.
+
+        Raises:
+            PointError: the point is no lookup, or its value was overridden, so that it does not come from a table.
+        """
+        vocab = self._table_rows()
+        if self.tables is None:
+            return scatter(self.ids, self.values, vocab)
+        rows = np.concatenate([table.rows for table in self.tables])
+        return scatter(rows, np.concatenate([table.values for table in self.tables]), vocab)
+
+    def per_example(self) -> list[RowSparse]:
+        """The gradient of each example's L with respect to the table, (vocab, dim) each, without their memory.
+
+        From one backward pass: what an example's L sends to the table goes through the example's own positions. Where
+        examples meet (batch norm in training mode, in-batch negatives) ask for the gradients with `split=True`.
+
+        Raises:
+            PointError: the point is no lookup, or its value was overridden, or its indices have no example axis.
+        """
+        vocab = self._table_rows()
+        if self.tables is not None:
+            return list(self.tables)
+        shared = self.objective is not None and self.objective.ndim == 1 and len(self.values) != len(self.objective)
+        if self.values.ndim != 3 or shared:
+            raise PointError(
+                f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
+                "dim); ask for it by its role, at='position' say, which gives each example its own"
+            )
+        return scatter_each(self.ids, self.values, vocab)
+
+    def _table_rows(self) -> int:
+        if self.vocab is None:
+            name = self.provenance.get("point")
+            overridden = self.provenance.get("override") and split_name(str(self.provenance.get("path"))).side is None
+            why = "was overridden" if overridden else "is no lookup"
+            raise PointError(
+                f"the point {name!r} {why}, so that there is no table whose gradient this is: expected a lookup, such as "
+                "at='word'"
+            )
+        return self.vocab
+
+    def saliency(self, kind: str = "norm") -> np.ndarray:
+        """One number a position, (example, position), of the values' dtype.
+
+        Args:
+            kind: "norm" for the gradient's length, or "dot" for its inner product with the activation (gradient × input,
+                as in Shrikumar, Greenside and Kundaje, "Learning important features through propagating activation
+                differences", 2017).
+
+        Raises:
+            EmbgradError: `kind` is neither.
+        """
+        if not isinstance(kind, str) or kind not in ("norm", "dot"):
+            raise EmbgradError(f"kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(str(kind), ('norm', 'dot'))}")
+        wide = self.values.astype(np.float64)
+        if kind == "norm":
+            return np.asarray(lengths(wide).astype(self.values.dtype))
+        return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
+
+    def words(self, kind: str = "norm") -> list[list[Word]]:
+        """The words of each example with their saliency; sub-word tokens are merged, padding is left out.
+
+        A word's "norm" is the length of its tokens' gradients taken together (the root of the sum of squares), its "dot"
+        the sum of theirs. Special tokens stand for themselves. Which tokens make a word is the tokenizer's own word
+        where the batch has it, else told by the marks of WordPiece ("##") and byte-pair or sentence pieces ("Ġ", "▁").
+
+        Args:
+            kind: as in `saliency`.
+
+        Raises:
+            EmbgradError: the tokens are not known, the point is not of the shape (example, position, dim), or `kind` is neither.
+        """
+        if self.values.ndim != 3 or self.values.shape[:2] != self.ids.shape:
+            raise EmbgradError(
+                f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
+                "dim), which alone has words"
+            )
+        if self.tokens is None:
+            raise EmbgradError(
+                "the tokens of this result are not known: build the batch with embgrad.encode(texts, tokenizer), or pass "
+                "tokens=... to embgrad.TokenBatch"
+            )
+        scores = self.saliency(kind).astype(np.float64)
+        real = self.real
+        return [self._words_of(example, scores[example], real[example], kind) for example in range(len(self.ids))]
+
+    def _words_of(self, example: int, scores: np.ndarray, real: np.ndarray, kind: str) -> list[Word]:
+        assert self.tokens is not None
+        tokens = self.tokens[example]
+        numbers = None if self.words_of is None else self.words_of[example]
+        groups: list[list[int]] = []
+        marked = any(token[:1] in "Ġ▁" for token in tokens if token)
+        for position in np.flatnonzero(real).tolist():
+            joined = groups and groups[-1][-1] == position - 1
+            if joined and _continues(tokens, numbers, position, marked):
+                groups[-1].append(position)
+            else:
+                groups.append([position])
+        merge = length if kind == "norm" else np.sum
+        return [Word(_text(tokens, group), tuple(group), float(merge(scores[group]))) for group in groups]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
+
+        The file appears whole or not at all. `embgrad.save` writes several results into one.
+
+        Raises:
+            EmbgradError: the result holds what no file can, such as float16 values.
+            OSError: the file cannot be written.
+        """
+        from embgrad.results.io import save  # which imports this module
+
+        save(self, path)
+
+
+#: Tokens that stand for themselves, such as "[CLS]" and "</s>".
+SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
+
+
+def _continues(tokens: Sequence[str], numbers: np.ndarray | None, position: int, marked: bool) -> bool:
+    """Whether the token goes on with the word of the one before it."""
+    if numbers is not None:
+        # Without a pre-tokenizer a whole text is one word to the tokenizer; the marks then say more.
+        same = numbers[position] >= 0 and numbers[position] == numbers[position - 1]
+        return bool(same and tokens[position][:1] not in ("Ġ", "▁"))
+    token, before = tokens[position], tokens[position - 1]
+    if SPECIAL.fullmatch(token) or SPECIAL.fullmatch(before):
+        return False
+    return token.startswith("##") or (marked and token[:1] not in ("Ġ", "▁", "Ċ"))
+
+
+def _text(tokens: Sequence[str], group: Sequence[int]) -> str:
+    if len(group) == 1 and SPECIAL.fullmatch(tokens[group[0]]):
+        return tokens[group[0]]
+    return "".join(tokens[position].removeprefix("##").lstrip("Ġ▁") for position in group)
+
+
+def _figures(objective: np.ndarray) -> str:
+    flat = [f"{value:.4g}" for value in np.ravel(objective)[:3]]
+    return ", ".join(flat) + (", …" if objective.size > 3 else "")

@@ -1,0 +1,197 @@
+"""The gradient of a table, row-sparse: only the rows that were looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from embgrad.common.arrays import as_asked
+from embgrad.errors import EmbgradError
+
+__all__ = ["RowSparse", "added", "common_rows", "scatter", "scatter_each"]
+
+#: The most bytes that `to_dense` makes without being told to.
+DENSE_LIMIT = 2**30
+
+#: How many vectors of one row are summed by themselves; rows with fewer are summed all at once, vector by vector.
+LONG: Final = 32
+
+#: How many vectors are widened to float64 at once.
+BLOCK: Final = 1024
+
+#: A sum of squares below it may lack some that were too small for float64.
+LEAST_SQUARE: Final = 1e-280
+
+
+@dataclass(frozen=True, eq=False)
+class RowSparse:
+    """A matrix most of whose rows are zero.
+
+    Attributes:
+        rows: int64, (n,), ascending, each once.
+        values: (n, dim), the values of these rows; all others are zero.
+        shape: (vocab, dim).
+    """
+
+    rows: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    def to_dense(self, limit: int | None = DENSE_LIMIT) -> np.ndarray:
+        """The whole matrix, (vocab, dim), of the values' dtype.
+
+        Args:
+            limit: the most bytes to make; None for no limit.
+
+        Raises:
+            MemoryError: the matrix would be larger.
+        """
+        size = self.shape[0] * self.shape[1] * self.values.itemsize
+        if limit is not None and size > limit:
+            raise MemoryError(
+                f"a dense matrix of shape {self.shape} takes {size} bytes, more than the limit of {limit}: use .rows and "
+                ".values, or pass limit=None"
+            )
+        dense = np.zeros(self.shape, self.values.dtype)
+        dense[self.rows] = self.values
+        return dense
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return the whole matrix, as `to_dense` with its limit, for `np.asarray` and every function of NumPy's.
+
+        Raises:
+            MemoryError: the matrix would be larger than the limit.
+            ValueError: `copy` is False, and the matrix is not there without being made.
+        """
+        if copy is False:
+            raise ValueError("a RowSparse becomes an array by filling in its zeros: expected copy=None or copy=True")
+        return as_asked(self.to_dense(), dtype, None)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes."""
+        return int(self.rows.nbytes + self.values.nbytes)
+
+    def norm(self) -> float:
+        """The Euclidean (Frobenius) norm of the whole matrix, in float64."""
+        with np.errstate(over="ignore", under="ignore"):
+            square = self.dot(self)
+        if not LEAST_SQUARE < square < np.inf:
+            largest = float(np.abs(self.values).max(initial=0))
+            if 0 < largest < np.inf:
+                return largest * float(np.linalg.norm(self.values / largest))
+        return float(np.sqrt(square))
+
+    def dot(self, other: RowSparse) -> float:
+        """The inner product with another matrix of the same shape, in float64, without making either dense.
+
+        Raises:
+            EmbgradError: the shapes differ.
+        """
+        if not isinstance(other, RowSparse) or other.shape != self.shape:
+            found = f"of shape {other.shape}" if isinstance(other, RowSparse) else f"a {type(other).__name__}"
+            raise EmbgradError(
+                f"the other table is {found}: expected a RowSparse of shape {self.shape}, a gradient of the same table"
+            )
+        total = 0.0
+        for mine, theirs in _blocks(*common_rows(self.rows, other.rows)):
+            first = self.values[mine].astype(np.float64).ravel()
+            total += float(first @ (first if other is self else other.values[theirs].astype(np.float64).ravel()))
+        return total
+
+    def __repr__(self) -> str:
+        return f"RowSparse({len(self.rows)} of {self.shape[0]} rows × {self.shape[1]}, {self.values.dtype})"
+
+
+def common_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the rows are that two tables share: their places in the one and in the other, both ascending."""
+    if first is second:
+        places = np.arange(len(first))
+        return places, places
+    _, mine, theirs = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    return mine, theirs
+
+
+def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
+    """The sum of the vectors that belong to each row: the gradient of a table from that of its lookups.
+
+    The vectors of a row are summed in float64 and rounded once to their own dtype, so that many small ones are not lost, and
+    the order in which they come matters no more than float64's rounding. The same input gives the same bits.
+
+    Args:
+        indices: whole numbers of any shape.
+        vectors: the indices' shape + (dim,).
+        rows: the table's rows.
+    """
+    flat, keys = vectors.reshape(-1, vectors.shape[-1]), indices.ravel()
+    order, starts = _sorted(keys)
+    present = keys[order[starts]].astype(np.int64)
+    return RowSparse(present, _sums(flat, order, starts), (int(rows), flat.shape[1]))
+
+
+def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[RowSparse]:
+    """For each example what `scatter` gives, by one sort of all.
+
+    Args:
+        indices: whole numbers, (example, position), each a row of the table.
+        vectors: (example, position, dim).
+        rows: the table's rows.
+    """
+    count = len(indices)
+    if count * rows > np.iinfo(np.int64).max:
+        return [scatter(*one, rows) for one in zip(indices, vectors, strict=True)]
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    keys = (indices.astype(np.int64) + np.arange(count)[:, None] * int(rows)).ravel()
+    order, starts = _sorted(keys)
+    owners, present = np.divmod(keys[order[starts]], int(rows))
+    sums = _sums(flat, order, starts)
+    bounds = np.searchsorted(owners, np.arange(count + 1))
+    shape = (int(rows), flat.shape[1])
+    # Copies: who keeps one example's table should not keep those of all.
+    return [RowSparse(present[start:end].copy(), sums[start:end].copy(), shape) for start, end in pairwise(bounds)]
+
+
+def added(first: RowSparse, second: RowSparse) -> RowSparse:
+    """The sum of two gradients of one table."""
+    rows = np.concatenate([first.rows, second.rows])
+    return scatter(rows, np.concatenate([first.values, second.values]), first.shape[0])
+
+
+def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order that sorts the keys, equal ones as they came, and where in it each key begins."""
+    order = np.argsort(keys, kind="stable")
+    ascending = keys[order]
+    new = np.ones(len(keys), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    return order, np.flatnonzero(new)
+
+
+def _sums(flat: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The sum of the vectors of each key, see `_sorted`. Only those of keys that come again are widened, some at a time."""
+    counts = np.diff(starts, append=len(order))
+    sums: np.ndarray = flat[order[starts]]
+    for key in np.flatnonzero(counts > LONG):
+        total = np.zeros(flat.shape[1])
+        for block in np.array_split(order[starts[key] : starts[key] + counts[key]], -(-counts[key] // BLOCK)):
+            total += np.add.reduce(flat[block], axis=0, dtype=np.float64)
+        sums[key] = total
+    few = np.flatnonzero((counts > 1) & (counts <= LONG))
+    few = few[np.argsort(-counts[few], kind="stable")]  # so that those with a further vector are always the first ones
+    for keys in np.array_split(few, -(-len(few) // BLOCK)) if len(few) else ():
+        most = counts[keys]
+        totals = flat[order[starts[keys]]].astype(np.float64)
+        for further in range(1, int(most[0])):
+            having = int(np.searchsorted(-most, -further))
+            totals[:having] += flat[order[starts[keys[:having]] + further]]
+        sums[keys] = totals
+    sums += 0  # a sum that begins at zero is no negative zero
+    return sums
+
+
+def _blocks(mine: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, len(mine), BLOCK):
+        yield mine[start : start + BLOCK], theirs[start : start + BLOCK]

@@ -1,0 +1,342 @@
+"""Runs a stream: batch by batch, those that are finished read back, every result written before it is given."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Generator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from embgrad.common.progress import Progress
+from embgrad.engine.gradients import gradients
+from embgrad.engine.run import Task, level_of_user
+from embgrad.engine.weights import weights_sums
+from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, listed
+from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.collate import padded
+from embgrad.objectives.native import as_objective, described
+from embgrad.results.gradients import EmbeddingGradients
+from embgrad.streaming.buckets import Group, Piece, grouped, per_window, restored
+from embgrad.streaming.folder import read_shard
+from embgrad.streaming.heap import EVERY, trim
+from embgrad.streaming.manifest import Manifest
+from embgrad.streaming.objectives import Objectives
+from embgrad.streaming.padding_invariance import compared_alone, follows_positions
+from embgrad.streaming.prefetch import Ahead
+from embgrad.streaming.run_identity import identity, weights_digest
+from embgrad.streaming.sorting import expect_restorable, expect_same, expect_sortable
+from embgrad.streaming.source import Portion, Source
+from embgrad.streaming.totals import Total
+from embgrad.streaming.writer import Writer, kept_of
+
+__all__ = ["Plan", "State", "results_of"]
+
+
+@dataclass
+class State:
+    """What changes while a stream runs.
+
+    Attributes:
+        quiet: nobody wants the results themselves.
+        writer: writes them, where they are written.
+        totals: where they are summed up, by the points' names.
+        report: is told how far it has come.
+        examples: how many are done.
+        tried: whether it is known that padding is of no account to the model, see `compared_alone`.
+        by_position: of the points of which it is known, whether their second axis is the positions.
+        reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
+        weighed: whether it was taken down of which weights the results are that are written.
+    """
+
+    quiet: bool
+    writer: Writer | None = None
+    totals: dict[str, Total] = field(default_factory=dict)
+    report: Progress = lambda done, total: None
+    examples: int = 0
+    tried: bool = False
+    by_position: Mapping[str, bool] = field(default_factory=dict)
+    reader: threading.Thread | None = None
+    weighed: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stream was asked.
+
+    Attributes:
+        task: what is asked of each batch, but for the objective.
+        options: those of `gradients`.
+        single: whether a result stands for itself.
+        size: the batch_size, as given.
+    """
+
+    task: Task
+    source: Source
+    objectives: Objectives
+    options: Mapping[str, Any]
+    single: bool
+    size: int | None
+    window: int | None
+    ahead: int
+    keep: str
+
+    def manifest(self) -> Manifest:
+        """That of the run, with nothing finished."""
+        return Manifest(self.keep, self.task.names, self.single, self.run())
+
+    def run(self) -> dict[str, Any]:
+        """What tells the run from others."""
+        size = self.size if self.source.tokenizer is None else self.source.size
+        options = {"batch_size": size, "window": self.window, "check": bool(self.options["check"])}
+        return identity(self.task, self.source, self.objectives, options)
+
+    @property
+    def total(self) -> int | None:
+        """How many examples there are, where that is known."""
+        return self.source.examples if self.source.examples is not None else self.objectives.count
+
+
+def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
+    """What the stream gives, in order."""
+    writer, report = state.writer, state.report
+    manifest = None if writer is None else writer.manifest
+    finished = 0 if manifest is None else manifest.results
+    passed = finished if plan.window is None else finished - finished % per_window(plan.window, plan.source.size)
+    portions = plan.source.portions(passed)
+    groups = Ahead(grouped(portions, plan.source.size, plan.window, plan.source.padding, finished), plan.ahead)
+    state.reader = groups.thread
+    try:
+        report(0, plan.total)
+        if writer is not None and manifest is not None:
+            if not state.quiet:
+                yield from _read_back(plan, manifest, writer, state)
+            writer.take_back()
+            state.examples = manifest.examples
+            report(state.examples, plan.total)
+        last = None
+        for group in groups:
+            for portion in group.portions:
+                last = portion
+                _expect_source_as_before(portion, manifest)
+            yield from _of_group(plan, state, group, finished)
+        if last is None and not finished:
+            raise BatchError(
+                "the source is empty: expected one text or batch at least; was it a generator, and read before?"
+            )
+        _expect_whole(plan, last, manifest)
+        if writer is not None:
+            writer.flush(complete=True)
+    finally:
+        groups.close()
+
+
+def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generator[Any, None, None]:
+    """The results of a group's portions, those that are finished left out."""
+    if not group.pieces:
+        return
+    ran: list[dict[str, EmbeddingGradients]] = []
+    for number in range(len(group.pieces)):
+        ran.append(_run(plan, group, number))
+        if plan.window is not None:
+            expect_restorable([piece.batch for piece in group.pieces[: number + 1]], ran)
+            if not state.tried:
+                _try_padding(plan, state, group, number, ran[-1])
+    for number, portion in enumerate(group.portions):
+        if portion.number < finished:
+            continue
+        results = ran[0] if plan.window is None else _in_order(plan, state, group, ran, number)
+        kept = {name: kept_of(plan.keep, result) for name, result in results.items()}
+        for name, total in state.totals.items():
+            total.add(results[name].table())
+        if state.writer is not None:
+            _write(plan, state, state.writer, portion, results, kept)
+        state.examples += portion.count
+        state.report(state.examples, plan.total)
+        del results
+        if (portion.number + 1) % EVERY == 0:
+            trim()
+        if state.quiet:
+            yield None
+        else:
+            yield kept[plan.task.names[0]] if plan.single else kept
+
+
+def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]:
+    """The results of one of a group's pieces."""
+    piece = group.pieces[number]
+    owners = [group.portions[owner] for owner, _ in piece.places]
+    examples = np.array([owner.start + row for owner, (_, row) in zip(owners, piece.places, strict=True)])
+    labels = [
+        owner.labels[row] for owner, (_, row) in zip(owners, piece.places, strict=True) if owner.labels is not None
+    ]
+    try:
+        objective = plan.objectives.of(examples, piece.batch, labels if plan.objectives.labelled else None)
+        if plan.window is not None:
+            expect_sortable(objective, plan.source.padding.side)
+        found = gradients(plan.task.model, piece.batch, objective, **plan.options)
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"while streaming the examples {_told(examples)} of the source")
+        raise
+    return {plan.task.names[0]: found} if isinstance(found, EmbeddingGradients) else found
+
+
+def _try_padding(plan: Plan, state: State, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> None:
+    """Run one of a piece's examples with less padding than in it, or with as much as in its own batch, and take down what tells.
+
+    Raises:
+        UnsupportedError: its numbers are others then, or its results could not be brought back into its own batch.
+    """
+    piece = group.pieces[number]
+    lengths, whole = piece.batch.real.sum(1), piece.batch.shape[1]
+    own = np.array([_length_of(group.portions[owner]) for owner, _ in piece.places])
+    candidates = np.flatnonzero((lengths > 0) & (lengths < np.maximum(own, whole)))
+    if not candidates.size:
+        return
+    shortest = int(candidates[np.argmin(lengths[candidates])])
+    less = lengths[shortest] < whole
+    row = shortest if less else int(candidates[np.argmax(own[candidates])])
+    unchecked = replace(plan, options={**plan.options, "check": False})
+    length = 0 if less else int(own[row])
+    found = _run_alone(unchecked, group, number, row, length)
+    if found is None:
+        state.tried = True
+        return
+    batch, other = found
+    expect_restorable([piece.batch, batch], [ran, other])
+    state.by_position = {name: follows_positions([one, other[name]]) for name, one in ran.items()}
+
+    def again() -> Mapping[str, EmbeddingGradients]:
+        if less:
+            return _run(unchecked, group, number)
+        once_more = _run_alone(unchecked, group, number, row, length)
+        return other if once_more is None else once_more[1]
+
+    beside, alone, rows = (ran, other, (row, 0)) if less else (other, ran, (0, row))
+    owner, place = piece.places[row]
+    verdict = compared_alone(beside, alone, rows, plan.source.padding.side, again)
+    state.tried = expect_same(group.portions[owner].start + place, verdict)
+
+
+def _length_of(portion: Portion) -> int:
+    assert portion.batch is not None, "what is run was encoded"
+    return portion.batch.shape[1]
+
+
+def _run_alone(
+    plan: Plan, group: Group, number: int, row: int, length: int
+) -> tuple[TokenBatch, Mapping[str, EmbeddingGradients]] | None:
+    """An example of a piece, padded to a length or to none, and its results: alone, or as many times as there are examples in
+    the piece, where the model takes no other number. None where it takes neither, which is said."""
+    piece = group.pieces[number]
+    owner, place = piece.places[row]
+    why: Exception | None = None
+    for count in dict.fromkeys((1, len(piece.batch))):
+        batch = padded([group.portions[owner].texts[place]] * count, plan.source.padding, length)
+        try:
+            return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.places[row],) * count),)), 0)
+        except Exception as error:  # the model's own, of a batch that it does not take
+            why = error
+    how = f"padded to {length} positions" if length else "without padding"
+    warnings.warn(
+        "window puts examples together by length, and whether padding counts to the model could not be seen: it did not take "
+        f"example {group.portions[owner].start + place} of the source {how} ({brief(why, 160)}). "
+        "Compare some results with those of a stream without window",
+        EmbgradWarning,
+        stacklevel=level_of_user() + 1,
+    )
+    return None
+
+
+def _in_order(
+    plan: Plan, state: State, group: Group, ran: Sequence[Mapping[str, EmbeddingGradients]], number: int
+) -> dict[str, EmbeddingGradients]:
+    """The results of one of a window's portions."""
+    portion = group.portions[number]
+    assert plan.window is not None, "pieces are portions but for a window"
+    assert portion.batch is not None, "what was run was encoded"
+    objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
+    by_position = {name: state.by_position.get(name, follows_positions([one[name] for one in ran])) for name in ran[0]}
+    return restored(group, ran, number, by_position, described(objective), plan.window, plan.source.padding)
+
+
+def _write(
+    plan: Plan, state: State, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]
+) -> None:
+    if not state.weighed:
+        _take_down_weights(plan, writer, first=portion.number == 0)
+        state.weighed = True
+    # Whoever takes a result may write into its arrays before its shard is full.
+    writer.add(portion, results, kept if state.quiet else deepcopy(dict(kept)))
+
+
+def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
+    """Take down of which weights the results are that are written from here on, which are to be of these alone.
+
+    Before its first batch a model may not have had all its weights; and until the first result it could be given others.
+    """
+    known, found, run = weights_sums(plan.task.model), weights_digest(plan.task), writer.manifest.run
+    if first:
+        writer.put_run({**run, "weights": found})
+
+    def expect_same() -> None:
+        now = weights_sums(plan.task.model)
+        changed = [name for name in dict.fromkeys([*known, *now]) if known.get(name) != now.get(name)]
+        if changed or (not first and found != run["weights"]):
+            raise EmbgradError(
+                f"the model's weights are not those that the stream began with ({listed(changed) or 'all along'}): expected the "
+                f"same for all results; what {writer.folder} holds is of the first ones. Make the call again with these, or name "
+                "another folder for others"
+            )
+
+    writer.expect(expect_same)
+
+
+def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> Generator[Any, None, None]:
+    """What was finished before."""
+    for shard in manifest.shards:
+        for kept in read_shard(writer.folder, manifest, shard):
+            yield kept[plan.task.names[0]] if plan.single else kept
+        state.examples += shard.examples
+        state.report(state.examples, plan.total)
+
+
+# What is refused
+
+
+def _expect_source_as_before(portion: Portion, manifest: Manifest | None) -> None:
+    """Refuse to go on where the source is not what the finished results are of."""
+    if manifest is None:
+        return
+    if manifest.complete and portion.number >= manifest.results:
+        raise FileFormatError(
+            f"the folder holds a complete run of {manifest.examples} examples, and the source now goes on: expected the same "
+            "source; name another folder"
+        )
+    for shard in manifest.shards:
+        if portion.number == shard.first + shard.results - 1 and portion.digest != shard.source:
+            raise FileFormatError(
+                f"the source is not what the results in the folder are of: it differs somewhere up to example "
+                f"{portion.start + portion.count - 1}; expected the same items in the same order, from the beginning; name "
+                "another folder for another source"
+            )
+
+
+def _expect_whole(plan: Plan, last: Portion | None, manifest: Manifest | None) -> None:
+    """Refuse a source that ended before what was finished, or before the objective's arguments do."""
+    read = 0 if last is None else last.start + last.count
+    if manifest is not None and (0 if last is None else last.number + 1) < manifest.results:
+        raise FileFormatError(
+            f"the source ended after {read} examples, and the folder holds the results of {manifest.examples}: expected the "
+            "same source from its beginning; was it a generator, and read before?"
+        )
+    plan.objectives.expect_all_used(read)
+
+
+def _told(examples: np.ndarray) -> str:
+    first, last = int(examples.min()), int(examples.max())
+    return f"{first} to {last}" if last - first == len(examples) - 1 else f"{brief(sorted(examples.tolist()))}"
