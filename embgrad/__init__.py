@@ -3,17 +3,8 @@
 PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
 """
 
-from embgrad.backend import (
-    Backend,
-    Listener,
-    NativeObjective,
-    ParameterValues,
-    Point,
-    PointValues,
-    Request,
-    Run,
-    TableRest,
-)
+import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results
+from embgrad.backend.protocol import Backend, Listener, ParameterValues, PointValues, Request, Run, TableRest
 from embgrad.backend.registry import list_backends, refresh_backends
 from embgrad.checkpoints.load_bert import load_bert
 from embgrad.common.metrics import Figures
@@ -44,8 +35,10 @@ from embgrad.errors import (
     UnknownPointError,
     UnsupportedError,
 )
+from embgrad.forward.points import Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
+from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients, Word

@@ -18,7 +18,7 @@ from _embgrad_pytest import (
     pytest_report_header,
     pytest_terminal_summary,
 )
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.comparison.golden import Golden
 from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import EmbgradError, FileFormatError, GoldenError, brief

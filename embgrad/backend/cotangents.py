@@ -9,13 +9,14 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from embgrad.backend import NativeObjective, PointValues, Request, TableRest
+from embgrad.backend.protocol import PointValues, Request, TableRest
 from embgrad.common.arrays import owned
 from embgrad.common.tolerance import coarsest
 from embgrad.errors import ObjectiveError, OutputError, listed
 from embgrad.forward.points import Lookup
 from embgrad.forward.recorder import PointWatch
 from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.outputs import choose_output, name_outputs
 
 __all__ = [

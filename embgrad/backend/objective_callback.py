@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embgrad.backend import NativeObjective, Run
+from embgrad.backend.protocol import Run
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import native_values
+from embgrad.objectives.native import NativeObjective, native_values
 from embgrad.objectives.objectives import Objective
 
 __all__ = ["Respond", "objective_values", "respond_with"]

@@ -12,6 +12,7 @@ import numpy as np
 from embgrad.forward.points import Lookup, Point
 from embgrad.forward.recorder import PointWatch
 from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
 
 __all__ = [
     "ABILITIES",
@@ -65,20 +66,6 @@ ABILITIES: Final[Mapping[str, str]] = {
     "weights": "has `weights` and `alone`, so that weights can be read and for a while replaced",
     "compile": "keeps a trace of the model, `Request.compiled`",
 }
-
-
-@dataclass(frozen=True)
-class NativeObjective:
-    """An objective that the framework computes on the model's own return value.
-
-    Attributes:
-        function: the user's function. Takes the model's return value, and returns a native tensor of shape (example,), or () with
-            `scalar`.
-        scalar: whether the function reduces over the examples.
-    """
-
-    function: Callable[[Any], Any]
-    scalar: bool
 
 
 def reads_the_whole(name: str | None, shape: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from embgrad.backend import Backend
+from embgrad.backend.protocol import Backend
 from embgrad.backend.signature import as_parts
 from embgrad.errors import BackendError, brief, did_you_mean, listed
 

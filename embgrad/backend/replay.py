@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Change, NativeObjective, Request
+from embgrad.backend.protocol import Change, Request
+from embgrad.objectives.native import NativeObjective
 
 __all__ = ["Gave", "Tries", "agreeing", "differ", "with_functions", "wrapped"]
 

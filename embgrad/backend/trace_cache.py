@@ -10,10 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from embgrad.backend.protocol import NativeObjective, Request, Run
+from embgrad.backend.protocol import Request, Run
 from embgrad.backend.replay import Tries, agreeing
 from embgrad.backend.trace_check import Trial, UntraceableError
 from embgrad.common.lru import Bounded
+from embgrad.objectives.native import NativeObjective
 
 __all__ = ["KeptTraces", "OtherUseError", "TraceMaker", "UnfitError", "UntraceableError"]
 

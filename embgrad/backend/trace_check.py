@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.protocol import Change, NativeObjective, Request, Run
+from embgrad.backend.protocol import Change, Request, Run
 from embgrad.backend.replay import differ, with_functions
+from embgrad.objectives.native import NativeObjective
 
 __all__ = ["Trial", "UntraceableError"]
 

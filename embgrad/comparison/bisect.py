@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.backend.signature import as_parts, expect_callable
 from embgrad.common.keywords import explained
 from embgrad.common.progress import reporter

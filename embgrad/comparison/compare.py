@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for
 from embgrad.common.metrics import figures_of, lengths, position_figures
 from embgrad.common.tolerance import checked_tolerance, tolerance_of, unit_roundoff

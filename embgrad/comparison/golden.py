@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.common.files import checked_path
 from embgrad.common.metrics import length, lengths
 from embgrad.comparison.compare import compare

@@ -13,6 +13,7 @@ from embgrad.common.text import visible
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.errors import did_you_mean
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.rendering import rendered
 
 __all__ = ["Comparison", "Comparisons"]
 
@@ -69,9 +70,7 @@ class Comparison:
 
     def _repr_html_(self) -> str | None:
         """What notebooks show; None, and so the text, without the extra `report`."""
-        from embgrad.report.fragments import of_comparison
-
-        return of_comparison(self)
+        return rendered(self)
 
     def to_dict(self) -> dict[str, Any]:
         """All but the results, as JSON can hold it."""
@@ -128,9 +127,7 @@ class Comparisons(Mapping[str, Comparison]):
 
     def _repr_html_(self) -> str | None:
         """What notebooks show; None, and so the text, without the extra `report`."""
-        from embgrad.report.fragments import of_comparisons
-
-        return of_comparisons(self)
+        return rendered(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Each comparison's, by name."""

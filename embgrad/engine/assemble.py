@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import PointValues
+from embgrad.backend.protocol import PointValues
 from embgrad.common.arrays import taken
 from embgrad.errors import NoGradientError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Backend, Point
+from embgrad.backend.protocol import Backend
 from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.signature import NAMES
 from embgrad.common.arrays import owned
@@ -32,7 +32,7 @@ from embgrad.errors import (
 )
 from embgrad.forward.axes import Arrangement, of_lookup, of_module
 from embgrad.forward.names import LAYER_ROLE, point_of
-from embgrad.forward.points import UNNAMED_TABLE, WORD, Lookup, layout_is_open, split_name
+from embgrad.forward.points import UNNAMED_TABLE, WORD, Lookup, Point, layout_is_open, split_name
 from embgrad.forward.recorder import PointWatch
 from embgrad.forward.roles import EMBEDDINGS, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.backend import NativeObjective
 from embgrad.common.metrics import length, lengths
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
 from embgrad.engine.locate import Located, expect_ability
@@ -16,6 +15,7 @@ from embgrad.engine.run import Task
 from embgrad.engine.table_gradients import ledger, sum_tolerance, why_no_sum
 from embgrad.errors import CertificationError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients
 

@@ -10,13 +10,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.signature import expect_callable
 from embgrad.common.keywords import explained
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined
 from embgrad.engine.check import certified
+from embgrad.engine.decoder import expecting_decoder
 from embgrad.engine.interventions import checked_changes
 from embgrad.engine.length_errors import expecting_inputs, expecting_length
 from embgrad.engine.probe import expecting_parts, with_shared
@@ -25,7 +26,6 @@ from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedEr
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.checks import count_or_none, expect_flag
 from embgrad.inputs.conventions import batch_of
-from embgrad.inputs.decoder import expecting_decoder
 from embgrad.objectives.native import as_objective, described
 from embgrad.objectives.objectives import Scalar
 from embgrad.results.gradients import EmbeddingGradients

@@ -9,13 +9,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend import Backend, Call
+from embgrad.backend.protocol import Backend, Call
 from embgrad.backend.signature import as_parts
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.objectives import CrossEntropy
-from embgrad.objectives.selection import IGNORED
 
 __all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding"]
 

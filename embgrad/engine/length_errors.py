@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Backend, Call
+from embgrad.backend.protocol import Backend, Call
 from embgrad.common.arrays import to_numpy
+from embgrad.engine.decoder import expecting_decoder
 from embgrad.errors import BatchError, EmbgradError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.decoder import expecting_decoder
 
 __all__ = ["expecting_inputs", "expecting_length"]
 

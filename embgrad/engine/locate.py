@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from embgrad.backend import Backend, Call, Point, PointValues
+from embgrad.backend.protocol import Backend, Call, PointValues
 from embgrad.backend.signature import as_parts
 from embgrad.engine.probe import example_axis, expect_ids_followed, told_apart, with_layout
 from embgrad.errors import AmbiguousPointError, PointError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement, of_lookup, of_module
 from embgrad.forward.names import point_of
-from embgrad.forward.points import WORD, Lookup, split_name
+from embgrad.forward.points import WORD, Lookup, Point, split_name
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["ByFew", "FewDoNotTellError", "Located", "Search", "expect_ability", "expect_each_once", "expect_one_name"]

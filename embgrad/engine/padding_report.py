@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import length
 from embgrad.engine.gradients import gradients

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Call
 from embgrad.backend.objective_callback import objective_values
+from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.signature import as_parts, expect_callable
 from embgrad.checkpoints.load_bert import WeightTarget, canonical_names

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Backend, Call
+from embgrad.backend.protocol import Backend, Call
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
 from embgrad.forward.points import WORD, Lookup, Point, layout_is_open

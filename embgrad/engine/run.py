@@ -14,11 +14,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend import Backend, Call, Change, NativeObjective, Request, Run, reads_the_whole
 from embgrad.backend.objective_callback import Respond, objective_values, respond_with
+from embgrad.backend.protocol import Backend, Call, Change, Request, Run, reads_the_whole
 from embgrad.backend.replay import Gave
 from embgrad.backend.signature import as_parts
 from embgrad.engine.assemble import assembled
+from embgrad.engine.decoder import expecting_decoder, with_decoder
 from embgrad.engine.input_warnings import warn_of_empty_mask, warn_of_labels, warn_of_left_padding
 from embgrad.engine.interventions import prepared
 from embgrad.engine.locate import FewDoNotTellError, Located, Search, expect_ability, expect_each_once
@@ -34,8 +35,7 @@ from embgrad.errors import (
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import expect_flag
-from embgrad.inputs.decoder import expecting_decoder, with_decoder
-from embgrad.objectives.native import described
+from embgrad.objectives.native import NativeObjective, described
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients
 from embgrad.version import __version__

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Call, ParameterValues, Point, PointValues
+from embgrad.backend.protocol import Call, ParameterValues, PointValues
 from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.replay import agreeing
 from embgrad.backend.signature import expect_callable
@@ -21,7 +21,7 @@ from embgrad.engine.probe import told_apart
 from embgrad.engine.run import Task, level_of_user
 from embgrad.errors import EmbgradWarning, NoGradientError, PointError
 from embgrad.forward.names import point_of
-from embgrad.forward.points import WORD
+from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import as_objective

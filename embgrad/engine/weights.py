@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.locate import expect_ability

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from embgrad.common.arrays import exact_below, to_numpy, whole_numbers
 from embgrad.errors import BatchError, brief
 
 __all__ = [
+    "IGNORED",
     "as_array",
     "checked_ids",
     "checked_integers",
@@ -21,6 +22,9 @@ __all__ = [
     "is_text",
     "read_only",
 ]
+
+#: The label that a per-position cross-entropy leaves out, as in every framework's own.
+IGNORED: Final = -100
 
 
 def checked_ids(given: Any) -> np.ndarray:

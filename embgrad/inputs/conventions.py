@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.registry import is_model
 from embgrad.common.arrays import whole_numbers
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
@@ -15,7 +14,6 @@ from embgrad.inputs.checks import as_array, checked_ids, is_text
 from embgrad.inputs.encode import encode, with_tokens
 from embgrad.inputs.fast_tokenizers import words_of
 from embgrad.inputs.tokenizer_holders import own_length, own_tokenizer
-from embgrad.objectives.objectives import Objective, Scalar
 
 __all__ = ["as_batch", "batch_of"]
 
@@ -71,11 +69,13 @@ def as_batch(given: Any) -> TokenBatch:
 
 
 def _expect_no_model(given: Any) -> None:
-    """Refuse what is a model or an objective, which stand before and after the batch."""
-    swapped = isinstance(given, (Objective, Scalar)) or (
-        callable(given) and not hasattr(given, "shape") and is_model(given)
-    )
-    if swapped:
+    """Refuse a model or an objective, which stand before and after the batch.
+
+    Raises:
+        BatchError: the value can be called, as models and functions can, or is an objective.
+    """
+    is_objective = type(given).__module__.startswith("embgrad.objectives")
+    if is_objective or (callable(given) and not hasattr(given, "shape")):
         raise BatchError(
             f"the batch is a {type(given).__name__}: expected token ids there, the model first and the objective last, as in "
             "embgrad.gradients(model, batch, objective)"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import NativeObjective
 from embgrad.errors import ObjectiveError, listed
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 
-__all__ = ["as_objective", "described", "native_values", "rebuilt"]
+__all__ = ["NativeObjective", "as_objective", "described", "native_values", "rebuilt"]
 
 
 #: The modules of the frameworks' own losses, as functions and as classes.
@@ -25,6 +25,20 @@ FUNCTIONAL: Final = "torch.nn.functional"
 
 #: The objectives that a result remembers whole.
 CLASSES: Final = {one.__name__: one for one in (CrossEntropy, Logit, Margin, Projection, Sum)}
+
+
+@dataclass(frozen=True)
+class NativeObjective:
+    """An objective that the framework computes on the model's own return value.
+
+    Attributes:
+        function: the user's function. Takes the model's return value, and returns a native tensor of shape (example,), or () with
+            `scalar`.
+        scalar: whether the function reduces over the examples.
+    """
+
+    function: Callable[[Any], Any]
+    scalar: bool
 
 
 def as_objective(given: Any) -> Objective | NativeObjective:

@@ -13,10 +13,10 @@ import numpy as np
 from embgrad.common.arrays import to_numpy
 from embgrad.errors import ObjectiveError, brief, did_you_mean
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.checks import IGNORED
 from embgrad.inputs.decoder import positions_of
 from embgrad.objectives.probabilities import are_probabilities, refuse_probabilities
 from embgrad.objectives.selection import (
-    IGNORED,
     Rows,
     chosen_entries,
     entries,

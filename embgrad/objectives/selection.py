@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from embgrad.errors import ObjectiveError, brief
 from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
-    "IGNORED",
     "Rows",
     "chosen_entries",
     "entries",
@@ -22,9 +21,6 @@ __all__ = [
     "resolve_positions",
     "whole",
 ]
-
-#: The label that a per-position cross-entropy leaves out, as in every framework's own.
-IGNORED: Final = -100
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from embgrad.ray.schemas import conformed, expect_parquet, unified
 from embgrad.ray.settings import OUTPUTS, Asked, settings
 from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
 from embgrad.ray.worker import GradientWorker, TableWorker
-from embgrad.results.io import plain
+from embgrad.results.file_format import plain
 from embgrad.results.row_sparse import RowSparse
 from embgrad.version import __version__
 

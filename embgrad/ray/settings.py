@@ -28,7 +28,7 @@ from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar
 
 if TYPE_CHECKING:
-    from embgrad.backend import Call
+    from embgrad.backend.protocol import Call
 
 __all__ = ["OUTPUTS", "Asked", "Inputs", "Options", "Shape", "settings"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from embgrad.comparison.result import Comparison
+from embgrad.comparison.result import Comparison, Comparisons
 from embgrad.errors import EmbgradError
 from embgrad.report.colours import tint
 from embgrad.report.environment import environment
@@ -14,6 +14,7 @@ from embgrad.report.provenance import origin
 from embgrad.report.sentences import sentences
 from embgrad.report.verdicts import Line, examples_of, verdict
 from embgrad.results.gradients import EmbeddingGradients
+from embgrad.results.rendering import register_renderer
 
 __all__ = ["of_comparison", "of_comparisons", "of_result"]
 
@@ -80,3 +81,8 @@ def _rendered(**parts: Any) -> str | None:
     except EmbgradError:
         return None
     return str(template.render(**{**empty, "tint": tint, **parts}))
+
+
+register_renderer(EmbeddingGradients, of_result)
+register_renderer(Comparison, of_comparison)
+register_renderer(Comparisons, of_comparisons)

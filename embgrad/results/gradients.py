@@ -16,6 +16,8 @@ from embgrad.common.text import visible
 from embgrad.errors import EmbgradError, PointError, did_you_mean
 from embgrad.forward.points import split_name
 from embgrad.results.certificate import Certificate
+from embgrad.results.file_format import write_results
+from embgrad.results.rendering import rendered
 from embgrad.results.row_sparse import RowSparse, scatter, scatter_each
 
 __all__ = ["EmbeddingGradients", "Word"]
@@ -104,9 +106,7 @@ class EmbeddingGradients:
 
     def _repr_html_(self) -> str | None:
         """What notebooks show; None, and so the text, without the extra `report`."""
-        from embgrad.report.fragments import of_result
-
-        return of_result(self)
+        return rendered(self)
 
     def table(self) -> RowSparse:
         """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions.
@@ -220,9 +220,7 @@ class EmbeddingGradients:
             EmbgradError: the result holds what no file can, such as float16 values.
             OSError: the file cannot be written.
         """
-        from embgrad.results.io import save  # which imports this module
-
-        save(self, path)
+        write_results({"": self}, path, single=True)
 
 
 #: Tokens that stand for themselves, such as "[CLS]" and "</s>".

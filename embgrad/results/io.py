@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping
 
-import numpy as np
-
-from embgrad.common.files import checked_path, read_tensors, write_tensors
-from embgrad.common.safetensors import once
-from embgrad.errors import EmbgradError, FileFormatError, brief
-from embgrad.results.certificate import Certificate
+from embgrad.errors import EmbgradError, brief
+from embgrad.results.file_format import read_results, write_results
 from embgrad.results.gradients import EmbeddingGradients
-from embgrad.results.row_sparse import RowSparse
 
-__all__ = ["FORMAT", "expect_results", "load", "plain", "save"]
-
-#: The version of the file format; a reader refuses a later one. A single result is written as version 1, which every
-#: embgrad reads; several are version 2.
-FORMAT: Final = 2
-
-#: What safetensors calls the types of a result's arrays.
-_KINDS: Final = ("F32", "F64", "I64")
-
-#: By their names in a file, the arrays that a result may hold beside its tables, and the attributes that they are.
-_ARRAYS: Final = {
-    "values": "values",
-    "activations": "activations",
-    "objective": "objective",
-    "ids": "ids",
-    "mask": "mask",
-    "types": "types",
-    "words": "words_of",
-    "before": "before",
-}
-#: Those with one number a position, and the least that each may hold.
-_LEAST: Final = {"mask": 0, "types": 0, "words": -1}
-_FIELDS: Final = ("tokens", "vocab", "pad_leak", "provenance", "certificate")
-
-_EXPECTED: Final = "expected what embgrad.save writes"
-
-
-class _UnexpectedError(ValueError):
-    """What is read is not as embgrad writes it; says how."""
+__all__ = ["expect_results", "load", "save"]
 
 
 def save(
@@ -70,20 +33,7 @@ def save(
     """
     single = isinstance(results, EmbeddingGradients)
     named = {"": results} if isinstance(results, EmbeddingGradients) else expect_results(results)
-    target = checked_path(path)
-    arrays: dict[str, np.ndarray] = {}
-    entries = []
-    for number, (name, result) in enumerate(named.items()):
-        own, entry = _arrays_of(result), _entry_of(result, name)
-        try:
-            _result_of(own, json.loads(entry))  # what cannot be read back is not written
-        except _UnexpectedError as error:
-            where = "" if single else f" {brief(name)}"
-            raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
-        arrays.update(own if single else {f"{number}.{key}": array for key, array in own.items()})
-        entries.append(entry if single else f'{{"name": {json.dumps(name)}, {entry[1:]}')
-    text = f'{{"format": 1, {entries[0][1:]}' if single else f'{{"format": 2, "results": [{", ".join(entries)}]}}'
-    write_tensors(target, arrays, {"embgrad": text}, durable=durable)
+    write_results(named, path, single=single, durable=durable)
 
 
 def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
@@ -96,18 +46,9 @@ def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, Embeddi
         FileFormatError: it is not whole, not embgrad's, or of a later version of the format.
         EmbgradError: `path` is no path.
     """
-    file = checked_path(path)
-    arrays, metadata = read_tensors(file, _KINDS)
-    described = _described(file, metadata)
-    try:
-        if described.pop("format") == 1:
-            return _result_of(arrays, described)
-        return _several(arrays, described)
-    except _UnexpectedError as error:
-        raise FileFormatError(f"{file} {error}; write or fetch it again") from error
-
-
-# Writing
+    named, single = read_results(path)
+    results = {name: EmbeddingGradients(**fields) for name, fields in named.items()}
+    return results[""] if single else results
 
 
 def expect_results(results: object) -> Mapping[str, EmbeddingGradients]:
@@ -129,241 +70,3 @@ def expect_results(results: object) -> Mapping[str, EmbeddingGradients]:
         if not isinstance(name, str) or not isinstance(result, EmbeddingGradients):
             raise EmbgradError(f"results holds {brief(name)}: {type(result).__name__}: {expected}")
     return results
-
-
-def _arrays_of(result: EmbeddingGradients) -> dict[str, np.ndarray]:
-    present = {key: getattr(result, name) for key, name in _ARRAYS.items()}
-    arrays = {key: np.asarray(value) for key, value in present.items() if value is not None}
-    for number, table in enumerate(result.tables or ()):
-        arrays.update({f"table.{number}.rows": table.rows, f"table.{number}.values": table.values})
-    return arrays
-
-
-def _entry_of(result: EmbeddingGradients, name: str) -> str:
-    """What is no array, as a JSON object."""
-    entry = {
-        "tokens": result.tokens,
-        "vocab": result.vocab,
-        "pad_leak": result.pad_leak,
-        "provenance": dict(result.provenance),
-        "certificate": None if result.certificate is None else result.certificate.to_dict(),
-    }
-    try:
-        return json.dumps(entry, default=plain)
-    except (TypeError, ValueError, RecursionError) as error:  # keys that are no text, or something that holds itself
-        raise EmbgradError(
-            f"the result {brief(name)} cannot be saved: its provenance is nothing that JSON can hold, {error}"
-        ) from error
-
-
-def plain(value: Any) -> Any:
-    """What JSON cannot hold, as it can: NumPy's numbers and arrays as Python's, other objects as their text."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-# Reading
-
-
-def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The file's own words on what it holds, of a version that can be read."""
-    foreign = f"{path} is a safetensors file, but not one of embgrad's: {_EXPECTED}"
-    try:
-        described = json.loads(metadata["embgrad"], object_pairs_hook=once)
-    except (KeyError, ValueError, RecursionError) as error:
-        raise FileFormatError(foreign) from error
-    version: Any = described.get("format") if isinstance(described, dict) else None
-    if not _is_whole(version) or version < 1:
-        raise FileFormatError(foreign)
-    if version > FORMAT:
-        raise FileFormatError(
-            f"{path} has format {brief(version)}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
-        )
-    return dict(described)
-
-
-def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> dict[str, EmbeddingGradients]:
-    entries = described.get("results")
-    if not isinstance(entries, list) or not entries or set(described) != {"results"}:
-        raise _UnexpectedError(f"lists no results: {_EXPECTED}")
-    groups: dict[str, dict[str, np.ndarray]] = {str(number): {} for number in range(len(entries))}
-    for key, array in arrays.items():
-        number, _, own = key.partition(".")
-        if number not in groups:
-            raise _UnexpectedError(
-                f"holds the array {brief(key)}, which belongs to none of its {len(entries)} results: {_EXPECTED}"
-            )
-        groups[number][own] = array
-    results: dict[str, EmbeddingGradients] = {}
-    for entry, group in zip(entries, groups.values(), strict=True):
-        name = entry.pop("name", None) if isinstance(entry, dict) else None
-        if not isinstance(name, str) or name in results:
-            raise _UnexpectedError(f"names a result {brief(name)}: expected names that are text, each once")
-        try:
-            results[name] = _result_of(group, entry)
-        except _UnexpectedError as error:
-            raise _UnexpectedError(f"at {brief(name)} {error}") from error
-    return results
-
-
-def _result_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> EmbeddingGradients:
-    """The result, after every check that keeps it from failing later, far from the file."""
-    _expect_keys("fields", entry, _FIELDS, needed=_FIELDS[:-1])
-    provenance = _checked_provenance(entry["provenance"])
-    needed = ["values", "activations", "ids"] + ([] if provenance.get("captured") else ["objective"])
-    _expect_keys("arrays", [name for name in arrays if not name.startswith("table.")], tuple(_ARRAYS), needed)
-    _check_arrays(arrays)
-    vocab = _checked_vocab(entry["vocab"], arrays)
-    if not _is_number(entry["pad_leak"]) or not 0 <= entry["pad_leak"] < math.inf:
-        raise _UnexpectedError(f"holds a pad_leak of {brief(entry['pad_leak'])}: expected a finite number, not below 0")
-    present: dict[str, Any] = {name: arrays.get(key) for key, name in _ARRAYS.items()}
-    return EmbeddingGradients(
-        **present,
-        tokens=_checked_tokens(entry["tokens"], arrays["ids"].shape),
-        vocab=vocab,
-        pad_leak=float(entry["pad_leak"]),
-        provenance=provenance,
-        tables=_checked_tables(arrays, vocab),
-        certificate=_checked_certificate(entry.get("certificate")),
-    )
-
-
-def _expect_keys(what: str, found: Iterable[str], known: Sequence[str], needed: Sequence[str]) -> None:
-    if missing := [name for name in needed if name not in found]:
-        raise _UnexpectedError(f"lacks the {what} {missing}: {_EXPECTED}")
-    if other := sorted(set(found) - set(known)):
-        raise _UnexpectedError(f"holds the {what} {brief(other)}: {_EXPECTED}, of {list(known)}")
-
-
-def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
-    values, ids = arrays["values"], arrays["ids"]
-    _expect_kind("values", values, ("float32", "float64"))
-    if values.ndim < 2 or not values.size or not ids.size:
-        raise _UnexpectedError(
-            f"holds values of shape {values.shape} and ids of shape {ids.shape}: expected (example, position, dim) and "
-            "(example, position), with one of each at least"
-        )
-    for name in ("activations", "before"):
-        if name in arrays:
-            _expect_kind(name, arrays[name], (str(values.dtype),))
-            _expect_shape(name, arrays[name], values.shape, "values")
-    for name, least in {"ids": 0, **_LEAST}.items():
-        if name in arrays:
-            _expect_kind(name, arrays[name], ("int64",))
-            _expect_shape(name, arrays[name], ids.shape, "ids")
-            if arrays[name].min() < least:
-                raise _UnexpectedError(f"holds {arrays[name].min()} in {name}: expected no number below {least}")
-    if "mask" in arrays and arrays["mask"].max() > 1:
-        raise _UnexpectedError(f"holds {arrays['mask'].max()} in mask: expected 1 at real positions and 0 at padding")
-    if "objective" in arrays:
-        _expect_kind("objective", arrays["objective"], ("float64",))
-        if arrays["objective"].ndim > 1 or not arrays["objective"].size:
-            raise _UnexpectedError(
-                f"holds an objective of shape {arrays['objective'].shape}: expected (example,), or () where the reduction "
-                "was the user's"
-            )
-
-
-def _expect_kind(name: str, array: np.ndarray, kinds: Sequence[str]) -> None:
-    if str(array.dtype) not in kinds:
-        raise _UnexpectedError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(kinds)}")
-
-
-def _expect_shape(name: str, array: np.ndarray, shape: tuple[int, ...], like: str) -> None:
-    if array.shape != shape:
-        raise _UnexpectedError(f"holds {name} of shape {array.shape}: expected {shape}, as the {like}")
-
-
-def _checked_vocab(vocab: Any, arrays: Mapping[str, np.ndarray]) -> int | None:
-    if vocab is None:
-        return None
-    ids, values = arrays["ids"], arrays["values"]
-    if not _is_whole(vocab) or not 0 < vocab <= np.iinfo(np.int64).max:
-        raise _UnexpectedError(f"holds a vocab of {brief(vocab)}: expected the number of the table's rows, or null")
-    if ids.max() >= vocab:
-        raise _UnexpectedError(f"holds the id {ids.max()}: expected rows of its table of {vocab}")
-    if values.shape[:-1] != ids.shape:
-        raise _UnexpectedError(
-            f"holds values of shape {values.shape} at a lookup of ids of shape {ids.shape}: expected (*ids, dim)"
-        )
-    return int(vocab)
-
-
-def _checked_tokens(tokens: Any, shape: tuple[int, ...]) -> tuple[tuple[str, ...], ...] | None:
-    if tokens is None:
-        return None
-    listed = isinstance(tokens, list) and all(isinstance(example, list) for example in tokens)
-    if len(shape) != 2 or not listed or (len(tokens), {*map(len, tokens)}) != (shape[0], {shape[1]}):
-        raise _UnexpectedError(
-            f"holds tokens that are not one for each of the ids, whose shape is {shape}: {_EXPECTED}"
-        )
-    if wrong := [token for example in tokens for token in example if not isinstance(token, str)]:
-        raise _UnexpectedError(f"holds the token {brief(wrong[0])}: expected text")
-    return tuple(tuple(example) for example in tokens)
-
-
-def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tuple[RowSparse, ...] | None:
-    """The tables of a split result: one for each value of the objective."""
-    names = {name for name in arrays if name.startswith("table.")}
-    if not names:
-        return None
-    values, count = arrays["values"], arrays["objective"].size if "objective" in arrays else len(names) // 2
-    if names != {f"table.{number}.{part}" for number in range(len(names) // 2) for part in ("rows", "values")}:
-        raise _UnexpectedError(
-            f"holds the arrays {brief(sorted(names))}: expected rows and values of each table from 0 on"
-        )
-    if vocab is None or len(names) != 2 * count:
-        raise _UnexpectedError(f"holds {len(names) // 2} tables, of {vocab} rows, for {count} examples: {_EXPECTED}")
-    for number in range(count):
-        rows, own = arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"]
-        _expect_kind(f"table.{number}.rows", rows, ("int64",))
-        _expect_kind(f"table.{number}.values", own, (str(values.dtype),))
-        _expect_shape(f"table.{number}.values", own, (rows.size, values.shape[-1]), "rows, and the values' dim")
-        inside = rows.ndim == 1 and (not rows.size or 0 <= rows.min() <= rows.max() < vocab)
-        if not inside or (np.diff(rows) <= 0).any():
-            raise _UnexpectedError(
-                f"holds {brief(rows)} as table.{number}.rows: expected rows of a table of {vocab}, ascending"
-            )
-    dim = values.shape[-1]
-    return tuple(
-        RowSparse(arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"], (vocab, dim))
-        for number in range(count)
-    )
-
-
-def _checked_provenance(provenance: Any) -> dict[str, Any]:
-    if not isinstance(provenance, dict):
-        raise _UnexpectedError(f"holds {brief(provenance)} as provenance: expected an object")
-    for key in ("backend", "model", "point", "path", "compute_dtype"):
-        if not isinstance(provenance.get(key, ""), str):
-            raise _UnexpectedError(f"holds {brief(provenance[key])} as provenance[{key!r}]: expected text")
-    objective, versions = provenance.get("objective", {}), provenance.get("versions", {})
-    if not isinstance(objective, dict) or not isinstance(objective.get("class", ""), str):
-        raise _UnexpectedError(
-            f"holds {brief(objective)} as provenance['objective']: expected an object with the class's name"
-        )
-    if not isinstance(versions, dict) or not all(isinstance(version, str) for version in versions.values()):
-        raise _UnexpectedError(f"holds {brief(versions)} as provenance['versions']: expected text by library")
-    return provenance
-
-
-def _checked_certificate(certificate: Any) -> Certificate | None:
-    if certificate is None:
-        return None
-    figures = ("expected", "found", "uncertainty", "tolerance")
-    try:
-        slopes, rest = certificate["slopes"], (certificate["scatter"], certificate["independence"])
-        numbers = [slope[name] for slope in slopes for name in figures] + [one for one in rest if one is not None]
-        if not all(map(_is_number, numbers)) or not all(isinstance(slope["direction"], str) for slope in slopes):
-            raise TypeError("a figure is no number, or a direction no text")
-        return Certificate.from_dict(certificate)
-    except (KeyError, TypeError) as error:
-        raise _UnexpectedError(f"holds a certificate that is none: {error!r}; {_EXPECTED}") from error
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a number that a float can be."""
-    return isinstance(value, float) or (_is_whole(value) and abs(value) < 2**1023)

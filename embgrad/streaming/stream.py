@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.common.files import checked_path
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.gradients import asked

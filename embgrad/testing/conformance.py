@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import embgrad
-from embgrad.backend import ABILITIES
+from embgrad.backend.protocol import ABILITIES
 from embgrad.backend.registry import backend_named
 from embgrad.testing.checks_capture import CaptureChecks
 from embgrad.testing.checks_changes import ChangeChecks

@@ -10,16 +10,16 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend import Call, Listener, ParameterValues, Point, Request, Run, Weight
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.cotangents import answered, compute_dtype, values_at
 from embgrad.backend.locks import model_lock
 from embgrad.backend.module_calls import ModuleCalls
 from embgrad.backend.point_changes import PointChanges
+from embgrad.backend.protocol import Call, Listener, ParameterValues, Request, Run, Weight
 from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
 from embgrad.backend.table_rests import table_rests
 from embgrad.common.arrays import owned
-from embgrad.forward.points import UNNAMED_TABLE
+from embgrad.forward.points import UNNAMED_TABLE, Point
 from embgrad.forward.recorder import PointWatch
 from embgrad.inputs.batch import TokenBatch
 from embgrad.testing.tensors import ReferenceModel, Tensor, hearing, lookup, observing, pull_back

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embgrad
-from embgrad.results.io import FORMAT
+from embgrad.results.file_format import FORMAT
 from embgrad.results.row_sparse import RowSparse
 from tests.core.stored import (
     IDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import Figures
 from embgrad.comparison.bisection.narrow import PIECES, Part, Step
 from embgrad.comparison.bisection.pair import LAYER

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import Figures, figures_of
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.comparison.bisection.pair import LAYER, Pair, Side, paired_points

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.checkpoints.load_bert import LAYER_MODULES
 from embgrad.comparison.bisection.readings import Reader
 from embgrad.forward.points import OUTPUT, Point

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Backend, Call, PointValues, Request, Weight
 from embgrad.backend.objective_callback import Respond, objective_values
+from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
 from embgrad.backend.registry import backend_for, model_in
 from embgrad.engine.length_errors import expecting_inputs
 from embgrad.engine.locate import expect_ability

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import HALVES, coarsest, tolerance_for
 from embgrad.comparison.bisection.messages import Found, by_weights, module_of, told

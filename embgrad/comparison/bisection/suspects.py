@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import unit_roundoff
 from embgrad.comparison.bisection.pair import Side, paired_by_order, paired_weights

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.comparison.align import Alignment
 from embgrad.comparison.diagnosis.case import Case
 from embgrad.comparison.diagnosis.findings import Finding

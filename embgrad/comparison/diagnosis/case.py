@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend import Call
+from embgrad.backend.protocol import Call
 from embgrad.common.metrics import length
 from embgrad.common.tolerance import HALVES, remembered_depth, tolerance_for
 from embgrad.comparison.align import Alignment

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from embgrad.comparison.diagnosis.case import Case, objective_of
-from embgrad.objectives.selection import IGNORED
+from embgrad.inputs.checks import IGNORED
 from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor", "fitted_factors"]

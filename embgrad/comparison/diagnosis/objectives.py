@@ -9,8 +9,9 @@ import numpy as np
 
 from embgrad.comparison.diagnosis.rerun import Source, Variant
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.objectives import CrossEntropy, Logit, Objective, Sum
-from embgrad.objectives.selection import IGNORED, Rows
+from embgrad.objectives.selection import Rows
 
 __all__ = ["OtherObjective", "Seen"]
 

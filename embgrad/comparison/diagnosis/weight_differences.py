@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.tolerance import HALVES
 from embgrad.comparison.bisection.pair import leaf_of, paired_weights

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from embgrad.backend import Weight
+from embgrad.backend.protocol import Weight
 from embgrad.comparison.bisection.pair import leaf_of
 from embgrad.comparison.diagnosis.computations import Inside
 from embgrad.comparison.diagnosis.rerun import Source, Variant
