@@ -1,8 +1,13 @@
 """How Sphinx builds these pages: `make docs`, with warnings as errors, without a network and without any framework."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import embgrad
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.messages.page import page
 
 project = "embgrad"
 author = "the embgrad authors"
@@ -37,7 +42,7 @@ nitpick_ignore_regex = [
     # What results are made of and nobody makes: it has no place in the reference.
     (
         r"py:.*",
-        r"(embgrad\.(figures|points|streaming|watching)\..*|embgrad\.backend\.protocol\.Weight|Step|Suspect|Weight)",
+        r"(embgrad\.(common\.metrics|forward|streaming)\..*|embgrad\.backend\.protocol\.Weight|Step|Suspect|Weight)",
     ),
 ]
 
@@ -52,8 +57,9 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 def setup(app: Any) -> None:
-    """Take docstrings as they are written: ahead of napoleon, which has a format of its own for two things."""
+    """Take docstrings as they are written, ahead of napoleon, and write the page of every message."""
     app.connect("autodoc-process-docstring", _as_written, priority=400)
+    (Path(__file__).parent / "errors" / "messages.md").write_text(page(), encoding="utf-8")
 
 
 def _as_written(app: Any, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:

@@ -38,6 +38,7 @@ from embgrad.errors import (
 from embgrad.forward.points import Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import encode
+from embgrad.moved import alias as _alias
 from embgrad.objectives.native import NativeObjective
 from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective, Projection, Scalar, Sum
 from embgrad.results.certificate import Certificate, Slope
@@ -124,3 +125,5 @@ __all__ = [
     "table_norms",
     "table_products",
 ]
+
+_alias()

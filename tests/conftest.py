@@ -40,10 +40,19 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that a run of a whole environment has."""
+    parser.addoption(
+        "--every-message", action="store_true", help="fail where no test reads one of the library's messages"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Fail before anything runs where a framework that is named is missing."""
     backends_under_test()
-    config.pluginmanager.register(import_module("tests.raised.plugin"))
+    messages = import_module("tests.messages.plugin").Messages()
+    messages.install()
+    config.pluginmanager.register(messages)
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # as in a shell's job in the background, and in all that it starts

@@ -22,8 +22,7 @@ from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import process_lock
 from embgrad.backend.object_state import ObjectState, contains
 from embgrad.backend.patching import Interception
-from embgrad.backend.rng import is_generator
-from embgrad.backend.rng_restore import SharedGenerator
+from embgrad.backend.rng import SharedGenerator, is_generator
 from embgrad.errors import UnsupportedError
 from embgrad_tensorflow.fingerprint import structure
 from embgrad_tensorflow.walk import Kinds, Node, bookkeeping, handle_of, on_devices

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from embgrad.backend.keras_inputs import is_keras
 from embgrad.backend.locks import held, process_lock
 from embgrad.backend.object_state import ObjectState
-from embgrad.backend.rng_restore import SharedGenerator
+from embgrad.backend.rng import SharedGenerator
 from embgrad.errors import EmbgradWarning, UnsupportedError
 from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure

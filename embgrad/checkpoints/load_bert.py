@@ -13,7 +13,8 @@ import numpy as np
 
 from embgrad.backend.rng import generators_kept
 from embgrad.checkpoints.bert_config import LAYER_MODULES, bert_config, expect_fitting, lacking, misshapen, weight_names
-from embgrad.common.files import checked_path, read_json, read_shapes, read_tensors
+from embgrad.common.files import checked_path, read_json
+from embgrad.common.safetensors import read_shapes, read_tensors
 from embgrad.errors import EmbgradError, FileFormatError, UnsupportedError, brief, listed
 
 __all__ = [

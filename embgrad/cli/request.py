@@ -14,11 +14,11 @@ from embgrad.cli.terminal import Terminal
 from embgrad.cli.texts import given_texts, ids_from
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.cli.user_objects import expect_function, imported
+from embgrad.common.options import count_or_none
 from embgrad.engine.gradients import check_options, gradients
 from embgrad.errors import OutputError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.checks import count_or_none
 from embgrad.inputs.encode import encode
 from embgrad.objectives.objectives import Objective, Sum
 from embgrad.results.gradients import EmbeddingGradients

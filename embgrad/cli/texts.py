@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from embgrad.cli.errors import UsageError
-from embgrad.common.safetensors import once
+from embgrad.common.files import once
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.conventions import as_batch

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all; safetensors files, read and written as NumPy: nothing in them is ever run."""
+"""Files that appear whole or not at all, and are read up to a size."""
 
 from __future__ import annotations
 
@@ -7,28 +7,14 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import safetensors.numpy
+from embgrad.errors import EmbgradError, brief
 
-from embgrad.common.safetensors import MOST_HEADER, Entry, Header, once, read_array, read_header
-from embgrad.errors import EmbgradError, FileFormatError, brief
-
-__all__ = [
-    "MOST_JSON",
-    "checked_path",
-    "opened",
-    "read_bounded",
-    "read_json",
-    "read_shapes",
-    "read_tensors",
-    "write_tensors",
-    "write_whole",
-]
+__all__ = ["MOST_JSON", "checked_path", "once", "opened", "read_bounded", "read_json", "write_whole"]
 
 #: The most bytes of a checkpoint's files of JSON: an index of shards has some 90 a weight.
 MOST_JSON: Final = 2**24
@@ -118,81 +104,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_tensors(
-    path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, durable: bool = False
-) -> None:
-    """Write a safetensors file; a reader sees the old file or the whole new one, never a part.
-
-    Args:
-        path: where to.
-        tensors: by name.
-        metadata: text by name.
-        durable: as in `write_whole`.
-
-    Raises:
-        EmbgradError: there is more text than `read_tensors` would read.
-        OSError: the folder cannot be written to.
-    """
-    contiguous = {name: np.asarray(value, order="C") for name, value in tensors.items()}
-    length = sum(map(len, metadata.values()))
-    if length <= MOST_HEADER:  # beyond, safetensors may have a limit of its own
-        data = safetensors.numpy.save(contiguous, metadata=dict(metadata))
-        length = int.from_bytes(data[:8], "little")
-    if length > MOST_HEADER:
-        raise EmbgradError(
-            f"{path} would have a header of {length} bytes or more, for the tokens' texts are in it, and {MOST_HEADER} is the "
-            "most that is read back: write fewer examples to one file"
-        )
-    write_whole(path, data, durable=durable)
-
-
-def read_tensors(
-    path: str | Path, kinds: Collection[str] | None = None
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
-
-    It takes the memory of the tensors, which the file is long enough for, and for a moment up to thirty times its header's.
-
-    Args:
-        path: the file.
-        kinds: the types that its tensors may have, as safetensors calls them, such as "F32"; None for any.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one, or holds tensors of other types.
-    """
-    path = Path(path)
-    with _header_of(path) as (file, header):
-        _expect_kinds(path, header.entries, kinds)
-        return {name: read_array(file, entry) for name, entry in header.entries.items()}, header.metadata
-
-
-def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors, of which its header alone is read; it is as long as they need.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one.
-    """
-    with _header_of(Path(path)) as (_, header):
-        return {name: entry.shape for name, entry in header.entries.items()}
-
-
-@contextlib.contextmanager
-def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
-    """The file, open, with its header."""
-    try:
-        with opened(path) as file:
-            yield file, read_header(file, os.fstat(file.fileno()).st_size)
-    except FileFormatError:
-        raise
-    except (FileNotFoundError, NotADirectoryError):
-        what = "is a symbolic link to what is not there" if path.is_symlink() else "does not exist"
-        raise FileNotFoundError(f"{path} {what}: expected a safetensors file") from None
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is no whole safetensors file: {_why(error)}; write or fetch it again") from error
-
-
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[BufferedReader]:
     """A regular file, open to be read: a pipe would be waited for, and a device has no end.
@@ -238,13 +149,9 @@ def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _why(error: Exception) -> str:
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def _expect_kinds(path: Path, found: Mapping[str, Entry], kinds: Collection[str] | None) -> None:
-    wrong = [name for name, entry in found.items() if kinds is not None and entry.kind not in kinds]
-    if wrong:
-        raise FileFormatError(
-            f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
-        )
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys come once: of two, one reader would take the first and another the last."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from embgrad.errors import EmbgradError, brief
-
-if TYPE_CHECKING:
-    from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["HALVES", "checked_tolerance", "coarsest", "tolerance_for", "tolerance_of", "unit_roundoff"]
 
@@ -31,6 +28,18 @@ USUAL_DEPTH: Final = 76
 
 #: The most weight matrices that are believed.
 MOST_DEPTH: Final = 100_000
+
+
+class Result(Protocol):
+    """The part of an `EmbeddingGradients` that says how precisely it was computed."""
+
+    @property
+    def values(self) -> np.ndarray:
+        """The gradient."""
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """How it was made."""
 
 
 def checked_tolerance(given: Any) -> float | None:
@@ -68,7 +77,7 @@ def tolerance_for(dtype: Any, depth: int | None = None) -> float:
     return PER_MATRIX * unit_roundoff(dtype) * float(np.sqrt(1 + (USUAL_DEPTH if depth is None else depth)))
 
 
-def tolerance_of(a: EmbeddingGradients, b: EmbeddingGradients) -> float:
+def tolerance_of(a: Result, b: Result) -> float:
     """That for two results, by the dtypes and the depth which they remember.
 
     Of two dtypes the coarser counts, down to float32; a dtype of half precision only where both were computed in it: where
@@ -82,7 +91,7 @@ def tolerance_of(a: EmbeddingGradients, b: EmbeddingGradients) -> float:
     return tolerance_for(coarse, max(known, default=None))
 
 
-def remembered_depth(result: EmbeddingGradients) -> int | None:
+def remembered_depth(result: Result) -> int | None:
     """The number of weight matrices that a result says its model has; None where it says none, or what no model has.
 
     It may come from a file, and must not make the tolerance as wide as one likes.

@@ -14,6 +14,7 @@ from embgrad.backend.protocol import Call
 from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.signature import expect_callable
 from embgrad.common.keywords import explained
+from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined
 from embgrad.engine.check import certified
@@ -24,7 +25,6 @@ from embgrad.engine.probe import expecting_parts, with_shared
 from embgrad.engine.run import Task, level_of_user
 from embgrad.errors import BatchError, EmbgradWarning, PointError, UnsupportedError, did_you_mean
 from embgrad.forward.points import WORD, Point
-from embgrad.inputs.checks import count_or_none, expect_flag
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import as_objective, described
 from embgrad.objectives.objectives import Scalar

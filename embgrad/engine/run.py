@@ -18,6 +18,7 @@ from embgrad.backend.objective_callback import Respond, objective_values, respon
 from embgrad.backend.protocol import Backend, Call, Change, Request, Run, reads_the_whole
 from embgrad.backend.replay import Gave
 from embgrad.backend.signature import as_parts
+from embgrad.common.options import expect_flag
 from embgrad.engine.assemble import assembled
 from embgrad.engine.decoder import expecting_decoder, with_decoder
 from embgrad.engine.input_warnings import warn_of_empty_mask, warn_of_labels, warn_of_left_padding
@@ -34,7 +35,6 @@ from embgrad.errors import (
 )
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
-from embgrad.inputs.checks import expect_flag
 from embgrad.objectives.native import NativeObjective, described
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients

@@ -9,16 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import to_numpy
+from embgrad.common.options import count_or_none, expect_flag
 from embgrad.common.pytree import entries, is_nest
 from embgrad.errors import BatchError, brief, did_you_mean, listed
-from embgrad.inputs.checks import (
-    checked_ids,
-    checked_integers,
-    checked_mask,
-    checked_tokens,
-    count_or_none,
-    expect_flag,
-)
+from embgrad.inputs.checks import checked_ids, checked_integers, checked_mask, checked_tokens
 from embgrad.inputs.extras import cut, is_of_each
 
 __all__ = ["CONVENTIONS", "TokenBatch"]

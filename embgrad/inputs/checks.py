@@ -17,8 +17,6 @@ __all__ = [
     "checked_integers",
     "checked_mask",
     "checked_tokens",
-    "count_or_none",
-    "expect_flag",
     "is_text",
     "read_only",
 ]
@@ -150,26 +148,3 @@ def is_text(given: Any) -> bool:
     if isinstance(given, (list, tuple)):
         return bool(given) and is_text(given[0])
     return isinstance(given, (str, bytes))
-
-
-def expect_flag(given: Any, name: str) -> None:
-    """Refuse as an option what is neither True nor False: text, say, would count as True.
-
-    Raises:
-        BatchError: it is neither.
-    """
-    if not isinstance(given, (bool, np.bool_)):
-        raise BatchError(f"{name} is {brief(given)}: expected True or False")
-
-
-def count_or_none(given: Any, name: str) -> int | None:
-    """An option that is a whole number of at least 1, NumPy's too, or None.
-
-    Raises:
-        BatchError: it is neither.
-    """
-    if given is None:
-        return None
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise BatchError(f"{name} is {given!r}: expected a whole number of at least 1, or None")
-    return int(given)

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.common.arrays import to_numpy, whole_numbers
+from embgrad.common.options import count_or_none
 from embgrad.errors import BatchError, brief, did_you_mean, listed
 from embgrad.inputs.batch import CONVENTIONS, TokenBatch
-from embgrad.inputs.checks import count_or_none
 from embgrad.inputs.collate import Encoded, Padding, padded
 from embgrad.inputs.fast_tokenizers import (
     padding_of_huggingface,

@@ -13,8 +13,8 @@ import ray
 import ray.data
 from pyarrow import fs
 
+from embgrad.common.options import count_or_none
 from embgrad.errors import BatchError, EmbgradError, FileFormatError, brief, did_you_mean
-from embgrad.inputs.checks import count_or_none
 from embgrad.objectives.native import as_objective, described
 from embgrad.ray.actors import expect_startable, mapped
 from embgrad.ray.dataset import dataset_of, expect_no_query, readable

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
+from embgrad.common.options import count_or_none, expect_flag
 from embgrad.errors import (
     BackendError,
     BatchError,
@@ -22,7 +23,6 @@ from embgrad.errors import (
 )
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import CONVENTIONS
-from embgrad.inputs.checks import count_or_none, expect_flag
 from embgrad.inputs.encode import expect_id
 from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Objective, Scalar

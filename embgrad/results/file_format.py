@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from embgrad.common.files import checked_path, read_tensors, write_tensors
-from embgrad.common.safetensors import once
+from embgrad.common.files import checked_path, once
+from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.errors import EmbgradError, FileFormatError, brief
 from embgrad.results.certificate import Certificate
 from embgrad.results.row_sparse import RowSparse

@@ -26,6 +26,7 @@ from embgrad.backend.code import (
 from embgrad.common.arrays import is_tensor, widened
 from embgrad.engine.weights import weights_of
 from embgrad.errors import BackendError, UnsupportedError
+from embgrad.moved import FORMER
 from embgrad.streaming.object_parts import compares, is_hidden, parts_of
 
 __all__ = ["UnreadableError", "is_function", "read"]
@@ -102,7 +103,7 @@ class _Reading:
         if _is_plain(value):
             return value
         if isinstance(value, ModuleType):
-            return value.__name__
+            return FORMER.get(value.__name__, value.__name__)
         if id(value) in self._seen:
             return ["again", self._seen[id(value)][1]]
         self._seen[id(value)] = (value, len(self._seen))
@@ -174,7 +175,10 @@ class _Reading:
             return self.of(value)
         asked = [name for name in sorted(names & vars(value).keys()) if (value, name) not in self._told]
         self._told.update([(value, name) for name in asked])
-        return [value.__name__, [[name, self._held(vars(value)[name], names)] for name in asked]]
+        return [
+            FORMER.get(value.__name__, value.__name__),
+            [[name, self._held(vars(value)[name], names)] for name in asked],
+        ]
 
     def _data(self, value: Any) -> Any:
         parts = parts_of(value)
@@ -255,7 +259,8 @@ def _converted(value: Any) -> np.ndarray | None:
 
 def _named(value: Any) -> str:
     """How a function or a class is called, with its module."""
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+    module = getattr(value, "__module__", "")
+    return f"{FORMER.get(module, module)}.{getattr(value, '__qualname__', value.__name__)}"
 
 
 def _read(code: CodeType) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.encode import padding_of
 from embgrad.inputs.fast_tokenizers import description_of
+from embgrad.moved import FORMER
 from embgrad.streaming.code_digest import is_function, read
 
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
@@ -81,7 +82,8 @@ def update(made: _Hash, value: Any) -> None:
 def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
     """A function's name, or its class's, with a digest of what it does, see `embgrad.streaming.code_digest`."""
     kind = function if hasattr(function, "__qualname__") else type(function)
-    name, made = f"{getattr(kind, '__module__', '')}.{kind.__qualname__}", read(function, digest_of, known)
+    module = getattr(kind, "__module__", "")
+    name, made = f"{FORMER.get(module, module)}.{kind.__qualname__}", read(function, digest_of, known)
     return name if made == name else f"{name} {digest_of(made)}"  # a library's goes by its name alone
 
 

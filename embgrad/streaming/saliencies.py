@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.common.files import read_tensors, write_tensors
+from embgrad.common.safetensors import read_tensors, write_tensors
 from embgrad.errors import FileFormatError, brief
 from embgrad.results.gradients import EmbeddingGradients
 

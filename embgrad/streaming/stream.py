@@ -15,12 +15,12 @@ import numpy as np
 
 from embgrad.backend.protocol import Call
 from embgrad.common.files import checked_path
+from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.gradients import asked
 from embgrad.engine.interventions import ForAll
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.forward.points import WORD
-from embgrad.inputs.checks import count_or_none
 from embgrad.objectives.objectives import Sum
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP

@@ -11,7 +11,7 @@ import pytest
 import embgrad
 from embgrad import errors
 from embgrad.testing.checks_errors import MISTAKES
-from tests.raised.sites import CLASSES
+from tests.messages.sites import CLASSES
 
 ROOT = Path(__file__).parents[2]
 

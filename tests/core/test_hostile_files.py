@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 import embgrad
 from embgrad.common import files
 from embgrad.common import safetensors as headers
-from embgrad.common.files import opened, read_json, read_shapes, read_tensors, write_tensors
-from embgrad.common.safetensors import MOST_HEADER, TYPES
+from embgrad.common.files import opened, read_json
+from embgrad.common.safetensors import MOST_HEADER, TYPES, read_shapes, read_tensors, write_tensors
 from tests.core.stored import everything, expect_refused_or_sound, result, saved_bytes
 
 BITS = {kind: np.dtype(code) for kind, code in TYPES.items()}
@@ -529,7 +529,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest
             os.truncate(path, size)
             return header
 
-        monkeypatch.setattr(files, "read_header", cutting)
+        monkeypatch.setattr(headers, "read_header", cutting)
         with pytest.raises(embgrad.FileFormatError, match="it was cut while it was read; write or fetch it again"):
             embgrad.load(path)
     path.write_bytes(whole[: 8 + length // 2])

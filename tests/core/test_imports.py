@@ -46,7 +46,6 @@ ALLOWED = {
     CORE / "ray": {"ray", "pyarrow", "typing_extensions"},  # the last for type checkers alone
     CORE / "cli" / "ray_run.py": {"ray"},
     CORE / "report": {"jinja2"},  # in one function
-    CORE / "parity.py": {"tokenizers", "rich"},  # it is a command
     CORE / "pytest_plugin.py": {"pytest", "_embgrad_pytest"},
     **{CORE / "testing" / f"{name}.py": {"pytest"} for name in ("conformance", "examples")},
     **{path: {"pytest"} for path in (CORE / "testing").glob("checks_*.py")},

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import embgrad
 from embgrad.cli.demo import FRAMEWORKS, TEXTS, minilm_folder
-from embgrad.parity import measure
 from tests.page.browser import Browser, Page
+from tests.parity.table import measure
 
 POINTS = ("word", "embeddings", *(f"layer.{number}" for number in range(6)))
 

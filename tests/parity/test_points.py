@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import embgrad
-import embgrad.parity
 from embgrad.cli.demo import FRAMEWORKS, minilm_folder
+from tests.parity.table import POINTS, main
 from tests.torch.architecture_table import page
 
 
 def test_the_table_of_points(capsys: pytest.CaptureFixture[str]) -> None:
     """Within 1e-5 relative L2 at every point, or the command says no."""
-    assert embgrad.parity.main([]) == 0
+    assert main([]) == 0
     printed = capsys.readouterr().out
-    for point in embgrad.parity.POINTS:
+    for point in POINTS:
         assert point in printed
 
 

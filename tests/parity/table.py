@@ -21,7 +21,7 @@ MOST_RELATIVE_L2: Final = 1e-5
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table; 0 where all frameworks agree, 1 where one does not."""
-    parser = command("python -m embgrad.parity", __doc__)
+    parser = command("python -m tests.parity.table", __doc__)
     parser.add_argument("--points", default=",".join(POINTS), help="at which points")
     options = parser.parse_args(arguments)
     folder = options.model or minilm_folder()
