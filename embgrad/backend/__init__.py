@@ -1,5 +1,11 @@
-"""The protocol that a backend fulfils, and the parts that backends share."""
+"""The protocol of a backend, and what authors of backends need: import it from here, since the modules inside may move."""
 
+from embgrad.backend.arguments import integer_arguments, named_arguments
+from embgrad.backend.cotangents import answered, compute_dtype, values_at
+from embgrad.backend.locks import model_lock
+from embgrad.backend.module_calls import ModuleCalls
+from embgrad.backend.object_state import ObjectState
+from embgrad.backend.point_changes import PointChanges
 from embgrad.backend.protocol import (
     ABILITIES,
     Backend,
@@ -18,6 +24,12 @@ from embgrad.backend.protocol import (
     Weight,
     reads_the_whole,
 )
+from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
+from embgrad.backend.table_rests import table_rests
+from embgrad.common.arrays import owned
+from embgrad.forward.points import Lookup
+from embgrad.forward.recorder import PointWatch
+from embgrad.inputs.batch import TokenBatch
 
 __all__ = [
     "ABILITIES",
@@ -25,15 +37,33 @@ __all__ = [
     "Call",
     "Change",
     "Listener",
+    "Lookup",
+    "ModuleCalls",
     "NativeObjective",
+    "ObjectState",
     "ParameterValues",
     "Point",
+    "PointChanges",
     "PointValues",
+    "PointWatch",
     "Reads",
     "Request",
     "Respond",
     "Run",
     "TableRest",
+    "TokenBatch",
     "Weight",
+    "answered",
+    "as_parts",
+    "compute_dtype",
+    "expect_single",
+    "integer_arguments",
+    "model_lock",
+    "named_arguments",
+    "owned",
+    "parameters_of",
+    "plan_call",
     "reads_the_whole",
+    "table_rests",
+    "values_at",
 ]

@@ -356,7 +356,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
         embgrad.EmbgradError, match=f"header of .* bytes or more.*{MOST_HEADER} is the most.*fewer examples"
     ):
         write_tensors(path, {}, {"text": "x" * (MOST_HEADER + 1)})
-    monkeypatch.setattr(files, "MOST_HEADER", 2**12)
+    monkeypatch.setattr(headers, "MOST_HEADER", 2**12)
     with pytest.raises(embgrad.EmbgradError, match=r"g\.safetensors would have a header of \d+ bytes or more"):
         result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f"))).save(path)
     assert path.read_bytes() == b"before"

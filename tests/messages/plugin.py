@@ -16,17 +16,20 @@ import pytest
 from embgrad.errors import EmbgradError
 from tests.messages.sites import Site, at, sites, sites_in
 
-#: The parts of the library by the backend under test: the prefixes of modules' names, or of the names of functions in them.
+#: The messages by the backend under test, as prefixes of `Site.key`: modules, functions in them, or single messages.
 PARTS: Final = {
     "reference": ("embgrad.",),
     "torch": (
         "embgrad_torch",
+        "embgrad.backend.cotangents:answer OutputError: the output … is of dtype",
+        "embgrad.cli.tokenizer:tokenizer_of UsageError: … holds no tokenizer that transformers",
         "embgrad.engine.decoder:expecting_decoder",
         "embgrad.engine.probe:expecting_parts",
         "embgrad.objectives.native:_expect_of_outputs",
     ),
     "tensorflow": (
         "embgrad_tensorflow",
+        "embgrad.cli.models:_saved_model",
         "embgrad.backend.keras_inputs:cast_exactly",
         "embgrad.inputs.extras:cut",
         "embgrad.inputs.tfhub",
@@ -45,8 +48,7 @@ def answerable(backends: set[str]) -> list[Site]:
     return [
         site
         for site in sites()
-        if f"{site.module}:{site.function}".startswith(tuple(wanted))
-        and not (own == {"reference"} and f"{site.module}:{site.function}".startswith(tuple(others)))
+        if site.key.startswith(tuple(wanted)) and not (own == {"reference"} and site.key.startswith(tuple(others)))
     ]
 
 

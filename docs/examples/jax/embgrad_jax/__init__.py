@@ -10,10 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from embgrad.backend import Call, Point, Request, Run, Weight
-from embgrad.backend.locks import model_lock
-from embgrad.backend.signature import as_parts
-from embgrad.inputs.batch import TokenBatch
+from embgrad.backend import Call, Point, Request, Run, TokenBatch, Weight, as_parts, model_lock
 
 __all__ = ["JaxBackend"]
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.backend import Weight
-from embgrad.common.arrays import owned
+from embgrad.backend import Weight, owned
 
 __all__ = ["is_floating", "modules_of", "nodes_of", "to_numpy", "variables_of", "weights_of"]
 

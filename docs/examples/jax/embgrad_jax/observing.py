@@ -11,11 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from embgrad.backend import Request
-from embgrad.backend.module_calls import ModuleCalls
-from embgrad.backend.point_changes import PointChanges
+from embgrad.backend import ModuleCalls, PointChanges, PointWatch, Request
 from embgrad.errors import UnsupportedError
-from embgrad.forward.recorder import PointWatch
 from embgrad_jax.graph import is_floating, modules_of, to_numpy
 
 __all__ = ["Observer", "dress"]

@@ -11,15 +11,26 @@ import numpy as np
 from flax import nnx
 from flax.errors import TraceContextError
 
-from embgrad.backend import Call, ParameterValues, Point, Request, Run
-from embgrad.backend.cotangents import answered, compute_dtype, values_at
-from embgrad.backend.locks import model_lock
-from embgrad.backend.signature import as_parts, expect_single, parameters_of, plan_call
-from embgrad.backend.table_rests import table_rests
+from embgrad.backend import (
+    Call,
+    Lookup,
+    ParameterValues,
+    Point,
+    PointWatch,
+    Request,
+    Run,
+    TokenBatch,
+    answered,
+    as_parts,
+    compute_dtype,
+    expect_single,
+    model_lock,
+    parameters_of,
+    plan_call,
+    table_rests,
+    values_at,
+)
 from embgrad.errors import BatchError, PointNotReachedError
-from embgrad.forward.points import Lookup
-from embgrad.forward.recorder import PointWatch
-from embgrad.inputs.batch import TokenBatch
 from embgrad_jax.graph import modules_of, nodes_of, to_numpy, variables_of
 from embgrad_jax.observing import Observer, dress
 
