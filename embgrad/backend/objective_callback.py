@@ -24,6 +24,7 @@ class Respond:
         sized: whether anybody asks how far the values may be off, as who pulls nothing back does.
 
     Attributes:
+        objective: see above.
         values: the objective's, after the callback.
         shape: that of the output that it read, after the callback.
         size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size. For
@@ -34,7 +35,7 @@ class Respond:
         self.values = np.zeros(len(batch))
         self.shape: tuple[int, ...] = ()
         self.size = 0.0
-        self._objective = objective
+        self.objective = objective
         self._batch = batch
         self._sets = sets
         self._sized = sized or sets == 0
@@ -43,26 +44,26 @@ class Respond:
     @property
     def is_ours(self) -> bool:
         """Whether no code of the user's runs in the callback, so that any thread may run it."""
-        return type(self._objective).__module__.partition(".")[0] == "embgrad"
+        return type(self.objective).__module__.partition(".")[0] == "embgrad"
 
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
         """See `embgrad.backend.Reads`: the rows that count, where these are few."""
         self.shape = shape
-        if type(self._objective).evaluate is not Objective.evaluate:  # it wants to see the whole
+        if type(self.objective).evaluate is not Objective.evaluate:  # it wants to see the whole
             return None
-        places = self._objective.places(shape, self._batch)
+        places = self.objective.places(shape, self._batch)
         few = places is not None and 0 < 2 * len(places[0]) <= shape[0] * shape[1]
         self._places = places if few else None
         return self._places
 
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
         """See `embgrad.backend.Respond`."""
-        name = self._objective.output
+        name = self.objective.output
         if self._places is None:
             self.shape = outputs[name].shape
-            self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
+            self.values, cotangent = self.objective.evaluate(outputs[name], self._batch)
         else:
-            self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._places, self._batch)
+            self.values, cotangent = self.objective.evaluate_rows(outputs[name], self._places, self._batch)
         if self._sized:
             counted = cotangent != 0  # the others may be infinite, as masked classes are
             self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())

@@ -15,7 +15,8 @@ from embgrad.cli.texts import given_texts, ids_from
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.cli.user_objects import expect_function, imported
 from embgrad.common.options import count_or_none
-from embgrad.engine.gradients import check_options, gradients
+from embgrad.engine.gradients import gradients
+from embgrad.engine.options import expect_pads
 from embgrad.errors import OutputError
 from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
@@ -73,7 +74,7 @@ class Question:
         object.__setattr__(self, "parsed", parsed_objective(self.objective, labels_from(self.labels)))
         expect_function(self.call, "--call")
         count_or_none(self.batch_size, "batch_size")
-        check_options(self.pads, None)
+        expect_pads(self.pads)
 
     @property
     def points(self) -> str | list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from embgrad.backend.protocol import PointValues
 from embgrad.common.arrays import taken
+from embgrad.common.finite import not_finite
 from embgrad.errors import NoGradientError, UnsupportedError, listed
 from embgrad.forward.axes import Arrangement
 from embgrad.inputs.batch import TokenBatch
@@ -138,16 +139,12 @@ def _no_way(name: str, values: PointValues, overridden: Sequence[str]) -> NoGrad
 
 
 def _expect_finite(name: str, values: PointValues, gradient: np.ndarray) -> None:
-    finite = np.isfinite(gradient)
-    if not finite.all():  # hardly ever, and looking for the places takes longer
-        wrong = np.argwhere(~finite)
-        axes = ("example", "position")
-        where = ", ".join(f"{axis} {int(i)}" for axis, i in zip(axes, wrong[0], strict=False))
+    wrong = not_finite(gradient)
+    if wrong is not None:
         path = f" ({values.lookup.path})" if values.lookup is not None else ""
         raise NoGradientError(
-            f"the gradient at {name!r}{path} is {gradient[tuple(wrong[0])]} at {where}, and in {len(wrong)} of {gradient.size} "
-            "entries: expected finite numbers; the model's backward pass overflows or divides by zero there, look at its "
-            "inputs, its mask and its dtype"
+            f"the gradient at {name!r}{path} is {wrong.at('example', 'position')}: expected finite numbers; the model's backward "
+            "pass overflows or divides by zero there, look at its inputs, its mask and its dtype"
         )
 
 

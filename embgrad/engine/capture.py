@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from embgrad.backend.protocol import Backend
-from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.signature import NAMES
 from embgrad.common.arrays import owned
 from embgrad.common.keywords import explained
 from embgrad.common.tolerance import coarsest
-from embgrad.engine.locate import expect_ability, expect_one_name
-from embgrad.engine.run import origins
+from embgrad.engine.bound_model import BoundModel, bind
+from embgrad.engine.options import expect_one_name
+from embgrad.engine.provenance import origins
 from embgrad.errors import (
     AmbiguousPointError,
     EmbgradError,
@@ -75,11 +74,11 @@ class Tap:
         passes: the number of forward passes.
     """
 
-    def __init__(self, backend: Backend, model: Any, at: str, keep: str) -> None:
+    def __init__(self, bound: BoundModel, at: str, keep: str) -> None:
         self.at = at
         self.count = 0
         self.passes = 0
-        self._model = type(model).__name__
+        self._model = type(bound.model).__name__
         self._steps: list[EmbeddingGradients] = []
         self._outside: dict[str, None] = {}
         self._ended = False
@@ -90,7 +89,7 @@ class Tap:
         self._total: RowSparse | np.ndarray | None = None
         self._unequal: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._provenance = {
-            **origins(backend, model),
+            **origins(bound),
             "objective": {"class": "captured", "name": "the user's own loss"},
             "pads": "keep",
             "split": False,
@@ -334,11 +333,10 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
     expect_one_name(at, "open one capture for each point")
     if not isinstance(keep, str) or keep not in KEEP:
         raise EmbgradError(f"keep is {keep!r}: expected 'all' or 'mean'.{did_you_mean(str(keep), KEEP)}")
-    model = model_in(model)
-    backend = backend_for(model)
-    expect_ability(backend, "capture")
-    _expect_known(at, backend.paths(model))
-    return _Capture(backend, model, Tap(backend, model, at, keep))
+    bound = bind(model)
+    bound.expect_ability("capture")
+    _expect_known(at, bound.backend.paths(bound.model))
+    return _Capture(bound, Tap(bound, at, keep))
 
 
 class _NotOpenedError(EmbgradError, AttributeError):
@@ -348,10 +346,10 @@ class _NotOpenedError(EmbgradError, AttributeError):
 class _Capture(AbstractContextManager[Tap]):
     """One capture, which is open from its entry to its exit, or until nobody holds it any more."""
 
-    def __init__(self, backend: Backend, model: Any, tap: Tap) -> None:
+    def __init__(self, bound: BoundModel, tap: Tap) -> None:
         self._state = "new"
         self._tap = tap
-        self._listening = backend.capture(model, tap)
+        self._listening = bound.backend.capture(bound.model, tap)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(Tap, name):

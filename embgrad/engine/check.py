@@ -10,12 +10,12 @@ import numpy as np
 
 from embgrad.common.metrics import length, lengths
 from embgrad.engine.finite_differences import Precision, differences, precision_of, tolerances
-from embgrad.engine.locate import Located, expect_ability
-from embgrad.engine.run import Task
-from embgrad.engine.table_gradients import ledger, sum_tolerance, why_no_sum
+from embgrad.engine.located import Located
+from embgrad.engine.run import located_for, objective_with, run_task
+from embgrad.engine.table_gradients import gradients_of_table, sum_tolerance, why_no_sum
+from embgrad.engine.task import Task
 from embgrad.errors import CertificationError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
-from embgrad.objectives.native import NativeObjective
 from embgrad.results.certificate import Certificate, Slope
 from embgrad.results.gradients import EmbeddingGradients
 
@@ -51,7 +51,7 @@ def certified(
         UnsupportedError: it cannot be tested: it was edited, or the forward pass draws random numbers.
     """
     _expect_testable(task)
-    located = task.locate(batch)
+    located = located_for(task, batch)
     whole = {name: precision_of(result.provenance["compute_dtype"]) for name, result in results.items()}
     sums = {name: sum_tolerance(result.provenance["compute_dtype"]) for name, result in results.items()}
     tables = _scatter(task, batch, located, sums)
@@ -67,16 +67,16 @@ def certified(
 
 
 def _expect_testable(task: Task) -> None:
-    if task.changes.get("edit"):
+    if task.options.changes.get("edit"):
         raise UnsupportedError(
             "check=True tests that a gradient is the objective's, and edit=... puts another in its place: leave one of them out"
         )
-    if task.training:
+    if task.options.training:
         raise UnsupportedError(
             "check=True compares forward passes with each other, and training=True draws random numbers in each: leave one of "
             "them out"
         )
-    expect_ability(task.backend, "add")
+    task.bound.expect_ability("add")
 
 
 def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: Sequence[Slope] = ()) -> None:
@@ -143,8 +143,8 @@ class _Trial:
 
     def slopes(self) -> tuple[list[Slope], tuple[int, ...], list[Slope]]:
         """The slopes; which examples, asked for each by itself, could not be tested; the slopes that a kink has excused."""
-        shared, count = self.located[self.point].place.shared, len(self.batch)
-        if not self.task.split or len(self.result.values) != count:
+        shared, count = self.located[self.point].arrangement.shared, len(self.batch)
+        if not self.task.options.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
             judged = self._judged(lines)
             return judged, (), _blind(lines, judged)
@@ -175,12 +175,12 @@ class _Trial:
 
     def _directions(self) -> Iterator[tuple[str, np.ndarray]]:
         """Directions as long as the activations; where each example is asked for, each example's as long as its own."""
-        place = self.located[self.point].place
+        place = self.located[self.point].arrangement
         random = np.random.default_rng(0)
         values = self.result.values.astype(np.float64)
         counted = values != 0 if self.result.provenance["pads"] == "zero" else np.ones(values.shape, bool)
         drawn = {f"random {number + 1}": random.normal(size=values.shape) * counted for number in range(RANDOM)}
-        each = self.task.split and not place.shared and len(values) == len(self.batch)
+        each = self.task.options.split and not place.shared and len(values) == len(self.batch)
         size = values[0].size if each else values.size
         activations = _length(self.result.activations, each=each)
         for name, direction in {"gradient": values, **drawn}.items():
@@ -206,7 +206,7 @@ class _Trial:
 
         def value(step: float) -> tuple[np.ndarray, np.ndarray]:
             moved = _own(one, change * step)
-            values, size = self.task.objective_with(self.batch, self.located, one.key, lambda _: moved)
+            values, size = objective_with(self.task, self.batch, self.located, one.key, lambda _: moved)
             if chosen is None:
                 return np.reshape(values.sum(), 1), np.reshape(size, 1)
             # How large the numbers of one example are is not told: twice what they are on average.
@@ -233,7 +233,7 @@ class _Trial:
         A random direction of many entries shows of a kink as little as lies in it; the gradient's own may lie in it wholly.
         """
         kink, stairs = max((line.kink for line in lines), default=0.0), any(line.stairs for line in lines)
-        entries = self.result.values[0].size if self.task.split else self.result.values.size
+        entries = self.result.values[0].size if self.task.options.split else self.result.values.size
         judged = []
         for line in filter(lambda line: line.moves, lines):
             slope, more = line.slope, 0.0
@@ -271,7 +271,9 @@ def _is_rough_own(slope: Slope) -> bool:
 
 
 def _own(located: Located, change: np.ndarray) -> np.ndarray:
-    return change[0].reshape(located.place.native) if located.place.shared else located.place.own(change)
+    return (
+        change[0].reshape(located.arrangement.native) if located.arrangement.shared else located.arrangement.own(change)
+    )
 
 
 # The table's own gradient
@@ -284,13 +286,13 @@ def _scatter(
 
     Where it is none by design, why.
     """
-    if any(task.changes.values()) or not {"parameters", "tables"} <= task.backend.supports:
+    if task.options.changed or not task.bound.supports("parameters", "tables"):
         return {}
     paths = {name: one.lookup.path for name, one in located.items() if one.lookup is not None}
-    seen = task.backend.points(task.model, batch, task.call) if paths else ()
+    seen = task.bound.points(batch) if paths else ()
     told: dict[str, tuple[float | None, str | None]] = {}
     for path in dict.fromkeys(paths.values()):
-        found = ledger(task, batch, path, seen)
+        found = gradients_of_table(task, batch, path, seen)
         if found is None or found.apart is None:
             continue
         tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
@@ -306,13 +308,17 @@ def _independence(
     task: Task, batch: TokenBatch, located: Located, name: str, result: EmbeddingGradients
 ) -> float | None:
     """How far the first example's gradient is from that of a batch of it alone."""
-    scalar = isinstance(task.objective, NativeObjective) and task.objective.scalar
-    if len(batch) < 2 or scalar or not located.place.is_batch:
+    if len(batch) < 2 or task.is_scalar or not located.arrangement.is_batch:
         return None
     start, count = task.examples.start or 0, task.count or len(batch)
-    alone = replace(task.cut(slice(0, 1), len(batch)), examples=slice(start, start + 1), count=count)
+    alone = replace(
+        task.for_examples(slice(0, 1), len(batch)),
+        examples=slice(start, start + 1),
+        count=count,
+        options=replace(task.options, names=(name,)),
+    )
     try:
-        values = replace(alone, names=(name,)).run(batch[:1])[name].values[0]
+        values = run_task(alone, batch[:1])[name].values[0]
     except Exception:  # a model may take no other number of examples: then nothing is known
         return None
     scale = length(result.values[0]) or 1.0

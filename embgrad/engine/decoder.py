@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from embgrad.backend.signature import parameters_of
+from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import BatchError, EmbgradError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, decoder_by_labels
@@ -16,8 +17,9 @@ __all__ = ["expecting_decoder", "with_decoder"]
 
 
 def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
-    """Return the batch as an objective sees it: with decoder ids where the model makes these of the labels, and without any
-    where the model takes none.
+    """Return the batch as an objective sees it.
+
+    It has decoder ids where the model makes them of the labels, and none where the model takes none.
     """
     if IDS not in batch.extras and LABELS not in batch.extras:
         return batch
@@ -31,13 +33,13 @@ def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
 
 
 @contextlib.contextmanager
-def expecting_decoder(model: Any, batch: TokenBatch, call: Any) -> Iterator[None]:
-    """Say of an error that the decoder's ids are missing, where an encoder-decoder was called without.
+def expecting_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+    """Explain an error of an encoder-decoder that was called without decoder ids.
 
-    Some encoder-decoders make decoder ids of the encoder's, as BART does: so nothing is refused before the call.
+    Nothing is refused before the call, since some encoder-decoders make decoder ids of the encoder's, as BART does.
 
     Raises:
-        BatchError: they are.
+        BatchError: the model takes decoder ids, and the batch has none.
     """
     try:
         yield
@@ -45,28 +47,30 @@ def expecting_decoder(model: Any, batch: TokenBatch, call: Any) -> Iterator[None
         raise
     except Exception as error:
         given = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
-        if call is not None or given or not _takes_decoder(model):
+        if bound.call is not None or given or not _takes_decoder(bound.model):
             raise
         raise BatchError(
-            f"the model {type(model).__name__} is an encoder-decoder, and raised {type(error).__name__} without decoder ids: "
-            f"expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where they "
-            "are padded"
+            f"the model {type(bound.model).__name__} is an encoder-decoder, and raised {type(error).__name__} without decoder "
+            f"ids: expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where "
+            "they are padded"
         ) from error
 
 
 def _takes_decoder(model: Any) -> bool | None:
     """Return whether the model takes decoder ids; None where its signature leaves that open."""
-    function = next((one for name in ("forward", "call") if (one := getattr(model, name, None)) is not None), None)
+    function = next(
+        (method for name in ("forward", "call") if (method := getattr(model, name, None)) is not None), None
+    )
     try:
         parameters = parameters_of(function)
-    except (TypeError, ValueError):  # it has no signature
+    except (TypeError, ValueError):  # the function has no signature
         return None
     if any(p.name == IDS for p in parameters):
         return True
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return False
-    said = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
-    return said if isinstance(said, bool) else None
+    declared = getattr(getattr(model, "config", None), "is_encoder_decoder", None)
+    return declared if isinstance(declared, bool) else None
 
 
 def _without(batch: TokenBatch, *names: str) -> dict[str, Any]:

@@ -1,23 +1,23 @@
-"""Warns of batches and objectives whose gradient is right, and probably not the one that was meant."""
+"""Warnings of batches and objectives whose gradient is right, and probably not the one that the user meant."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from embgrad.backend.protocol import Backend, Call
 from embgrad.backend.signature import as_parts
+from embgrad.engine.bound_model import BoundModel
 from embgrad.errors import EmbgradWarning, level_of_user
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.objectives import CrossEntropy
 
-__all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding"]
+__all__ = ["warn_of_empty_mask", "warn_of_labels", "warn_of_left_padding", "warn_of_unused"]
 
 
 def warn_of_empty_mask(batch: TokenBatch) -> None:
@@ -53,19 +53,19 @@ def warn_of_labels(objective: Any, model: Any, batch: TokenBatch) -> None:
 def _has_a_decoder(model: Any, batch: TokenBatch) -> bool:
     """Return whether the labels may be a decoder's, which gets the ids before them."""
     configs = [getattr(part, "config", None) for part in as_parts(model)]
-    told = any(getattr(config, "is_encoder_decoder", False) is True for config in configs)
-    return told or any(name.startswith("decoder") for name in batch.extras)
+    declared = any(getattr(config, "is_encoder_decoder", False) is True for config in configs)
+    return declared or any(name.startswith("decoder") for name in batch.extras)
 
 
-#: By a model, and by what of a batch decides how it is called, which table it looks up by column whatever the padding.
+#: By a model, and by the form of a batch, the path of a table that the model reads by column, whatever the padding.
 _by_column: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
-def warn_of_left_padding(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> None:
+def warn_of_left_padding(bound: BoundModel, batch: TokenBatch) -> None:
     """Warn where examples are padded on the left, and the model counts the padding in their positions.
 
-    The longest padded example is run once as it is and once without its padding, and the lookups' indices are compared: a
-    model that counts by the mask, or by distances alone, makes the same ones.
+    A probe runs the example with most padding once as it is and once without padding, and compares the lookups' indices: they
+    are the same in a model that counts positions by the mask, or uses distances alone.
     """
     if not batch.padded:
         return
@@ -74,7 +74,7 @@ def warn_of_left_padding(backend: Backend, model: Any, batch: TokenBatch, call: 
     start = int(starts[example])
     if not start:
         return
-    table = _table_by_column(backend, model, batch[example : example + 1], start, call)
+    table = _table_by_column(bound, batch[example : example + 1], start)
     if table is None:
         return
     warnings.warn(
@@ -86,26 +86,54 @@ def warn_of_left_padding(backend: Backend, model: Any, batch: TokenBatch, call: 
     )
 
 
-def _table_by_column(backend: Backend, model: Any, one: TokenBatch, start: int, call: Call | None) -> str | None:
-    """The path of a table whose rows at real positions change when the padding is taken away; None for none."""
-    known = _known(model) if call is None else None
-    form = (one.convention, one.types is None, tuple(one.extras))
+def warn_of_unused(unused: Sequence[str], batch: TokenBatch, masked_id: int | None = None) -> None:
+    """Warn of inputs that the batch holds and the model does not take.
+
+    Args:
+        unused: see `Run.unused`.
+        batch: the batch that was run.
+        masked_id: see `Run.masked_id`.
+    """
+    ignored = []
+    if "mask" in unused and masked_id is not None:
+        differing = np.argwhere((batch.ids != masked_id) != batch.real)
+        ignored.append(
+            f"the mask, and makes its own, 0 where the id is {masked_id}, which differs from it at {len(differing)} "
+            f"position(s), such as example {differing[0][0]}, position {differing[0][1]}"
+        )
+    elif "mask" in unused and batch.padded:
+        ignored.append("the mask, so that it reads padding as text")
+    if "types" in unused and batch.types is not None and batch.types.any():
+        ignored.append("the types, so that it cannot tell the segments")
+    ignored += [f"the input {name!r}" for name in unused if name in batch.extras]
+    if ignored:
+        warnings.warn(
+            f"the model cannot take {' and '.join(ignored)}; if it can under another name, pass call=lambda model, inputs: ...",
+            EmbgradWarning,
+            stacklevel=level_of_user() + 1,
+        )
+
+
+def _table_by_column(bound: BoundModel, example: TokenBatch, start: int) -> str | None:
+    """Return the path of a table whose rows at real positions change when the padding is removed; None where none does."""
+    known = _known(bound.model) if bound.call is None else None
+    form = (example.convention, example.types is None, tuple(example.extras))
     if known is not None and form in known:
         return known[form]
     try:
-        padded = {point.key: point for point in backend.points(model, one, call)}
-        bare = backend.points(model, _without(one, start), call)
-    except Exception:  # of a model that takes no other number of positions, or no fewer inputs beside them
+        padded = {point.key: point for point in bound.points(example)}
+        unpadded = bound.points(_without_start(example, start))
+    except Exception:  # the model may take no other number of positions, or need more inputs than these
         return None
-    found = None
-    for point in bare:
-        rows, others = _rows(point, one.shape[1] - start), _rows(padded.get(point.key), one.shape[1])
+    table = None
+    for point in unpadded:
+        rows, others = _rows(point, example.shape[1] - start), _rows(padded.get(point.key), example.shape[1])
         if rows is not None and others is not None and not np.array_equal(rows, others[start:]):
-            found = None if point.lookup is None else point.lookup.path
+            table = None if point.lookup is None else point.lookup.path
             break
     if known is not None:
-        known[form] = found
-    return found
+        known[form] = table
+    return table
 
 
 def _known(model: Any) -> dict[Hashable, str | None] | None:
@@ -118,24 +146,24 @@ def _known(model: Any) -> dict[Hashable, str | None] | None:
 
 
 def _rows(point: Point | None, positions: int) -> np.ndarray | None:
-    """The rows that a lookup takes of its table, one a position; None where they are the ids, or not one a position."""
+    """Return the rows that a lookup reads, one a position; None where they are the ids, or not one a position."""
     if point is None or point.lookup is None or WORD in point.roles or point.lookup.indices.size != positions:
         return None
     return point.lookup.indices.ravel()
 
 
-def _without(one: TokenBatch, start: int) -> TokenBatch:
-    """A batch of one example without the positions before `start`."""
+def _without_start(example: TokenBatch, start: int) -> TokenBatch:
+    """Return a batch of one example without the positions before `start`."""
 
     def cut(value: Any) -> Any:
         shape = tuple(getattr(value, "shape", ()))
-        return value[:, start:] if len(shape) > 1 and shape[1] == one.shape[1] else value
+        return value[:, start:] if len(shape) > 1 and shape[1] == example.shape[1] else value
 
-    return one.replace(
-        ids=one.ids[:, start:],
-        mask=None if one.mask is None else one.mask[:, start:],
-        types=None if one.types is None else one.types[:, start:],
+    return example.replace(
+        ids=example.ids[:, start:],
+        mask=None if example.mask is None else example.mask[:, start:],
+        types=None if example.types is None else example.types[:, start:],
         tokens=None,
         words=None,
-        extras={name: cut(value) for name, value in one.extras.items()},
+        extras={name: cut(value) for name, value in example.extras.items()},
     )

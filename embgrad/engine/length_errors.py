@@ -1,4 +1,4 @@
-"""Says of an error that the batch is longer than the model's positions, which shorter batches show."""
+"""Errors of batches that are longer than a model's positions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.backend.protocol import Backend, Call
 from embgrad.common.arrays import to_numpy
+from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.decoder import expecting_decoder
 from embgrad.errors import BatchError, EmbgradError
 from embgrad.inputs.batch import TokenBatch
@@ -18,45 +18,40 @@ __all__ = ["expecting_inputs", "expecting_length"]
 
 
 @contextlib.contextmanager
-def expecting_length(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> Iterator[None]:
-    """Say of an error that an example is longer than the model takes, where shorter ones pass.
+def expecting_length(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+    """Explain an error of an example that is longer than the model takes, where shorter examples pass.
 
     Args:
-        backend: the model's.
-        model: the model.
-        batch: the whole.
-        call: calls the model.
+        bound: the model.
+        batch: the whole batch.
 
     Raises:
-        BatchError: it is; the message names the example and the number of positions.
+        BatchError: an example is too long; the message names it and the number of positions.
     """
     try:
         yield
     except Exception as failure:
         if isinstance(failure, EmbgradError) and not _may_be_of_length(failure, batch):
             raise
-        most = _most_positions(backend, model, batch, call)
+        most = _most_positions(bound, batch)
         if most is None:
             raise
         raise BatchError(_too_long(batch, most)) from failure
 
 
 @contextlib.contextmanager
-def expecting_inputs(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> Iterator[None]:
-    """Say of an error of a forward pass that an example is too long, or that an encoder-decoder has no decoder ids.
-
-    Args:
-        backend: as in `expecting_length`; so are `model`, `batch` and `call`.
+def expecting_inputs(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
+    """Explain an error of a forward pass whose example is too long, or whose encoder-decoder has no decoder ids.
 
     Raises:
         BatchError: either is so.
     """
-    with expecting_length(backend, model, batch, call), expecting_decoder(model, batch, call):
+    with expecting_length(bound, batch), expecting_decoder(bound, batch):
         yield
 
 
 def _may_be_of_length(failure: EmbgradError, batch: TokenBatch) -> bool:
-    """Return whether the error may be of an index that the model made: not where the batch gives positions beside the ids."""
+    """Return whether the error may be about an index that the model made: not where the batch holds positions beside the ids."""
     return isinstance(failure, BatchError) and not any(
         _is_cut(value, batch.shape[1]) for value in batch.extras.values()
     )
@@ -76,20 +71,16 @@ def _too_long(batch: TokenBatch, most: int) -> str:
     )
 
 
-def _most_positions(backend: Backend, model: Any, batch: TokenBatch, call: Call | None) -> int | None:
-    """The most positions that the model takes; None where it takes the batch's, or fewer do not pass either.
+def _most_positions(bound: BoundModel, batch: TokenBatch) -> int | None:
+    """Return the most positions that the model takes; None where it takes the batch's, or fewer do not pass either.
 
-    One example is run, which holds one id throughout: that another id lies outside of its table is no matter of length.
+    The probe runs one example that holds one id throughout, so that an id outside of the table does not count as a length.
     """
     longest = int(batch.real.sum(1).argmax())
-    one = batch[longest : longest + 1]
+    example = batch[longest : longest + 1]
 
     def passes(count: int) -> bool:
-        try:
-            backend.points(model, _of_length(one, count), call)
-        except Exception:  # whatever the framework says of shapes that do not go together
-            return False
-        return True
+        return bound.accepts(_of_length(example, count))
 
     too_many = batch.shape[1]
     if too_many < 2 or passes(too_many):
@@ -102,20 +93,20 @@ def _most_positions(backend: Backend, model: Any, batch: TokenBatch, call: Call 
     while too_many - enough > 1:
         middle = (too_many + enough) // 2
         enough, too_many = (middle, too_many) if passes(middle) else (enough, middle)
-    # A model may ask for a multiple of some number of positions: then fewer do not pass either.
+    # A model may require a multiple of some number of positions: then fewer do not pass either.
     return enough if enough == 1 or passes(enough - 1) else None
 
 
-def _of_length(one: TokenBatch, count: int) -> TokenBatch:
-    """Return a batch of so many positions, all real, and all with what the first one has: its id, its type and further inputs.
+def _of_length(example: TokenBatch, count: int) -> TokenBatch:
+    """Return a batch of `count` real positions, each with the id, the type and the further inputs of the first position.
 
-    Nothing but the number of positions differs, so that a type or a label that the model does not take is no matter of length.
+    Only the number of positions differs, so that a type or a label that the model does not take does not count as a length.
     """
-    extras = {name: _repeated(value, one.shape[1], count) for name, value in one.extras.items()}
-    return one.replace(
-        ids=np.full((1, count), one.ids[0, 0]),
-        mask=None if one.mask is None else np.ones((1, count), np.int64),
-        types=None if one.types is None else np.full((1, count), one.types[0, 0]),
+    extras = {name: _repeated(value, example.shape[1], count) for name, value in example.extras.items()}
+    return example.replace(
+        ids=np.full((1, count), example.ids[0, 0]),
+        mask=None if example.mask is None else np.ones((1, count), np.int64),
+        types=None if example.types is None else np.full((1, count), example.types[0, 0]),
         tokens=None,
         words=None,
         extras=extras,

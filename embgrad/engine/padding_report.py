@@ -11,7 +11,7 @@ from embgrad.backend.protocol import Call
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import length
 from embgrad.engine.gradients import gradients
-from embgrad.engine.locate import expect_one_name
+from embgrad.engine.options import expect_one_name
 from embgrad.engine.table_gradients import TableGradients, table_gradients
 from embgrad.errors import BatchError, PointError
 from embgrad.forward.points import WORD

@@ -10,13 +10,16 @@ import numpy as np
 
 from embgrad.backend.objective_callback import objective_values
 from embgrad.backend.protocol import Call
-from embgrad.backend.registry import backend_for, model_in
-from embgrad.backend.signature import as_parts, expect_callable
+from embgrad.backend.signature import as_parts
 from embgrad.checkpoints.load_bert import WeightTarget, canonical_names
+from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
+from embgrad.common.options import expect_flag
+from embgrad.engine.bound_model import bind
 from embgrad.engine.length_errors import expecting_inputs
-from embgrad.engine.locate import expect_ability
-from embgrad.engine.run import Task
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.provenance import provenance
+from embgrad.engine.task import Task
 from embgrad.errors import BatchError, NoGradientError, UnsupportedError, did_you_mean, listed
 from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import as_objective
@@ -95,59 +98,55 @@ def parameter_gradients(
         raise BatchError(
             f"names is {names!r}: expected 'native' or 'canonical'.{did_you_mean(str(names), ('native', 'canonical'))}"
         )
-    expect_callable(call)
+    expect_flag(training, "training")
     tokens = batch_of(batch, tokenizer, max_length, model)
-    model = model_in(model)
-    backend = backend_for(model)
-    task = Task(backend, model, as_objective(objective), (), call, training)
-    task.check()
-    expect_ability(backend, "parameters")
-    spelled = canonical_names(backend, model) if names == "canonical" else None
+    bound = bind(model, call)
+    task = Task(bound, as_objective(objective), GradientOptions((), training=training))
+    bound.expect_ability("parameters")
+    canonical = canonical_names(bound.backend, bound.model) if names == "canonical" else None
     respond = task.respond(tokens)
-    with expecting_inputs(backend, model, tokens, call):
-        run = backend.run(model, tokens, replace(task.request(respond), parameters=True))
-    found = run.parameters or {}
-    unreached = [name for name, one in found.items() if one.gradient is None]
-    if len(unreached) == len(found):
-        parts = ", ".join(type(part).__qualname__ for part in as_parts(model))
+    with expecting_inputs(bound, tokens):
+        run = bound.run(tokens, replace(task.request(respond), parameters=True))
+    parameters = run.parameters or {}
+    unreached = [name for name, parameter in parameters.items() if parameter.gradient is None]
+    if len(unreached) == len(parameters):
+        parts = ", ".join(type(part).__qualname__ for part in as_parts(bound.model))
         raise NoGradientError(
-            f"the objective depends on none of the {len(found)} trainable parameters of {parts}: expected some; are they "
+            f"the objective depends on none of the {len(parameters)} trainable parameters of {parts}: expected some; are they "
             "frozen, or is the output detached?"
         )
-    gradients = {name: _finite(name, one.filled()) for name, one in found.items()}
-    if spelled is not None:
-        gradients = _renamed(gradients, spelled)
-        unreached = [spelled[name].source for name in unreached]
+    gradients = {name: _expect_finite(name, parameter.filled()) for name, parameter in parameters.items()}
+    if canonical is not None:
+        gradients = _renamed(gradients, canonical)
+        unreached = [canonical[name].source for name in unreached]
     task.warn(tokens, run.unused, run.masked_id)
     return ParameterGradients(
         gradients,
         tuple(unreached),
         objective_values(respond, run),
-        {**task.provenance(tokens, run, respond), "names": names},
+        {**provenance(bound, task.options, tokens, run, respond), "names": names},
     )
 
 
-def _finite(name: str, gradient: np.ndarray) -> np.ndarray:
-    wrong = np.argwhere(~np.isfinite(gradient))
-    if wrong.size:
-        place = tuple(int(i) for i in wrong[0])
+def _expect_finite(name: str, gradient: np.ndarray) -> np.ndarray:
+    wrong = not_finite(gradient)
+    if wrong is not None:
         raise NoGradientError(
-            f"the gradient of the parameter {name!r} is {gradient[place]} at {place}, and in {len(wrong)} of {gradient.size} "
-            "entries: expected finite numbers; look at the model's inputs, its mask and its dtype"
+            f"the gradient of the parameter {name!r} is {wrong.at()}: expected finite numbers; look at the model's inputs, its "
+            "mask and its dtype"
         )
     return gradient
 
 
-def _renamed(gradients: Mapping[str, np.ndarray], spelled: Mapping[str, WeightTarget]) -> dict[str, np.ndarray]:
-    """Under the checkpoint's names, and turned as it holds them."""
-    without = [name for name in gradients if name not in spelled]
+def _renamed(gradients: Mapping[str, np.ndarray], canonical: Mapping[str, WeightTarget]) -> dict[str, np.ndarray]:
+    """Return the gradients under the checkpoint's names, in the checkpoint's orientation of matrices."""
+    without = [name for name in gradients if name not in canonical]
     if without:
         raise UnsupportedError(
             f"names='canonical' has no name for {len(without)} of the {len(gradients)} trainable parameters, {listed(without)}: "
             "expected those of a BERT encoder; leave it out for the framework's own names"
         )
-    return {spelled[name].source: _turned(one, spelled[name].transposed) for name, one in gradients.items()}
-
-
-def _turned(gradient: np.ndarray, transposed: bool) -> np.ndarray:
-    return np.ascontiguousarray(gradient.T) if transposed else gradient
+    return {
+        canonical[name].source: np.ascontiguousarray(gradient.T) if canonical[name].transposed else gradient
+        for name, gradient in gradients.items()
+    }

@@ -1,4 +1,4 @@
-"""The ledger of a table's gradient: what comes through its lookups, and what by other ways, such as a head that shares it."""
+"""`embgrad.table_gradients`: a table's gradient through its lookups, and by other ways, such as a head that shares it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any, Final
 import numpy as np
 
 from embgrad.backend.protocol import Call, ParameterValues, PointValues
-from embgrad.backend.registry import backend_for, model_in
 from embgrad.backend.replay import agreeing
-from embgrad.backend.signature import expect_callable
+from embgrad.common.finite import not_finite
 from embgrad.common.keywords import explained
 from embgrad.common.metrics import length
+from embgrad.common.options import expect_flag
+from embgrad.engine.bound_model import bind
 from embgrad.engine.length_errors import expecting_inputs
-from embgrad.engine.locate import expect_ability, expect_one_name
-from embgrad.engine.probe import told_apart
-from embgrad.engine.run import Task, level_of_user
-from embgrad.errors import EmbgradWarning, NoGradientError, PointError
+from embgrad.engine.options import GradientOptions, expect_one_name
+from embgrad.engine.probe import word_resolved
+from embgrad.engine.provenance import provenance
+from embgrad.engine.task import Task
+from embgrad.errors import EmbgradWarning, NoGradientError, PointError, level_of_user
 from embgrad.forward.names import point_of
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
@@ -27,7 +29,7 @@ from embgrad.inputs.conventions import batch_of
 from embgrad.objectives.native import as_objective
 from embgrad.results.row_sparse import scatter
 
-__all__ = ["TableGradients", "ledger", "sum_tolerance", "table_gradients", "why_no_sum"]
+__all__ = ["TableGradients", "gradients_of_table", "sum_tolerance", "table_gradients", "why_no_sum"]
 
 #: How far apart a gradient of a table and the sum of its parts may be at least: float32 rounds by less, float64 where parts of
 #: a model are computed in float32.
@@ -110,7 +112,7 @@ def table_gradients(
     call: Call | None = None,
     training: bool = False,
 ) -> TableGradients:
-    """The gradient of ΣL with respect to a whole table, told apart by the ways on which it comes.
+    """Return the gradient of ΣL with respect to a whole table, divided by the ways on which it comes.
 
     A BERT with its masked-language-model head, a GPT-2: the head's matrix is the table, so that the table's gradient is that
     of the lookups plus that of the head, which reaches every row.
@@ -126,41 +128,39 @@ def table_gradients(
         EmbgradError: as `gradients` raises.
     """
     expect_one_name(at, "make one call for each table")
-    expect_callable(call)
+    expect_flag(training, "training")
     tokens = batch_of(batch, tokenizer, max_length, model)
-    model = model_in(model)
-    backend = backend_for(model)
-    task = Task(backend, model, as_objective(objective), (at,), call, training)
-    task.check()
+    bound = bind(model, call)
+    task = Task(bound, as_objective(objective), GradientOptions((at,), training=training))
     for ability in ("tables", "parameters"):
-        expect_ability(backend, ability)
-    with expecting_inputs(backend, model, tokens, call):
-        reached = backend.points(model, tokens, call)
-    seen = told_apart(backend, model, tokens, call, reached)
-    words = [point for point in seen if WORD in point.roles]
-    point = _a_lookup(at, seen, words, tokens)
-    found = ledger(task, tokens, point.path, seen)
-    if found is None:
+        bound.expect_ability(ability)
+    with expecting_inputs(bound, tokens):
+        reached = bound.points(tokens)
+    points = word_resolved(bound, tokens, reached)
+    words = [point for point in points if WORD in point.roles]
+    point = _lookup_at(at, points, words, tokens)
+    ledger = gradients_of_table(task, tokens, point.path, points)
+    if ledger is None:
         raise PointError(
             f"the table of {at!r}, {point.path!r}, is no parameter of the model: it is computed in the forward pass, and only "
             "what it is computed from has a gradient; see embgrad.parameter_gradients"
         )
-    task.warn(tokens, found.provenance["unused"], found.provenance.get("masked_id"))
-    tolerance = sum_tolerance(found.provenance["compute_dtype"])
-    is_apart = found.apart is not None and found.apart > tolerance
-    if is_apart and why_no_sum(task, tokens, found, seen, tolerance) in (None, BY_THE_TABLE):
+    task.warn(tokens, ledger.provenance["unused"], ledger.provenance.get("masked_id"))
+    tolerance = sum_tolerance(ledger.provenance["compute_dtype"])
+    is_apart = ledger.apart is not None and ledger.apart > tolerance
+    if is_apart and why_no_sum(task, tokens, ledger, points, tolerance) in (None, BY_THE_TABLE):
         warnings.warn(
-            f"what comes to the table {point.path!r} through its lookups and by other ways is {found.apart:.1e} from the "
+            f"what comes to the table {point.path!r} through its lookups and by other ways is {ledger.apart:.1e} from the "
             "framework's own gradient of it, `own`, where it should add up to that: the model or the objective differentiates by "
             "the table itself, or computes something else in each pass",
             EmbgradWarning,
             stacklevel=level_of_user() + 1,
         )
-    return found
+    return ledger
 
 
 def sum_tolerance(dtype: str) -> float:
-    """How far `TableGradients.apart` may be from zero by rounding: the same numbers are added up in another order.
+    """Return how far `TableGradients.apart` may be from zero by rounding, since the same numbers are added in another order.
 
     Args:
         dtype: in which the model computes; one in float64 may do so in float32 for a moment.
@@ -168,11 +168,11 @@ def sum_tolerance(dtype: str) -> float:
     return max(agreeing([dtype]), LEAST)
 
 
-def _a_lookup(at: str, seen: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> Point:
-    # Several lookups of the ids in one table are one table all the same.
+def _lookup_at(at: str, points: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> Point:
+    # Several lookups of the ids may read one table.
     if at == WORD and len({point.path for point in words}) == 1:
         return words[0]
-    point, _ = point_of(at, seen, words, batch)
+    point, _ = point_of(at, points, words, batch)
     if point.lookup is None:
         raise PointError(
             f"the point {at!r} is {point}: expected a lookup, such as 'word', since only lookups have a table"
@@ -180,36 +180,36 @@ def _a_lookup(at: str, seen: Sequence[Point], words: Sequence[Point], batch: Tok
     return point
 
 
-def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> TableGradients | None:
-    """The ledger of a table; None where it is no parameter.
+def gradients_of_table(task: Task, batch: TokenBatch, path: str, points: Sequence[Point]) -> TableGradients | None:
+    """Return the gradient of a table by the ways on which it comes; None for a table that is no parameter.
 
     Args:
-        task: whose objective it is, with the model; its changes are left out.
-        batch: what is run.
-        path: the table's.
-        seen: what a forward pass reaches.
+        task: the model and the objective; its changes are not made.
+        batch: the batch to run.
+        path: the path of the table.
+        points: the points that a forward pass reaches.
     """
-    keys = [point.key for point in seen if point.lookup is not None and point.path == path]
+    keys = [point.key for point in points if point.lookup is not None and point.path == path]
     respond = task.respond(batch)
     request = task.request(respond)
-    run = task.backend.run(task.model, batch, replace(request, points=tuple(keys), tables=True))
+    run = task.bound.run(batch, replace(request, points=tuple(keys), tables=True))
     values = [run.points[key] for key in keys]
     rest, lookup = values[0].rest, values[0].lookup
     if rest is None or lookup is None:
         return None
-    through = [_scattered(one) for one in values]
-    if rest.gradient is None and all(one is None for one in through):
+    through = [_scattered(value) for value in values]
+    if rest.gradient is None and all(table is None for table in through):
         raise NoGradientError(
             f"the objective does not depend on the table {path!r}: the graph has no way from it to a lookup or another use"
         )
     shape = (lookup.rows, lookup.dim)
     zeros = np.zeros(shape, np.float64 if run.compute_dtype == "float64" else np.float32)
-    by_lookups = np.sum([zeros, *(one for one in through if one is not None)], axis=0)
+    by_lookups = np.sum([zeros, *(table for table in through if table is not None)], axis=0)
     head = zeros if rest.gradient is None else np.ascontiguousarray(rest.gradient)
     _expect_finite(path, by_lookups, head)
     own = None
-    if not task.training:
-        whole = task.backend.run(task.model, batch, replace(request, parameters=True))
+    if not task.options.training:
+        whole = task.bound.run(batch, replace(request, parameters=True))
         own = _own(whole.parameters or {}, rest.names)
     return TableGradients(
         lookup=by_lookups,
@@ -219,25 +219,25 @@ def ledger(task: Task, batch: TokenBatch, path: str, seen: Sequence[Point]) -> T
         lookups=len(keys),
         padding=lookup.padding,
         own=own,
-        provenance=task.provenance(batch, run, respond),
+        provenance=provenance(task.bound, task.options, batch, run, respond),
     )
 
 
 def why_no_sum(
-    task: Task, batch: TokenBatch, found: TableGradients, seen: Sequence[Point], tolerance: float
+    task: Task, batch: TokenBatch, ledger: TableGradients, points: Sequence[Point], tolerance: float
 ) -> str | None:
-    """Why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None.
+    """Return why the framework's own gradient of a table is not the sum of its parts, where that is by design; else None.
 
     Args:
-        task: as in `ledger`; so are `batch` and `seen`.
-        found: the ledger, with the framework's own.
+        task: as in `gradients_of_table`; so are `batch` and `points`.
+        ledger: the gradients of the table, with the framework's own.
         tolerance: how far apart, relative, two gradients may be that are the same.
     """
-    assert found.own is not None
-    keys = [point.key for point in seen if point.lookup is not None and point.path == found.path]
-    own = (found.own - found.head).astype(np.float64)
+    assert ledger.own is not None
+    keys = [point.key for point in points if point.lookup is not None and point.path == ledger.path]
+    own = (ledger.own - ledger.head).astype(np.float64)
     request = replace(task.request(task.respond(batch)), points=tuple(keys))
-    run = task.backend.run(task.model, batch, request)
+    run = task.bound.run(batch, request)
     plain, divided = [], []
     for values in (run.points[key] for key in keys):
         lookup, gradient = values.lookup, values.gradients[0]
@@ -256,7 +256,7 @@ def why_no_sum(
 
 
 def _taken(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> np.ndarray | None:
-    """Of which of the parts it is the sum, 1 or 0 for each; None where of no such."""
+    """Return 1 or 0 for each part, so that the whole is the sum of the parts with 1; None where it is no such sum."""
     if not parts:
         return None
     columns = np.stack([part.ravel() for part in parts], axis=1)
@@ -268,23 +268,22 @@ def _taken(whole: np.ndarray, parts: Sequence[np.ndarray], tolerance: float) -> 
 
 def _expect_finite(path: str, lookup: np.ndarray, head: np.ndarray) -> None:
     for way, gradient in {"lookups": lookup, "other ways": head}.items():
-        wrong = np.argwhere(~np.isfinite(gradient))
-        if wrong.size:
+        wrong = not_finite(gradient)
+        if wrong is not None:
             raise NoGradientError(
-                f"the gradient of the table {path!r} by its {way} is {gradient[tuple(wrong[0])]} at row {int(wrong[0][0])}, and "
-                f"in {len(wrong)} of {gradient.size} entries: expected finite numbers; look at the model's inputs, its mask and "
-                "its dtype"
+                f"the gradient of the table {path!r} by its {way} is {wrong.at('row')}: expected finite numbers; look at the "
+                "model's inputs, its mask and its dtype"
             )
 
 
 def _own(parameters: Mapping[str, ParameterValues], names: Sequence[str]) -> np.ndarray | None:
-    """The framework's own gradient: the sum over the parameters that share the memory, where they are all trainable and alike."""
+    """Return the framework's own gradient: the sum over the parameters that share the memory, where all have one shape."""
     if not names or names[0] not in parameters:
         return None
     sharing = [parameters[name] for name in names if name in parameters]
-    if any(one.shape != sharing[0].shape for one in sharing):
+    if any(parameter.shape != sharing[0].shape for parameter in sharing):
         return None
-    return np.asarray(np.sum([one.filled() for one in sharing], axis=0))
+    return np.asarray(np.sum([parameter.filled() for parameter in sharing], axis=0))
 
 
 def _scattered(values: PointValues) -> np.ndarray | None:

@@ -14,7 +14,7 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.backend.registry import backend_for
 from embgrad.common.arrays import to_numpy
-from embgrad.engine.locate import expect_ability
+from embgrad.engine.bound_model import expect_ability
 from embgrad.errors import EmbgradError, brief, did_you_mean, listed
 
 __all__ = ["depth_of", "substituted", "weights_of", "weights_sums"]

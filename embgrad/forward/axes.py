@@ -11,7 +11,7 @@ from embgrad.errors import UnsupportedError
 from embgrad.forward.points import Layout, Lookup
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["Arrangement", "of_lookup", "of_module"]
+__all__ = ["Arrangement", "axis_of_examples", "of_lookup", "of_module"]
 
 
 @dataclass(frozen=True)
@@ -149,3 +149,14 @@ def of_module(
         return Arrangement(native, native, batch.ids, is_batch=straight and told)
     layout = Layout(batch.shape, transposed=True)
     return Arrangement(native, (*batch.shape, *native[2:]), batch.ids, is_batch=True, layout=layout)
+
+
+def axis_of_examples(shape: Sequence[int], examples: int, positions: int) -> int | None:
+    """Return which of a tensor's first two axes is the examples, in a batch with other numbers of examples and positions.
+
+    None is for a tensor whose first two axes are neither (example, position) nor (position, example).
+    """
+    pair = tuple(shape[:2])
+    if pair == (examples, positions):
+        return 0
+    return 1 if pair == (positions, examples) else None

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from embgrad.common.progress import Progress
-from embgrad.engine.gradients import gradients
-from embgrad.engine.run import Task, level_of_user
+from embgrad.engine.gradients import results_of as gradients_of
+from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_sums
-from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, listed
+from embgrad.errors import BatchError, EmbgradError, EmbgradWarning, FileFormatError, brief, level_of_user, listed
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.collate import padded
 from embgrad.objectives.native import as_objective, described
@@ -69,16 +69,12 @@ class Plan:
 
     Attributes:
         task: what is asked of each batch, but for the objective.
-        options: those of `gradients`.
-        single: whether a result stands for itself.
         size: the batch_size, as given.
     """
 
     task: Task
     source: Source
     objectives: Objectives
-    options: Mapping[str, Any]
-    single: bool
     size: int | None
     window: int | None
     ahead: int
@@ -86,12 +82,12 @@ class Plan:
 
     def manifest(self) -> Manifest:
         """That of the run, with nothing finished."""
-        return Manifest(self.keep, self.task.names, self.single, self.run())
+        return Manifest(self.keep, self.task.options.names, self.task.options.single, self.run())
 
     def run(self) -> dict[str, Any]:
         """What tells the run from others."""
         size = self.size if self.source.tokenizer is None else self.source.size
-        options = {"batch_size": size, "window": self.window, "check": bool(self.options["check"])}
+        options = {"batch_size": size, "window": self.window, "check": self.task.options.check}
         return identity(self.task, self.source, self.objectives, options)
 
     @property
@@ -162,7 +158,7 @@ def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generato
         if state.quiet:
             yield None
         else:
-            yield kept[plan.task.names[0]] if plan.single else kept
+            yield kept[plan.task.options.names[0]] if plan.task.options.single else kept
 
 
 def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]:
@@ -177,12 +173,13 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
         objective = plan.objectives.of(examples, piece.batch, labels if plan.objectives.labelled else None)
         if plan.window is not None:
             expect_sortable(objective, plan.source.padding.side)
-        found = gradients(plan.task.model, piece.batch, objective, **plan.options)
+        task = replace(plan.task, objective=as_objective(objective))
+        size = plan.size if plan.source.tokenizer is None else None
+        return gradients_of(task, piece.batch, size)
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(f"while streaming the examples {_told(examples)} of the source")
         raise
-    return {plan.task.names[0]: found} if isinstance(found, EmbeddingGradients) else found
 
 
 def _try_padding(plan: Plan, state: State, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> None:
@@ -200,7 +197,7 @@ def _try_padding(plan: Plan, state: State, group: Group, number: int, ran: Mappi
     shortest = int(candidates[np.argmin(lengths[candidates])])
     less = lengths[shortest] < whole
     row = shortest if less else int(candidates[np.argmax(own[candidates])])
-    unchecked = replace(plan, options={**plan.options, "check": False})
+    unchecked = replace(plan, task=replace(plan.task, options=replace(plan.task.options, check=False)))
     length = 0 if less else int(own[row])
     found = _run_alone(unchecked, group, number, row, length)
     if found is None:
@@ -279,12 +276,12 @@ def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
 
     Before its first batch a model may not have had all its weights; and until the first result it could be given others.
     """
-    known, found, run = weights_sums(plan.task.model), weights_digest(plan.task), writer.manifest.run
+    known, found, run = weights_sums(plan.task.bound.model), weights_digest(plan.task), writer.manifest.run
     if first:
         writer.put_run({**run, "weights": found})
 
     def expect_same() -> None:
-        now = weights_sums(plan.task.model)
+        now = weights_sums(plan.task.bound.model)
         changed = [name for name in dict.fromkeys([*known, *now]) if known.get(name) != now.get(name)]
         if changed or (not first and found != run["weights"]):
             raise EmbgradError(
@@ -300,7 +297,7 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
     """What was finished before."""
     for shard in manifest.shards:
         for kept in read_shard(writer.folder, manifest, shard):
-            yield kept[plan.task.names[0]] if plan.single else kept
+            yield kept[plan.task.options.names[0]] if plan.task.options.single else kept
         state.examples += shard.examples
         state.report(state.examples, plan.total)
 

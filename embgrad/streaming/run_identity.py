@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embgrad.backend.signature import as_parts
-from embgrad.engine.run import Task
+from embgrad.engine.interventions import ForAll
+from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_of
 from embgrad.objectives.native import as_objective, described
 from embgrad.objectives.objectives import Objective
@@ -33,11 +34,11 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
         objectives: of the batches.
         options: others, plain values.
     """
-    own = as_parts(task.model)  # which its weights tell
+    own = as_parts(task.bound.model)  # which its weights tell
     parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in own]
     changes = {
-        option: digest_of(read(dict(given), digest_of, own)) if given else None
-        for option, given in task.changes.items()
+        option: digest_of(read(_plain(given), digest_of, own)) if given else None
+        for option, given in task.options.changes.items()
     }
     return {
         "model": " + ".join(parts),
@@ -46,21 +47,26 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
         "source": "batches" if source.tokenizer is None else "texts",
         "tokenizer": tokenizer_digest(source.tokenizer),
         "max_length": source.max_length,
-        "call": None if task.call is None else function_digest(task.call, own),
-        "training": bool(task.training),
-        "pads": task.pads,
-        "split": bool(task.split),
-        "compile": bool(task.compiled),
+        "call": None if task.bound.call is None else function_digest(task.bound.call, own),
+        "training": bool(task.options.training),
+        "pads": task.options.pads,
+        "split": bool(task.options.split),
+        "compile": bool(task.options.compile),
         **changes,
         **options,
     }
 
 
+def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes as the user gave them."""
+    return {name: change.array if isinstance(change, ForAll) else change for name, change in changes.items()}
+
+
 def weights_digest(task: Task) -> str | None:
     """How many weights have values, and a digest of these; None where the backend cannot tell."""
-    if "weights" not in task.backend.supports:
+    if not task.bound.supports("weights"):
         return None
-    weights = weights_of(task.model)
+    weights = weights_of(task.bound.model)
     made = hashlib.sha256()
     for weight in weights:
         update(made, [weight.name, weight.dtype, weight.get()])

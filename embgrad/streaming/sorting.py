@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embgrad.engine.run import Task
+from embgrad.engine.task import Task
 from embgrad.errors import ObjectiveError, UnsupportedError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objectives import Objective, Scalar
@@ -35,7 +35,7 @@ def expect_window(task: Task, source: Source, objective: Any) -> None:
             "window puts texts together by length, and the source gives whole batches: expected texts, with tokenizer=...; or "
             "leave window out"
         )
-    for name, asked_for in {"split=True": task.split, "training=True": task.training}.items():
+    for name, asked_for in {"split=True": task.options.split, "training=True": task.options.training}.items():
         if asked_for:
             raise UnsupportedError(
                 f"window puts batches together anew, and with {name} it counts which examples meet: leave one of them out"

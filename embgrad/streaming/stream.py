@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from embgrad.backend.protocol import Call
 from embgrad.common.files import checked_path
 from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
-from embgrad.engine.gradients import asked
+from embgrad.engine.bound_model import bind
 from embgrad.engine.interventions import ForAll
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.task import Task
 from embgrad.errors import BatchError, EmbgradError, UnsupportedError, brief, did_you_mean
 from embgrad.forward.points import WORD
+from embgrad.objectives.native import as_objective
 from embgrad.objectives.objectives import Sum
 from embgrad.streaming.folder import StreamFolder, open_stream, table_of
 from embgrad.streaming.manifest import KEEP
@@ -103,27 +107,26 @@ def stream(
     window, ahead = count_or_none(window, "window"), _expect_ahead(ahead)
     max_length = count_or_none(max_length, "max_length")
     size = count_or_none(batch_size, "batch_size")
-    changes = {"override": override, "add": add, "edit": edit}
-    task = asked(
-        model,
-        Sum() if objectives.fixed is None else objectives.fixed,
+    options = GradientOptions.checked(
         at,
-        call=call,
         training=training,
         pads=pads,
         split=split,
-        changes=changes,
+        override=override,
+        add=add,
+        edit=edit,
+        check=check,
         compile=compile,
     )
     _expect_keep(keep)
-    _expect_no_example_axis(task.changes)
+    _expect_no_example_axis(options.changes)
+    changes = {option: _for_all(given) for option, given in options.changes.items()}
+    objective_now = Sum() if objectives.fixed is None else objectives.fixed
+    task = Task(bind(model, call), as_objective(objective_now), replace(options, changes=changes))
     read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
     if window is not None:
         expect_window(task, read, objective)
-    options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split}
-    options.update({option: _for_all(given) for option, given in task.changes.items()})
-    options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
-    plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, 0 if training else ahead, keep)
+    plan = Plan(task, read, objectives, size, window, 0 if training else ahead, keep)
     return Stream(plan, folder, progress)
 
 
@@ -255,9 +258,9 @@ class Stream(Iterator[Any]):
             raise EmbgradError(
                 "results were taken from the stream already, and are not in the sum: expected a new stream"
             )
-        self._state.totals = {name: Total() for name in self._plan.task.names}
+        self._state.totals = {name: Total() for name in self._plan.task.options.names}
         self._exhaust()
-        return table_of(self._state.totals, self._plan.single)
+        return table_of(self._state.totals, self._plan.task.options.single)
 
     def _exhaust(self) -> None:
         self._state.quiet = True

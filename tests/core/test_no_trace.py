@@ -20,7 +20,7 @@ from embgrad.testing.snapshot import Same, different
 from tests.conformance.harness_reference import Harness
 
 #: The methods of public classes that take a model, and the function in whose calls they are. A backend's are called by all.
-METHODS: Final = {"Golden.check": "golden", "Tap.__init__": "capture"}
+METHODS: Final = {"Golden.check": "golden"}
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -11,14 +11,14 @@ import numpy as np
 
 from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Backend, Call, PointValues, Request, Weight
-from embgrad.backend.registry import backend_for, model_in
+from embgrad.engine.bound_model import bind
 from embgrad.engine.length_errors import expecting_inputs
-from embgrad.engine.locate import expect_ability
-from embgrad.engine.probe import told_apart, with_layout
-from embgrad.engine.run import Task
+from embgrad.engine.options import GradientOptions
+from embgrad.engine.probe import with_layout, word_resolved
+from embgrad.engine.task import Task
 from embgrad.engine.weights import weights_of
 from embgrad.errors import AmbiguousPointError, EmbgradError, NoGradientError, ObjectiveError, UnsupportedError
-from embgrad.forward.axes import Arrangement, of_lookup, of_module
+from embgrad.forward.axes import Arrangement, axis_of_examples, of_lookup, of_module
 from embgrad.forward.points import WORD, Point
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.native import as_objective
@@ -68,14 +68,14 @@ class Reader:
     """
 
     def __init__(self, model: Any, batch: TokenBatch, objective: Any, call: Call | None = None) -> None:
-        self.model = model = model_in(model)
+        self._bound = bind(model, call)
+        self.model = self._bound.model
         self.batch = batch
         self.given = objective
         self.call = call
-        self.backend: Backend = backend_for(model)
-        self._task = Task(self.backend, model, as_objective(objective), (), call)
-        self._task.check()
-        with expecting_inputs(self.backend, model, batch, call):
+        self.backend: Backend = self._bound.backend
+        self._task = Task(self._bound, as_objective(objective), GradientOptions(()))
+        with expecting_inputs(self._bound, batch):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
         self._places: dict[str, Arrangement] = {}
@@ -105,8 +105,8 @@ class Reader:
 
     def values(self, keys: Sequence[str]) -> dict[str, Reading]:
         """What goes on at the points with these keys; nothing is pulled back."""
-        request = Request(tuple(keys), lambda outputs: [], call=self._task.call)
-        run = self.backend.run(self.model, self.batch, request)
+        request = Request(tuple(keys), lambda outputs: [], call=self.call)
+        run = self._bound.run(self.batch, request)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 
@@ -118,7 +118,7 @@ class Reader:
         respond = self._task.respond(self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
         try:
-            run = self.backend.run(self.model, self.batch, request)
+            run = self._bound.run(self.batch, request)
             self.objective = objective_values(respond, run)
             self.size = respond.size if isinstance(respond, Respond) else 0.0
         except (NoGradientError, ObjectiveError) as failure:
@@ -131,9 +131,9 @@ class Reader:
     # Where things are
 
     def _seen(self) -> list[Point]:
-        seen = list(self.backend.points(self.model, self.batch, self._task.call))
+        seen = self._bound.points(self.batch)
         try:
-            return told_apart(self.backend, self.model, self.batch, self._task.call, seen)
+            return word_resolved(self._bound, self.batch, seen)
         except AmbiguousPointError:  # then no lookup is `word`, and all others are what they are
             return [replace(point, roles=tuple(role for role in point.roles if role != WORD)) for point in seen]
 
@@ -155,16 +155,16 @@ class Reader:
         examples, positions = self.batch.shape
         if examples != positions or examples == 1:
             return {}
-        fewer = self.backend.points(self.model, self.batch[:-1], self._task.call)
-        axes: dict[tuple[int, ...], int] = {(examples - 1, positions): 0, (positions, examples - 1): 1}
-        return {point.key: axes[point.shape[:2]] for point in fewer if point.shape[:2] in axes}
+        fewer = self._bound.points(self.batch[:-1])
+        axes = {point.key: axis_of_examples(point.shape, examples - 1, positions) for point in fewer}
+        return {key: axis for key, axis in axes.items() if axis is not None}
 
     def _at_role(self, role: str, point: Point) -> Arrangement:
         axis = self._turned.get(point.key)
         if point.lookup is None:
-            expect_ability(self.backend, "modules")
+            self._bound.expect_ability("modules")
             return of_module(role, point.shape, self.batch, axis, by_role=True)
-        lookup = with_layout(self.backend, self.model, self.batch, self._task.call, point.lookup)
+        lookup = with_layout(self._bound, self.batch, point.lookup)
         return of_lookup(role, lookup, self.batch, None if lookup.layout else axis, by_role=True)
 
     def _place(self, key: str) -> Arrangement:

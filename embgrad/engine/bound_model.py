@@ -1,0 +1,80 @@
+"""A model with its backend and the way in which it is called, which travel together through a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from embgrad.backend.protocol import Backend, Call, Request, Run
+from embgrad.backend.registry import backend_for, model_in
+from embgrad.backend.signature import expect_callable
+from embgrad.errors import UnsupportedError, listed
+from embgrad.forward.points import Point
+from embgrad.inputs.batch import TokenBatch
+
+__all__ = ["BoundModel", "bind", "expect_ability"]
+
+
+@dataclass(frozen=True)
+class BoundModel:
+    """A model, ready to be run on batches.
+
+    Attributes:
+        backend: the backend that owns the model.
+        model: the model, or a sequence of its parts.
+        call: the user's function that calls the model, `call(model, inputs) -> outputs`; None for the backend's own way.
+    """
+
+    backend: Backend
+    model: Any
+    call: Call | None = None
+
+    def points(self, batch: TokenBatch) -> list[Point]:
+        """Return the points that a forward pass in evaluation mode reaches, in order."""
+        return list(self.backend.points(self.model, batch, self.call))
+
+    def run(self, batch: TokenBatch, request: Request) -> Run:
+        """Run one forward pass, and the pullbacks that the request asks for."""
+        return self.backend.run(self.model, batch, request)
+
+    def accepts(self, batch: TokenBatch) -> bool:
+        """Return whether a forward pass on the batch raises no exception."""
+        try:
+            self.points(batch)
+        except Exception:  # the framework's own, about shapes that do not fit together
+            return False
+        return True
+
+    def supports(self, *abilities: str) -> bool:
+        """Return whether the backend has all of these abilities."""
+        return self.backend.supports.issuperset(abilities)
+
+    def expect_ability(self, ability: str) -> None:
+        """Raise UnsupportedError where the backend lacks an ability."""
+        expect_ability(self.backend, ability)
+
+
+def bind(model: Any, call: Call | None = None) -> BoundModel:
+    """Return the model, or the model that an object such as a pipeline holds, with its backend.
+
+    Raises:
+        BackendError: no backend takes the model.
+        BatchError: `call` is not a function.
+    """
+    expect_callable(call)
+    model = model_in(model)
+    return BoundModel(backend_for(model), model, call)
+
+
+def expect_ability(backend: Backend, ability: str) -> None:
+    """Refuse a request that the backend cannot fulfil.
+
+    Raises:
+        UnsupportedError: the backend lacks the ability.
+    """
+    if ability not in backend.supports:
+        instead = getattr(backend, "instead", {}).get(ability, "leave it out")
+        raise UnsupportedError(
+            f"the backend {backend.name!r} does not support {ability!r}: it supports {listed(sorted(backend.supports), 20)}; "
+            f"{instead}"
+        )

@@ -1,0 +1,153 @@
+"""The options of a call of `gradients`, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import numpy as np
+
+from embgrad.backend.protocol import Call
+from embgrad.common.options import expect_flag
+from embgrad.common.progress import Progress
+from embgrad.engine.bound_model import BoundModel
+from embgrad.engine.interventions import checked_changes
+from embgrad.errors import BatchError, PointError, UnsupportedError, did_you_mean
+from embgrad.forward.points import WORD
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective
+
+__all__ = ["GradientOptions", "Keywords", "expect_one_name", "expect_pads"]
+
+
+class Keywords(TypedDict, total=False):
+    """The keyword arguments of `gradients` beside `at`, for type checkers."""
+
+    tokenizer: Any
+    max_length: int | None
+    call: Call | None
+    training: bool
+    pads: str
+    split: bool
+    override: Mapping[str, Any] | None
+    add: Mapping[str, Any] | None
+    edit: Mapping[str, Callable[[np.ndarray], np.ndarray | None]] | None
+    check: bool
+    batch_size: int | None
+    progress: Progress | bool | None
+    compile: bool
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """The options of `gradients` that hold for each of its sub-batches, and for each batch of a stream.
+
+    Attributes:
+        names: the points to read, as the user named them.
+        single: whether the user named one point, and gets its result alone, not a dict.
+        training: run the model in training mode.
+        pads: "keep" or "zero", the gradient at padding.
+        split: make one pullback an example.
+        changes: by option ("override", "add", "edit") the changes by the points' names.
+        check: test the results.
+        compile: compile the model, and keep what was compiled.
+    """
+
+    names: tuple[str, ...] = (WORD,)
+    single: bool = True
+    training: bool = False
+    pads: str = "keep"
+    split: bool = False
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    check: bool = False
+    compile: bool = False
+
+    @classmethod
+    def checked(
+        cls,
+        at: str | Sequence[str],
+        *,
+        training: bool,
+        pads: str,
+        split: bool,
+        override: Any,
+        add: Any,
+        edit: Any,
+        check: bool,
+        compile: bool,
+    ) -> GradientOptions:
+        """Return the options as the user gave them, see `gradients`.
+
+        Raises:
+            BatchError: a flag is neither True nor False, or `pads` is neither "keep" nor "zero".
+            PointError: `at` is not the name of a point or several names, or a change is neither an array nor a function.
+        """
+        names = _names(at)
+        expect_pads(pads)
+        for name, flag in {"training": training, "split": split, "check": check, "compile": compile}.items():
+            expect_flag(flag, name)
+        given = {"override": override, "add": add, "edit": edit}
+        changes = {option: checked_changes(change, option) for option, change in given.items()}
+        return cls(names, isinstance(at, str), training, pads, split, changes, check, compile)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The names of the points at which a value or a gradient is changed, each once."""
+        return tuple(dict.fromkeys(name for changes in self.changes.values() for name in changes))
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The names of all points, to read or to change, each once."""
+        return tuple(dict.fromkeys([*self.names, *self.changed]))
+
+    def expect_supported(self, bound: BoundModel, objective: Objective | NativeObjective) -> None:
+        """Refuse before anything runs what the backend cannot do.
+
+        Raises:
+            UnsupportedError: the backend lacks an ability, or `split` meets an objective of the whole batch.
+        """
+        wanted: dict[str, Any] = {
+            "training": self.training,
+            "split": self.split,
+            "native": isinstance(objective, NativeObjective),
+            "compile": self.compile,
+            **self.changes,
+        }
+        for ability, is_wanted in wanted.items():
+            if is_wanted:
+                bound.expect_ability(ability)
+        if self.split and isinstance(objective, NativeObjective) and objective.scalar:
+            raise UnsupportedError(
+                "split=True pulls back each example's objective by itself, and a Scalar objective has one for the whole batch: "
+                "give an embgrad objective, or a function of shape (example,)"
+            )
+
+
+def expect_pads(pads: Any) -> None:
+    """Raise BatchError for a value of `pads` that is neither "keep" nor "zero"."""
+    if not isinstance(pads, str) or pads not in ("keep", "zero"):
+        raise BatchError(f"pads is {pads!r}: expected 'keep' or 'zero'.{did_you_mean(str(pads), ('keep', 'zero'))}")
+
+
+def expect_one_name(at: Any, instead: str) -> None:
+    """Refuse a value of `at` that is not the name of one point.
+
+    Args:
+        at: the value.
+        instead: the end of the message, which says what to do for several points.
+
+    Raises:
+        PointError: `at` is not a name.
+    """
+    if not isinstance(at, str) or not at:
+        raise PointError(f"at is {at!r}: expected the name of a point, such as 'word'; {instead}")
+
+
+def _names(at: Any) -> tuple[str, ...]:
+    if isinstance(at, str) and at:
+        return (at,)
+    names = (at,) if isinstance(at, str) or not isinstance(at, Iterable) else tuple(at)
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
+        raise PointError(f"at is {at!r}: expected the name of a point, such as 'word', or several different ones")
+    return names

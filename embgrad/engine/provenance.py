@@ -1,0 +1,89 @@
+"""The provenance: what a result remembers of how it was made."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from embgrad.backend.objective_callback import Respond
+from embgrad.backend.protocol import Run
+from embgrad.backend.signature import as_parts
+from embgrad.engine.bound_model import BoundModel
+from embgrad.engine.options import GradientOptions
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective, described
+from embgrad.version import __version__
+
+__all__ = ["origins", "provenance"]
+
+#: The origins that are the same in the whole process.
+PLATFORM: Final = {"embgrad": __version__, "python": platform.python_version(), "numpy": np.__version__}
+
+#: By a model's first part the identities of its other parts, and the number of its matrices.
+_matrices: WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = WeakKeyDictionary()
+
+
+def provenance(
+    bound: BoundModel, options: GradientOptions, batch: TokenBatch, run: Run, respond: Respond | NativeObjective
+) -> dict[str, Any]:
+    """Return what the results of one run remember, but for their points.
+
+    Args:
+        bound: the model.
+        options: the options of the call.
+        batch: the batch that was run.
+        run: the run.
+        respond: the objective, after the run.
+    """
+    return {
+        **origins(bound),
+        "objective": described(respond.objective if isinstance(respond, Respond) else respond),
+        "output_shape": list(respond.shape) if isinstance(respond, Respond) else None,
+        "compute_dtype": run.compute_dtype,
+        "training": options.training,
+        "pads": options.pads,
+        "split": options.split,
+        "unused": list(run.unused),
+        **({} if run.masked_id is None else {"masked_id": run.masked_id}),
+        "truncated": batch.truncated.tolist(),
+        "convention": batch.convention,
+        "mask_is_bool": batch.mask_is_bool,
+        "extras": sorted(batch.extras),
+        **{option: list(changes) for option, changes in options.changes.items() if changes},
+        **({"compiled": run.uncompiled is None, "uncompiled": run.uncompiled} if options.compile else {}),
+    }
+
+
+def origins(bound: BoundModel) -> dict[str, Any]:
+    """Return what every result remembers of its model: the versions, and the model's class and depth."""
+    classes = [type(part) for part in as_parts(bound.model)]
+    return {
+        **PLATFORM,
+        "backend": bound.backend.name,
+        "versions": dict(bound.backend.versions()),
+        "model": " + ".join([f"{cls.__module__}.{cls.__qualname__}" for cls in classes]),
+        **({"matrices": _count_of_matrices(bound)} if bound.supports("weights") else {}),
+    }
+
+
+def _count_of_matrices(bound: BoundModel) -> int:
+    """Return how many weights have two axes or more, by which `compare` knows how far rounding may reach.
+
+    They are counted once a model, since that takes time; a model that is changed afterwards has about as many.
+    """
+    first, *others = as_parts(bound.model)
+    identities = tuple(map(id, others))
+    try:
+        known = _matrices.get(first)
+    except TypeError:  # the model has no weak references
+        known = None
+    if known is not None and known[0] == identities:
+        return known[1]
+    count = sum(weight.is_matrix for weight in bound.backend.weights(bound.model))
+    with contextlib.suppress(TypeError):
+        _matrices[first] = (identities, count)
+    return count

@@ -1,0 +1,130 @@
+"""A call of `gradients` as it goes from step to step: the model, the objective, the options, and which examples are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from embgrad.backend.objective_callback import Respond, respond_with
+from embgrad.backend.protocol import Change, Request, reads_the_whole
+from embgrad.backend.replay import Gave
+from embgrad.engine.bound_model import BoundModel
+from embgrad.engine.decoder import with_decoder
+from embgrad.engine.input_warnings import (
+    warn_of_empty_mask,
+    warn_of_labels,
+    warn_of_left_padding,
+    warn_of_unused,
+)
+from embgrad.engine.interventions import prepared
+from embgrad.engine.located import Located
+from embgrad.engine.options import GradientOptions
+from embgrad.inputs.batch import TokenBatch
+from embgrad.objectives.native import NativeObjective
+from embgrad.objectives.objectives import Objective
+
+__all__ = ["Memos", "Task"]
+
+#: By option and the name of a point the results of the user's function there in earlier runs of one call.
+Memos = dict[tuple[str, str], Gave]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, an objective and options, for all examples of a batch or for some of them.
+
+    Attributes:
+        bound: the model.
+        objective: the objective of the examples that are run.
+        options: the options of the call.
+        examples: which examples of the whole batch are run.
+        count: how many examples the whole batch has; None where it is run at once.
+
+    Raises:
+        UnsupportedError: the backend cannot do what the options ask for.
+    """
+
+    bound: BoundModel
+    objective: Objective | NativeObjective
+    options: GradientOptions
+    examples: slice = field(default_factory=lambda: slice(None))
+    count: int | None = None
+
+    def __post_init__(self) -> None:
+        self.options.expect_supported(self.bound, self.objective)
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the objective reduces over the examples itself."""
+        return isinstance(self.objective, NativeObjective) and self.objective.scalar
+
+    def for_examples(self, examples: slice, count: int) -> Task:
+        """Return the task for some of the `count` examples."""
+        objective = self.objective
+        if not isinstance(objective, NativeObjective):
+            objective = objective.take(examples, count)
+        return replace(self, objective=objective, examples=examples, count=count)
+
+    def respond(self, batch: TokenBatch, sets: int = 1, *, sized: bool = False) -> Respond | NativeObjective:
+        """Return the objective as a backend's callback, see `Respond`. In an encoder-decoder it knows the decoder's positions."""
+        return respond_with(self.objective, with_decoder(self.bound.model, batch), sets, sized=sized)
+
+    def request(
+        self,
+        respond: Respond | NativeObjective,
+        points: tuple[str, ...] = (),
+        located: Mapping[str, Located] | None = None,
+        *,
+        several: bool = False,
+        times: Mapping[str, int] | None = None,
+        memos: Memos | None = None,
+    ) -> Request:
+        """Return the request that a backend is given.
+
+        Args:
+            respond: the objective.
+            points: the keys of the points to read.
+            located: the points that are named anywhere; None for a request without changes.
+            several: whether there are several pullbacks.
+            times: see `Request.times`.
+            memos: keeps what the user's functions return, so that another run does not call them again.
+        """
+
+        def change(option: str, name: str, given: Any, point: Located) -> Change:
+            ready = prepared(option, name, given, point.arrangement, self.examples, self.count)
+            return memos[option, name].again(ready) if memos is not None and callable(given) else ready
+
+        def changes(option: str) -> dict[str, Change]:
+            if located is None:
+                return {}
+            given = self.options.changes.get(option, {})
+            return {located[name].key: change(option, name, value, located[name]) for name, value in given.items()}
+
+        return Request(
+            points,
+            respond,
+            (self.objective.output,) if isinstance(self.objective, Objective) else (),
+            self.options.training,
+            several,
+            self.bound.call,
+            changes("override"),
+            changes("add"),
+            changes("edit"),
+            compiled=self.options.compile or None,
+            times=times,
+            reads=respond.reads if isinstance(respond, Respond) else reads_the_whole,
+        )
+
+    def warn(self, batch: TokenBatch, unused: tuple[str, ...], masked_id: int | None = None) -> None:
+        """Warn of a batch or an objective whose gradient is right, and probably not the one that the user meant.
+
+        Args:
+            batch: the batch that was run.
+            unused: see `Run.unused`.
+            masked_id: see `Run.masked_id`.
+        """
+        warn_of_unused(unused, batch, masked_id)
+        warn_of_empty_mask(batch)
+        warn_of_labels(self.objective, self.bound.model, batch)
+        warn_of_left_padding(self.bound, batch)
