@@ -1,4 +1,4 @@
-"""Makes results of what a backend returned: arranged, checked, owned, and joined from micro-batches."""
+"""Assemble results of the arrays that a backend returned: arranged, checked, owned, and joined from sub-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from embgrad.results.row_sparse import RowSparse, scatter
 
 __all__ = ["assembled", "joined"]
 
-#: What a result holds for each position.
+#: The attributes of a result with one entry a position.
 PER_POSITION: Final = ("ids", "mask", "types", "words_of")
 
 
@@ -38,29 +38,29 @@ def assembled(
     overridden: Sequence[str] = (),
     of_table: bool = True,
 ) -> EmbeddingGradients:
-    """The result at one point.
+    """Return the result at one point.
 
     Args:
-        name: the point's name as given.
-        values: what the backend read there; several pullbacks are one an example, in order. Its arrays become the result's.
+        name: the point's name as the user gave it.
+        values: the values that the backend read; several pullbacks are one an example, in order. The result takes its arrays.
         place: how the point's tensor is arranged.
-        batch: what was run.
+        batch: the batch that was run.
         objective: the values of L.
-        provenance: what is remembered.
+        provenance: the provenance of the result.
         pads: "keep" or "zero".
-        split: whether each example's own pullback is asked for.
-        overridden: the other points that were overridden, through which nothing comes.
-        of_table: whether a lookup's value is its table's; not where it was overridden.
+        split: whether each example has a pullback of its own.
+        overridden: the other points that were overridden, through which no gradient passes.
+        of_table: whether a lookup's value comes from its table, as it does unless it was overridden.
 
     Raises:
         NoGradientError: the objective does not depend on the point, or the gradient is not finite.
         UnsupportedError: `pads` is "zero", and the point has no positions.
     """
-    gone_on = _pullbacks(name, values, values.gradients, place, split, overridden)
-    came = _pullbacks(name, values, values.before, place, split, overridden) if values.before else None
+    passed_on = _pullbacks(name, values, values.gradients, place, split, overridden)
+    arrived = _pullbacks(name, values, values.before, place, split, overridden) if values.before else None
     mask = batch.mask if place.is_batch else _mask_beside(values, place, batch)
-    leak = max(_leak(pullback, mask) for pullback in gone_on)
-    for pullback in (*gone_on, *(came or ())):
+    leak = max(_leak(pullback, mask) for pullback in passed_on)
+    for pullback in (*passed_on, *(arrived or ())):
         _expect_finite(name, values, pullback)
         if pads == "zero" and mask is not None:
             pullback[mask == 0] = 0
@@ -72,7 +72,7 @@ def assembled(
     rows = values.lookup.rows if values.lookup is not None and of_table else None
     same = place.is_batch or values.lookup is None
     return EmbeddingGradients(
-        values=_by_example(gone_on, split),
+        values=_by_example(passed_on, split),
         activations=taken(place.seen(values.activation)),
         objective=np.array(objective, np.float64),
         ids=np.array(place.ids),
@@ -83,8 +83,10 @@ def assembled(
         vocab=rows,
         pad_leak=leak,
         provenance=provenance,
-        tables=tuple(scatter(place.ids, one, rows) for one in gone_on) if split and rows is not None else None,
-        before=None if came is None else _by_example(came, split),
+        tables=tuple(scatter(place.ids, pullback, rows) for pullback in passed_on)
+        if split and rows is not None
+        else None,
+        before=None if arrived is None else _by_example(arrived, split),
     )
 
 
@@ -103,18 +105,18 @@ def _pullbacks(
     split: bool,
     overridden: Sequence[str],
 ) -> list[np.ndarray]:
-    """The gradient as it is seen: one for each example where each has its own pullback, else their sum."""
+    """Return the gradients as users see them: one an example with `split`, else their sum."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
-        raise _no_way(name, values, overridden)
-    given = [np.zeros_like(present[0]) if one is None else one for one in gradients]
-    seen = [taken(place.seen(one)) for one in given]
-    if place.shared and len(seen) > 1:  # each example's pullback gives what the shared tensor gets from it alone
+        raise _no_gradient(name, values, overridden)
+    filled = [np.zeros_like(present[0]) if gradient is None else gradient for gradient in gradients]
+    seen = [taken(place.seen(gradient)) for gradient in filled]
+    if place.shared and len(seen) > 1:  # each example's pullback is the gradient of its L alone at the shared tensor
         own = np.zeros_like(seen[0])
-        for example, one in enumerate(seen):
-            own[example] = one[example]
+        for example, pullback in enumerate(seen):
+            own[example] = pullback[example]
             if split:
-                one[np.arange(len(one)) != example] = 0
+                pullback[np.arange(len(pullback)) != example] = 0
         seen = seen if split else [own]
     elif not split and len(seen) > 1:
         seen = [np.sum(seen, axis=0, dtype=np.float64).astype(seen[0].dtype)]
@@ -122,10 +124,14 @@ def _pullbacks(
 
 
 def _by_example(pullbacks: Sequence[np.ndarray], split: bool) -> np.ndarray:
-    return np.stack([one[i] for i, one in enumerate(pullbacks)]) if split and len(pullbacks) > 1 else pullbacks[0]
+    return (
+        np.stack([pullback[i] for i, pullback in enumerate(pullbacks)])
+        if split and len(pullbacks) > 1
+        else pullbacks[0]
+    )
 
 
-def _no_way(name: str, values: PointValues, overridden: Sequence[str]) -> NoGradientError:
+def _no_gradient(name: str, values: PointValues, overridden: Sequence[str]) -> NoGradientError:
     where = f"the point {name!r}" + (f" ({values.lookup})" if values.lookup is not None else "")
     if overridden:
         return NoGradientError(
@@ -159,11 +165,11 @@ def _copied(array: np.ndarray | None) -> np.ndarray | None:
 
 
 def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -> EmbeddingGradients:
-    """One result from those of the micro-batches, in order.
+    """Return one result, joined from the results of sub-batches in order.
 
     Args:
-        pieces: theirs, each of which remembers its own part of the objective.
-        objective: what is remembered of the whole.
+        pieces: the results, each of which remembers its own examples' objective.
+        objective: the description of the whole objective, for the provenance.
     """
     first = pieces[0]
     if len(pieces) == 1:
@@ -172,10 +178,10 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
         if piece.values.shape[1:] != first.values.shape[1:] or len(piece.values) != len(piece.objective):
             raise UnsupportedError(
                 f"the point {first.provenance['point']!r} has the shapes {first.values.shape} and {piece.values.shape} in two "
-                "micro-batches: expected examples on its first axis; leave batch_size out"
+                "sub-batches: expected examples on its first axis; leave batch_size out"
             )
 
-    def together(name: str) -> Any:
+    def concatenated(name: str) -> Any:
         parts = [getattr(piece, name) for piece in pieces]
         return None if parts[0] is None else np.concatenate(parts)
 
@@ -183,7 +189,7 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
     truncated = [count for piece in pieces for count in piece.provenance["truncated"]]
     return replace(
         first,
-        **{name: together(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
+        **{name: concatenated(name) for name in ("values", "activations", "objective", "before", *PER_POSITION)},
         tokens=None if first.tokens is None else tuple(row for piece in pieces for row in piece.tokens or ()),
         pad_leak=max(piece.pad_leak for piece in pieces),
         provenance={
@@ -200,6 +206,6 @@ def joined(pieces: Sequence[EmbeddingGradients], objective: Mapping[str, Any]) -
 
 
 def _joint_shape(shapes: Sequence[Sequence[int] | None]) -> list[int] | None:
-    """The shape of the output of all micro-batches together."""
+    """Return the shape of the output of all sub-batches together."""
     known = [shape for shape in shapes if shape is not None]
     return [sum(shape[0] for shape in known), *known[0][1:]] if len(known) == len(shapes) else None

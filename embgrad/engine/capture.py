@@ -1,4 +1,4 @@
-"""Captures the gradient at a point inside the user's own training loop."""
+"""`embgrad.capture`: the gradient at a point inside the user's own training loop."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from embgrad.results.row_sparse import RowSparse, added
 
 __all__ = ["Tap", "capture"]
 
-#: What is kept of the steps.
+#: The values of `keep`.
 KEEP: Final = ("all", "mean")
 
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """One forward pass.
+    """A forward pass of the user's model.
 
     Attributes:
         key: the key of the point.
         place: how its tensor is arranged.
-        lookup: the lookup that was made there; None at a module.
-        activation: the value there, in the tensor's own axes.
-        batch: the ids that the model was given.
-        compute_dtype: in which the model computed there.
+        lookup: the lookup at the point; None at a module.
+        activation: the value at the point, in the tensor's own axes.
+        batch: the ids with which the model was called.
+        compute_dtype: the dtype in which the model computed at the point.
     """
 
     key: str
@@ -66,7 +66,7 @@ class _Pass:
 
 
 class Tap:
-    """What was captured. A step is one backward pass that reached the point.
+    """The captured gradients. A step is one backward pass that reached the point.
 
     Attributes:
         at: the point's name, as given.
@@ -85,7 +85,7 @@ class Tap:
         self._keep = keep
         self._key: str | None = None
         self._by_role = False
-        self._turned: bool | None = None
+        self._is_transposed: bool | None = None
         self._total: RowSparse | np.ndarray | None = None
         self._unequal: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self._provenance = {
@@ -99,7 +99,7 @@ class Tap:
 
     @property
     def steps(self) -> list[EmbeddingGradients]:
-        """With `keep="all"` one result a step: `values` is the gradient of the user's own loss, a mean included, a copy;
+        """The results, one a step, with `keep="all"`: `values` is the gradient of the user's own loss, a mean included, a copy;
         `objective` is None. Several forward passes behind one loss are one step, their examples one after the other.
 
         Raises:
@@ -110,7 +110,7 @@ class Tap:
         return self._steps
 
     def sum(self) -> RowSparse | np.ndarray:
-        """The sum over the steps of the table gradient, (vocab, dim); at a point that is no lookup of the gradient itself.
+        """Return the sum over the steps of the table gradient, (vocab, dim); at a module the sum of the gradient itself.
 
         Raises:
             NoGradientError: there was no step.
@@ -126,7 +126,7 @@ class Tap:
         return self._total
 
     def mean(self) -> RowSparse | np.ndarray:
-        """The mean over the steps, as `sum`."""
+        """Return the mean over the steps, as `sum` returns the sum."""
         total = self.sum()
         if isinstance(total, RowSparse):
             return RowSparse(total.rows, (total.values / self.count).astype(total.values.dtype), total.shape)
@@ -137,13 +137,13 @@ class Tap:
         return f"Tap(at={self.at!r}, {self.count} steps, {self.passes} forward passes{why})"
 
     def end_of_capture(self, *, raised: bool) -> None:
-        """Note that no more comes.
+        """End the capture.
 
         Args:
-            raised: whether the loop ended by an exception, which is then what the user hears of.
+            raised: whether the loop ended by an exception, which the user then gets.
 
         Raises:
-            NoGradientError: the model was called, or a part of it in its place, and no gradient came.
+            NoGradientError: the model, or a child of it, was called, and no gradient reached the point.
         """
         self._ended = True
         if not raised and not self.count and (self.passes or self._outside):
@@ -173,7 +173,7 @@ class Tap:
             "and backward passes of this very model in this thread, inside of the `with` block"
         )
 
-    # What a backend calls
+    # Called by a backend
 
     def begin(self, arguments: Mapping[str, Any], discover: Callable[[TokenBatch], Sequence[Point]]) -> PointWatch:
         """See `embgrad.Listener`."""
@@ -233,31 +233,31 @@ class Tap:
         return key
 
     def _with_layout(self, lookup: Lookup, batch: TokenBatch) -> Lookup:
-        """The lookup with the layout of the passes before, where the ids leave it open."""
+        """Return the lookup with the layout of earlier passes, where the ids leave it open."""
         if lookup.layout is None:
             return lookup
         if not layout_is_open(lookup.indices, batch.ids):
-            self._turned = lookup.layout.transposed
+            self._is_transposed = lookup.layout.transposed
             return lookup
         return replace(
-            lookup, layout=replace(lookup.layout, transposed=self._told_turned("ids", lookup.layout.transposed))
+            lookup, layout=replace(lookup.layout, transposed=self._positions_first("ids", lookup.layout.transposed))
         )
 
     def _example_axis(self, shape: Sequence[int], batch: TokenBatch) -> int | None:
-        """Which of the first two axes is the examples, by the passes before, where there are as many of them as positions."""
+        """Return which of the first two axes is the examples, by earlier passes, where there are as many as positions."""
         examples, positions = batch.shape
         pair = tuple(shape[:2])
         if examples != positions:
             if pair in ((examples, positions), (positions, examples)):
-                self._turned = pair != (examples, positions)
+                self._is_transposed = pair != (examples, positions)
             return None
         if examples == 1 or pair != (examples, positions):
             return None
-        return int(self._told_turned(f"shape {tuple(shape)}", otherwise=False))
+        return int(self._positions_first(f"shape {tuple(shape)}", otherwise=False))
 
-    def _told_turned(self, what: str, otherwise: bool) -> bool:
-        """Whether positions come before examples."""
-        if self._turned is None:
+    def _positions_first(self, what: str, otherwise: bool) -> bool:
+        """Return whether positions come before examples; warn where no earlier pass has shown it."""
+        if self._is_transposed is None:
             warnings.warn(
                 f"the {what} of a batch of {self.at!r} read the same by example and by position, and no batch before told which "
                 "axis is the examples: the step is taken to be example first; sums and means are right either way",
@@ -265,13 +265,13 @@ class Tap:
                 stacklevel=6,
             )
             return otherwise
-        return self._turned
+        return self._is_transposed
 
     def _piece(self, passed: _Pass, gradient: np.ndarray) -> EmbeddingGradients:
         place, batch = passed.place, passed.batch
         values = owned(place.seen(gradient))
-        told = batch.mask is not None and place.is_batch and values.shape[:2] == batch.shape
-        leak = float(np.abs(values[batch.mask == 0]).max()) if told and batch.padded else 0.0
+        masked = batch.mask is not None and place.is_batch and values.shape[:2] == batch.shape
+        leak = float(np.abs(values[batch.mask == 0]).max()) if masked and batch.padded else 0.0
         return EmbeddingGradients(
             values=values,
             activations=owned(place.seen(passed.activation)),
@@ -300,7 +300,7 @@ class Tap:
 
 @explained
 def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContextManager[Tap]:
-    """Captures the gradient at a point while the user's own loop runs, as a context manager that gives a `Tap`.
+    """Capture the gradient at a point while the user's own loop runs, as a context manager that gives a `Tap`.
 
     with embgrad.capture(model) as tap:
         for ids, labels in batches:
@@ -310,8 +310,8 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
 
     The loop computes what it would have computed, bit for bit; of a hybridised Gluon net, what it would have computed operator
     by operator, which may differ in the last bit where a weight is used twice. Passes of this thread through this model count;
-    those that `embgrad.gradients` makes do not. One that is never left is closed when nobody holds it any more, and a warning
-    says so.
+    passes that `embgrad.gradients` makes do not. A capture that is never left is closed when nothing refers to it any more, and
+    a warning says so.
 
     Args:
         model: a model of PyTorch, TensorFlow, Keras or MXNet Gluon.
@@ -340,11 +340,11 @@ def capture(model: Any, at: str = WORD, *, keep: str = "all") -> AbstractContext
 
 
 class _NotOpenedError(EmbgradError, AttributeError):
-    """A capture was asked for what only its tap has."""
+    """An attribute of the tap was read from a capture that is not open."""
 
 
 class _Capture(AbstractContextManager[Tap]):
-    """One capture, which is open from its entry to its exit, or until nobody holds it any more."""
+    """A capture, open from its entry to its exit, or until nothing refers to it any more."""
 
     def __init__(self, bound: BoundModel, tap: Tap) -> None:
         self._state = "new"
@@ -380,19 +380,19 @@ class _Capture(AbstractContextManager[Tap]):
             self._listening.__exit__(None, None, None)
             warnings.warn(
                 f"a capture at {self._tap.at!r} was left open, and nobody holds it any more: it is closed now, after "
-                f"{self._tap.count} step(s), and hears of no other; open it as `with embgrad.capture(model) as tap:`",
+                f"{self._tap.count} step(s), and captures no more; open it as `with embgrad.capture(model) as tap:`",
                 EmbgradWarning,
                 stacklevel=2,
             )
 
 
 def _outermost(paths: Collection[str]) -> list[str]:
-    """Those paths that lead to no part of another."""
+    """Return the paths that do not lie below another of them."""
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
 def _expect_known(at: str, paths: Collection[str]) -> None:
-    """Whether a name can mean anything is told before the loop begins; which point it means, at the first forward pass."""
+    """Raise UnknownPointError before the loop begins for a name that can mean no point; the first pass shows which it means."""
     path = split_name(at).path
     roles = (WORD, POSITION, TYPE, EMBEDDINGS)
     if path not in (*roles, UNNAMED_TABLE) and not LAYER_ROLE.fullmatch(path) and path not in paths:
@@ -403,23 +403,23 @@ def _expect_known(at: str, paths: Collection[str]) -> None:
 
 
 def _batch(arguments: Mapping[str, Any]) -> TokenBatch | None:
-    """The batch that the model was called with: the argument with a name of ids, or else the first."""
+    """Return the batch with which the model was called: the argument with a name of ids, or else the first argument."""
     arrays = {name: np.asarray(value) for name, value in arguments.items()}
     many = {name: value for name, value in arrays.items() if value.ndim >= 1 and value.size and value.min() >= 0}
     name = next((name for name in NAMES["ids"] if name in many), next(iter(many), None))
     if name is None:
         return None
     ids = many[name].reshape(-1, many[name].shape[-1])
-    told: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for field in ("mask", "types"):
-        value = next((many[one] for one in NAMES[field] if one in many and one != name), None)
+        value = next((many[other] for other in NAMES[field] if other in many and other != name), None)
         if value is not None and value.shape == many[name].shape and (field == "types" or np.isin(value, (0, 1)).all()):
-            told[field] = value.reshape(ids.shape)
-    return TokenBatch(ids, **told)
+            others[field] = value.reshape(ids.shape)
+    return TokenBatch(ids, **others)
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The examples of all, one after the other; where their second axes differ in length, padded with zeros."""
+    """Return the examples of all arrays, one after the other; shorter second axes are padded with zeros."""
     if arrays[0].ndim == 1:
         return np.concatenate(arrays)
     longest = max(array.shape[1] for array in arrays)
@@ -428,12 +428,12 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _together(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
-    """Several forward passes behind one loss, their examples one after the other; the shorter are padded."""
+    """Return one step of several forward passes behind one loss: their examples one after the other, the shorter ones padded."""
     first = pieces[0]
     ndim = first.values.ndim
     free = 2 if ndim > 2 else 1  # examples, and positions where there are such
     if ndim == 0 or any(
-        one.values.ndim != ndim or one.values.shape[free:] != first.values.shape[free:] for one in pieces
+        piece.values.ndim != ndim or piece.values.shape[free:] != first.values.shape[free:] for piece in pieces
     ):
         raise PointError(
             f"one backward pass reached {first.provenance['point']!r} in the shapes "
@@ -450,11 +450,11 @@ def _together(pieces: Sequence[EmbeddingGradients]) -> EmbeddingGradients:
         return _joined(filled)
 
     uneven = len({piece.ids.shape[1:] for piece in pieces}) > 1
-    told = uneven or any(piece.mask is not None for piece in pieces)
+    masked = uneven or any(piece.mask is not None for piece in pieces)
     return replace(
         first,
         **{name: joined(name) for name in ("values", "activations", "ids", "types")},
-        mask=joined("mask", lambda piece: np.ones(piece.ids.shape, np.int64)) if told else None,
+        mask=joined("mask", lambda piece: np.ones(piece.ids.shape, np.int64)) if masked else None,
         pad_leak=max(piece.pad_leak for piece in pieces),
         provenance={
             **first.provenance,

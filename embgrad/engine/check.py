@@ -1,4 +1,4 @@
-"""Tests a gradient: by finite differences, by the framework's own gradient of the table, by an example run alone."""
+"""`check=True`: tests of a gradient by finite differences, by the table's own gradient and by an example run alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ROUGH: Final = 0.2
 #: How much of it the tolerance may be: a test that takes half the gradient, or twice, for the right one is none.
 HALF: Final = 0.5
 
-#: How large an activation counts at least: steps of nothing, or of next to nothing among larger numbers, tell nothing.
+#: The least size of an activation that counts: smaller steps, among larger numbers, would show nothing.
 LEAST: Final = 1e-2
 
-#: How many directions of random numbers are tried beside the gradient's own.
+#: The number of random directions beside the gradient's own.
 RANDOM: Final = 2
 
-#: With `split=True` how many examples are tried one by one, where they are not all told by moving them together.
+#: With `split=True` the most examples that are moved one by one, where moving them together does not test them all.
 MOST_EXAMPLES: Final = 8
 
 #: How many times the kink that is seen in random directions the gradient may be off by it in such a direction: as many pieces
@@ -44,7 +44,7 @@ KINKS: Final = 10.0
 def certified(
     task: Task, batch: TokenBatch, results: Mapping[str, EmbeddingGradients]
 ) -> dict[str, EmbeddingGradients]:
-    """The results with their certificates.
+    """Return the results with their certificates.
 
     Raises:
         CertificationError: a gradient is wrong.
@@ -80,21 +80,25 @@ def _expect_testable(task: Task) -> None:
 
 
 def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: Sequence[Slope] = ()) -> None:
-    """Refuse a gradient that is wrong, or not tested; of one that is zero `blind` are the slopes that might have told.
+    """Refuse a gradient that is wrong, or that could not be tested.
 
-    The tolerance is that of the table's own gradient.
+    Args:
+        name: the name of the point.
+        certificate: the figures.
+        tolerance: the tolerance for the table's own gradient.
+        blind: for a gradient of zeros the slopes that a kink has excused.
     """
     wrong = [slope for slope in certificate.slopes if not slope.holds]
     if wrong:
-        one = wrong[0]
+        slope = wrong[0]
         raise CertificationError(
-            f"the gradient at {name!r} is wrong: in the direction {one.direction!r} it makes the objective change by "
-            f"{one.expected:.6g}, and finite differences by {one.found:.6g} (± {one.uncertainty:.2g}); {len(wrong)} of "
+            f"the gradient at {name!r} is wrong: in the direction {slope.direction!r} it makes the objective change by "
+            f"{slope.expected:.6g}, and finite differences by {slope.found:.6g} (± {slope.uncertainty:.2g}); {len(wrong)} of "
             f"{len(certificate.slopes)} directions differ. Expected a backward pass that is the derivative of the forward pass: "
             "look for custom gradients, straight-through estimators and detached parts behind the point",
             certificate,
         )
-    own = [one for one in certificate.slopes if one.direction.startswith("gradient")] or list(blind)
+    own = [slope for slope in certificate.slopes if slope.direction.startswith("gradient")] or list(blind)
     if own and all(map(_is_rough, own)):
         raise CertificationError(
             f"the gradient at {name!r} could not be tested: in its own direction the objective changes by "
@@ -117,7 +121,7 @@ def _expect_right(name: str, certificate: Certificate, tolerance: float, blind: 
 
 @dataclass(frozen=True)
 class _Line:
-    """What was found in one direction; `kink` and `stairs` as in `Slopes`. Where nothing `moves`, nothing is told."""
+    """The slope in one direction; `kink` and `stairs` as in `Slopes`. A direction in which nothing `moves` tests nothing."""
 
     slope: Slope
     moves: bool
@@ -126,7 +130,7 @@ class _Line:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the gradient's own direction."""
+        """Whether the direction is the gradient's own."""
         return self.slope.direction.startswith("gradient")
 
 
@@ -142,7 +146,7 @@ class _Trial:
     precision: Precision
 
     def slopes(self) -> tuple[list[Slope], tuple[int, ...], list[Slope]]:
-        """The slopes; which examples, asked for each by itself, could not be tested; the slopes that a kink has excused."""
+        """Return the slopes; with `split` the examples that could not be tested; and the slopes that a kink has excused."""
         shared, count = self.located[self.point].arrangement.shared, len(self.batch)
         if not self.task.options.split or len(self.result.values) != count:
             lines = [line for name, change in self._directions() for line in self._along(name, change, None)]
@@ -174,7 +178,7 @@ class _Trial:
         return lines
 
     def _directions(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Directions as long as the activations; where each example is asked for, each example's as long as its own."""
+        """Yield names and directions as long as the activations; with `split` each example's as long as its own."""
         place = self.located[self.point].arrangement
         random = np.random.default_rng(0)
         values = self.result.values.astype(np.float64)
@@ -192,7 +196,7 @@ class _Trial:
             yield name, np.broadcast_to(scaled.mean(0), scaled.shape) if place.shared else scaled
 
     def _along(self, name: str, change: np.ndarray, examples: Sequence[int] | None) -> list[_Line]:
-        """What is found in a direction: for the sum over the examples, or for each of some by itself."""
+        """Return the slopes in a direction: of the sum over the examples, or of each of some examples by itself."""
         one, count = self.located[self.point], len(self.batch)
         products = self.result.values.astype(np.float64) * change
         chosen = None if examples is None else list(examples)
@@ -228,7 +232,7 @@ class _Trial:
         ]
 
     def _judged(self, lines: Sequence[_Line]) -> list[Slope]:
-        """The slopes. One that does not hold is uncertain where any direction shows that there is none: a kink, or stairs.
+        """Return the slopes; a slope that does not hold counts as uncertain where any direction shows a kink or stairs.
 
         A random direction of many entries shows of a kink as little as lies in it; the gradient's own may lie in it wholly.
         """
@@ -247,14 +251,14 @@ class _Trial:
 
 
 def _blind(lines: Sequence[_Line], judged: Sequence[Slope]) -> list[Slope]:
-    """Of a gradient that is zero, and so has no direction of its own, the slopes that a kink or stairs has excused."""
+    """Return the slopes that a kink or stairs has excused, for a gradient of zeros, which has no direction of its own."""
     found = [line.slope for line in lines if line.moves]
     own = any(line.is_own for line in lines if line.moves)
     return [] if own else [after for before, after in zip(found, judged, strict=True) if after is not before]
 
 
 def _length(array: np.ndarray, *, each: bool) -> np.ndarray:
-    """Of the whole array; or of each example, with axes of length 1 for the others."""
+    """Return the length of the whole array; or of each example, with axes of length 1 for the others."""
     if not each:
         return np.asarray(length(array))
     found = lengths(array.astype(np.float64).reshape(len(array), -1))
@@ -282,23 +286,23 @@ def _own(located: Located, change: np.ndarray) -> np.ndarray:
 def _scatter(
     task: Task, batch: TokenBatch, located: Mapping[str, Located], tolerances: Mapping[str, float]
 ) -> dict[str, tuple[float | None, str | None]]:
-    """For each lookup that is read how far the framework's own gradient of its table is from the sum of its parts.
+    """Return for each lookup how far the framework's own gradient of its table is from the sum of its ways.
 
-    Where it is none by design, why.
+    Where the framework's gradient is no such sum by design, the reason stands in place of the figure.
     """
     if task.options.changed or not task.bound.supports("parameters", "tables"):
         return {}
-    paths = {name: one.lookup.path for name, one in located.items() if one.lookup is not None}
+    paths = {name: point.lookup.path for name, point in located.items() if point.lookup is not None}
     seen = task.bound.points(batch) if paths else ()
-    told: dict[str, tuple[float | None, str | None]] = {}
+    figures: dict[str, tuple[float | None, str | None]] = {}
     for path in dict.fromkeys(paths.values()):
-        found = gradients_of_table(task, batch, path, seen)
-        if found is None or found.apart is None:
+        ledger = gradients_of_table(task, batch, path, seen)
+        if ledger is None or ledger.apart is None:
             continue
         tolerance = min(tolerances[name] for name, other in paths.items() if other == path)
-        why = why_no_sum(task, batch, found, seen, tolerance) if found.apart > tolerance else None
-        told[path] = (None if why else found.apart, why)
-    return {name: told[path] for name, path in paths.items() if path in told}
+        why = why_no_sum(task, batch, ledger, seen, tolerance) if ledger.apart > tolerance else None
+        figures[path] = (None if why else ledger.apart, why)
+    return {name: figures[path] for name, path in paths.items() if path in figures}
 
 
 # An example alone
@@ -307,7 +311,7 @@ def _scatter(
 def _independence(
     task: Task, batch: TokenBatch, located: Located, name: str, result: EmbeddingGradients
 ) -> float | None:
-    """How far the first example's gradient is from that of a batch of it alone."""
+    """Return how far the first example's gradient is from its gradient in a batch of its own; None where that is not known."""
     if len(batch) < 2 or task.is_scalar or not located.arrangement.is_batch:
         return None
     start, count = task.examples.start or 0, task.count or len(batch)
@@ -319,7 +323,7 @@ def _independence(
     )
     try:
         values = run_task(alone, batch[:1])[name].values[0]
-    except Exception:  # a model may take no other number of examples: then nothing is known
+    except Exception:  # the model may take no other number of examples
         return None
     scale = length(result.values[0]) or 1.0
     return length(values - result.values[0]) / scale

@@ -1,4 +1,4 @@
-"""Slopes by finite differences: of functions that are known up to rounding, and may have kinks."""
+"""Slopes by finite differences, of functions that are known up to rounding and may have kinks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Precision", "Slopes", "differences", "precision_of", "tolerances"]
 
 @dataclass(frozen=True)
 class Precision:
-    """What can be known of slopes in a model that computes in some dtype.
+    """The precision of slopes in a model that computes in some dtype.
 
     Attributes:
         rounding: the dtype's.
@@ -57,10 +57,10 @@ LESS: Final = 8.0
 #: At so many neighbouring steps a kink in the very point must look alike.
 SAME: Final = 3
 
-#: At so many places it is looked at, on one side of the point, so that a kink in the point is not taken for rounding.
+#: The number of points at which rounding is measured, on one side, so that a kink in the point is not taken for rounding.
 NEAR: Final = 6
 
-#: Gives at a step the values of some functions, and how large the numbers are that each is made of.
+#: Returns at a step the values of some functions, and the size of the numbers that each is made of.
 Values = Callable[[float], tuple[np.ndarray, np.ndarray]]
 
 
@@ -70,10 +70,10 @@ class Slopes:
 
     Attributes:
         found: the slopes.
-        uncertainty: how far each may be off.
-        kink: by how much each changes in the very point.
-        stairs: whether a function does not change next to the point, and does further away: it is computed in fewer digits
-            than the model says, or is rounded by design.
+        uncertainty: the error that each may have.
+        kink: by how much each slope changes at zero itself.
+        stairs: whether a function does not change near zero, and does further away: it is computed with fewer digits than the
+            model says, or is rounded by design.
     """
 
     found: np.ndarray
@@ -83,18 +83,18 @@ class Slopes:
 
 
 def precision_of(dtype: str) -> Precision:
-    """What can be known in a dtype; of an unknown one as little as of the coarsest."""
+    """Return the precision of slopes in a dtype; for an unknown dtype that of the coarsest."""
     return PRECISION.get(dtype, PRECISION["bfloat16"])
 
 
 def differences(value: Values, precision: Precision, expected: np.ndarray, share: np.ndarray) -> Slopes:
-    """The slopes at zero by central differences, by steps so small that they do not cross kinks, where rounding lets them.
+    """Return the slopes at zero by central differences, with steps so small that they do not cross kinks, where rounding allows.
 
     Args:
-        value: the functions, all of which one call gives.
-        precision: of the model.
-        expected: the slopes that are to be tested. They decide how hard one looks, never what is found.
-        share: how large a slope is that counts.
+        value: the functions, all of which one call computes.
+        precision: the precision of the model.
+        expected: the slopes to be tested. They decide how many steps are tried, never the result.
+        share: the size of a slope that counts.
     """
     steps = _Steps(value, precision)
     while True:
@@ -113,17 +113,13 @@ def differences(value: Values, precision: Precision, expected: np.ndarray, share
 
 
 def tolerances(slopes: Slopes, precision: Precision, expected: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """How far the slopes found and expected may be apart."""
+    """Return how far the measured and the expected slopes may be apart."""
     large = np.maximum.reduce([np.abs(slopes.found), np.abs(expected), share])
     return np.asarray(precision.wide * slopes.uncertainty + precision.tolerance * large)
 
 
 class _Steps:
-    """What the functions are on both sides, from step to smaller step.
-
-    Attributes:
-        noise: what the rounding of each function may come to.
-    """
+    """The values of the functions on both sides of zero, from step to smaller step."""
 
     def __init__(self, value: Values, precision: Precision) -> None:
         self._value = value
@@ -135,17 +131,17 @@ class _Steps:
 
     @property
     def count(self) -> int:
-        """How many steps were tried."""
+        """The number of steps that were tried."""
         return len(self._taken)
 
     @property
     def noise(self) -> np.ndarray:
-        """What rounding may come to in each function."""
+        """The rounding error that each function may have."""
         return np.asarray(4 * self._precision.rounding * self._size)
 
     @property
     def noise_at_next(self) -> np.ndarray:
-        """What it would come to in the slopes by the next step."""
+        """The error that rounding would cause in the slopes of the next step."""
         return np.asarray(self.noise * RATIO / self._taken[-1])
 
     def more(self) -> None:
@@ -158,21 +154,21 @@ class _Steps:
         self._bend.append((more + less - 2 * self._here) / step)
 
     def rounding(self) -> tuple[np.ndarray, np.ndarray]:
-        """What rounding comes to in each function as it is seen where nothing else can bend it; and which go in stairs."""
+        """Return the rounding error of each function where nothing else bends it, and which functions are stairs."""
         near = np.array([self._value(self._precision.near * number)[0] for number in range(NEAR)])
         bent = near[:-2] - 2 * near[1:-1] + near[2:]
         seen = np.sqrt((bent**2).mean(0) / 6)  # a second difference of independent errors has six times their variance
-        far = np.abs(self._central[0]) * self._precision.near * (NEAR - 1)  # so much it should change
+        far = np.abs(self._central[0]) * self._precision.near * (NEAR - 1)  # the change that the slope predicts
         stairs = (near == near[0]).all(0) & (far > self.noise)
         return np.maximum(self.noise / LESS, SEEN * seen), stairs
 
     def slopes(self, noise: np.ndarray, stairs: np.ndarray) -> Slopes:
-        """The slopes as they are known best.
+        """Return the best estimate of the slopes.
 
-        Neighbouring steps are combined to fourth order (Richardson). How far some of these in a row are apart is what is not
-        known of the last, beside rounding, and a difference between the two sides that does not shrink along with the step.
-        A result that smaller steps contradict by more than their rounding is uncertain by that much; one of stairs by what any
-        step contradicts.
+        Neighbouring steps are combined to fourth order (Richardson). The spread of some successive combinations is the
+        uncertainty of the last, together with rounding and with a difference between the two sides that does not shrink along
+        with the step. A result that smaller steps contradict by more than their rounding is uncertain by that much; a result
+        of stairs by the largest contradiction of any step.
         """
         steps, central, bend = np.array(self._taken), np.array(self._central), np.array(self._bend)
         square, agreeing = RATIO**2, self._precision.agreeing

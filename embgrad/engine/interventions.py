@@ -1,4 +1,4 @@
-"""What users put in place of values and gradients: arrays and functions, made ready for a point's own axes."""
+"""Changes that users make at points: arrays and functions for `override`, `add` and `edit`, prepared for a tensor's axes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 class ForAll(NamedTuple):
-    """An array that is put into many batches, and so cannot have an entry for each example: of which batch would it be?"""
+    """An array for every batch of a stream, which must have no example axis."""
 
     array: np.ndarray
 
 
 def checked_changes(given: Any, option: str) -> dict[str, Any]:
-    """The option `override`, `add` or `edit` as a dict of functions and arrays by the points' names.
+    """Return the option `override`, `add` or `edit` as a dict of functions and float64 arrays by the points' names.
 
     Raises:
-        PointError: it is no dict of names, or a value is neither a function nor an array.
+        PointError: the option is not a dict of names, or a value is neither a function nor an array.
     """
     if given is None:
         return {}
@@ -62,19 +62,19 @@ def _array(value: Any, name: str, option: str) -> np.ndarray:
 def prepared(
     option: str, name: str, change: Any, place: Arrangement, examples: slice = slice(None), count: int | None = None
 ) -> Change:
-    """The change as a backend makes it: in the tensor's own axes.
+    """Return the change as a backend makes it, in the tensor's own axes.
 
     Args:
         option: "override", "add" or "edit".
-        name: the point's name as given.
-        change: a function or an array, as the user sees the point; the array may be `ForAll`.
+        name: the point's name as the user gave it.
+        change: a function or an array in the axes that the user sees; the array may be `ForAll`.
         place: the point's arrangement.
         examples: which examples of the whole batch are run; an array with an example axis is cut alike.
         count: how many examples the whole batch has; None where it is not cut.
 
     Raises:
-        PointError: of an array that does not fit, at once; of a function's result, when it is called.
-        PointNotReachedError: when it is called, the point has another shape than the arrangement says.
+        PointError: an array does not fit the point; raised for a function's result when the change is made.
+        PointNotReachedError: the point has another shape than the arrangement says when the change is made.
         UnsupportedError: an array for many batches has an entry for each example.
     """
     if isinstance(change, ForAll):
@@ -82,13 +82,13 @@ def prepared(
     if not callable(change):
         fixed = _fitting(option, name, _cut(change, place, examples, count), place)
 
-        def give(value: np.ndarray) -> np.ndarray:
+        def constant(value: np.ndarray) -> np.ndarray:
             _expect_shape(name, value, place)
             return fixed
 
-        return give
+        return constant
 
-    def call(value: np.ndarray) -> np.ndarray:
+    def called(value: np.ndarray) -> np.ndarray:
         _expect_shape(name, value, place)
         given = np.array(value.reshape(place.editable) if place.shared else place.seen(value), order="C")
         result = change(given)
@@ -96,11 +96,11 @@ def prepared(
             raise PointError(f"the function add[{name!r}] returned None: expected what is to be added")
         return _fitting(option, name, given if result is None else _numbers(option, name, result), place)
 
-    return call
+    return called
 
 
 def _cut(array: np.ndarray, place: Arrangement, examples: slice, count: int | None) -> np.ndarray:
-    """The array for the examples that are run: cut where the array holds the whole batch's, and the point those that run."""
+    """Return the array for the examples that are run: cut where it has an entry for each example of the whole batch."""
     if count is None or place.shared or array.ndim != len(place.shape) or len(array) != count:
         return array
     run = len(range(*examples.indices(count)))
@@ -145,7 +145,7 @@ def _real(option: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _of_one_example(option: str, name: str, array: np.ndarray) -> np.ndarray:
-    """What is the same for all examples, as a result of a tensor that they share shows it, once."""
+    """Return one example's array for a tensor that all examples share; refuse an array with other values for other examples."""
     if len(array) == 0 or not np.array_equal(
         array, np.broadcast_to(array[:1], array.shape), equal_nan=array.dtype.kind == "f"
     ):
@@ -158,7 +158,7 @@ def _of_one_example(option: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _fitting(option: str, name: str, array: np.ndarray, place: Arrangement) -> np.ndarray:
-    """The array in the tensor's own axes."""
+    """Return the array broadcast to the point, in the tensor's own axes."""
     if place.shared and array.ndim == len(place.shape):
         array = _of_one_example(option, name, array)
     try:

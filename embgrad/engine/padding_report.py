@@ -1,4 +1,4 @@
-"""Answers what padding does to an embedding gradient: whose row it is, what reaches it, and how far an average is off."""
+"""`embgrad.padding_report`: the pad row of a table, the gradients that reach it, and the error of an average over padding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["PaddingReport", "padding_report"]
 
 @dataclass(frozen=True)
 class PaddingReport:
-    """What padding does in one model, on one batch, under one objective. Norms are Euclidean.
+    """The effects of padding in one model, on one batch, under one objective. Norms are Euclidean.
 
     Attributes:
         pad_id: the id at padding.
@@ -73,7 +73,7 @@ class PaddingReport:
         return tuple(name for name, norm in by.items() if norm > 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the report as values that JSON can hold."""
         return {**asdict(self), "row_is_zero": self.row_is_zero, "doors": self.doors}
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def padding_report(
     call: Call | None = None,
     training: bool = False,
 ) -> PaddingReport:
-    """Whether the pad row is zero, what reaches it and by which door, and how far a plain average is off.
+    """Report whether the pad row is zero, by which ways gradients reach it, and how far an average over all positions is off.
 
     Args:
         model: as in `gradients`; so are `batch`, which must hold padding, `objective`, `tokenizer`, `max_length`,
@@ -168,7 +168,7 @@ def _pad_id(batch: TokenBatch) -> int:
 
 
 def _norm(result: EmbeddingGradients, where: np.ndarray) -> float:
-    """The norm of the sum of the gradients at these positions: their share of the row's gradient."""
+    """Return the norm of the sum of the gradients at some positions, which is their share of the row's gradient."""
     return length(result.values[where].sum(0, np.float64))
 
 

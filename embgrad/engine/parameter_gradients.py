@@ -1,4 +1,4 @@
-"""The gradient of an objective with respect to every trainable parameter, by name, as NumPy."""
+"""`embgrad.parameter_gradients`: the gradient of an objective with respect to every trainable parameter, by name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def parameter_gradients(
     call: Call | None = None,
     training: bool = False,
 ) -> ParameterGradients:
-    """The gradient of ΣL with respect to every trainable parameter. The model stays as it was, gradient buffers included.
+    """Return the gradient of ΣL with respect to every trainable parameter. The model and its gradient buffers are restored.
 
     Args:
         model: as in `gradients`; so are `batch`, `objective`, `tokenizer`, `max_length`, `call` and

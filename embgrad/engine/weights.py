@@ -1,4 +1,4 @@
-"""The weights of a model in any framework, to be looked at, and to be put others in their places for a while."""
+"""The weights of a model in any framework: reading them, and substituting others for a while."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCK: Final = 1021
 
 
 def weights_of(model: Any) -> list[Weight]:
-    """Every parameter and buffer of floating point that has values, in the model's order; a shared one once, by its first name.
+    """Return every floating-point parameter and buffer that has values, in the model's order; shared ones once.
 
     Args:
         model: as in `gradients`.
@@ -38,16 +38,16 @@ def weights_of(model: Any) -> list[Weight]:
     expect_ability(backend, "weights")
 
     def alone(get: Callable[[], np.ndarray]) -> np.ndarray:
-        with backend.alone(model):  # else it might be what another thread has put there for a while
+        with backend.alone(model):  # so that another thread's substituted values are not read
             return get()
 
-    return [replace(one, get=partial(alone, one.get)) for one in backend.weights(model)]
+    return [replace(weight, get=partial(alone, weight.get)) for weight in backend.weights(model)]
 
 
 def weights_sums(model: Any) -> dict[str, str]:
-    """By the weights' names what tells whether they were changed, or changed places, in a fraction of a digest's time.
+    """Return by name checksums that change when a weight changes or is moved, in a fraction of the time of a digest.
 
-    Empty where the model's backend cannot tell.
+    The dict is empty where the backend cannot read weights.
 
     Raises:
         BackendError: no backend takes the model.
@@ -58,7 +58,7 @@ def weights_sums(model: Any) -> dict[str, str]:
 
 
 def _sums(array: np.ndarray) -> str:
-    """A digest of sums over the bytes of each block, which tell the blocks apart, and over each place in all blocks."""
+    """Return a digest of two sums: over the words of each block, and over all blocks at each index."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = len(data) - len(data) % (8 * BLOCK)
     blocks = data[:whole].view(np.uint64).reshape(-1, BLOCK)
@@ -69,20 +69,20 @@ def _sums(array: np.ndarray) -> str:
 
 
 def depth_of(model: Any) -> int:
-    """The number of weights of two axes or more: how many products of matrices, at most, lie one behind the other.
+    """Return the number of weights of two axes or more, which bounds the number of successive matrix products.
 
     Raises:
         BackendError: no backend takes the model.
         UnsupportedError: its backend cannot do this.
     """
-    return sum(one.is_matrix for one in weights_of(model))
+    return sum(weight.is_matrix for weight in weights_of(model))
 
 
 @contextlib.contextmanager
 def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Other values in the places of some weights; afterwards, also after an exception, the bits that were there.
+    """Substitute values for some weights; restore the original bits on exit, even after an exception.
 
-    Meanwhile no other thread runs the model through embgrad.
+    No other thread runs the model through embgrad while the values are substituted.
 
     Args:
         model: as in `gradients`.
@@ -96,7 +96,7 @@ def substituted(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     backend = backend_for(model)
     expect_ability(backend, "weights")
     with backend.alone(model):
-        known = {one.name: one for one in backend.weights(model)}
+        known = {weight.name: weight for weight in backend.weights(model)}
         checked = {name: _checked(name, value, known) for name, value in values.items()}
         found = {name: known[name].get() for name in checked}
         try:

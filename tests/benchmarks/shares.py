@@ -20,7 +20,10 @@ ELSE: Final = "all else"
 
 #: Steps that all frameworks take, each with the functions that are it.
 COMMON: Final[Mapping[str, tuple[str, ...]]] = {
-    "the arguments and the batch checked": ("embgrad.engine.options:GradientOptions.checked", "embgrad.engine.gradients:batch_of"),
+    "the arguments and the batch checked": (
+        "embgrad.engine.options:GradientOptions.checked",
+        "embgrad.engine.gradients:batch_of",
+    ),
     "the lookups' indices checked": ("embgrad.forward.recorder:PointWatch.see",),
     "the objective and its cotangent": ("embgrad.backend.objective_callback:Respond.__call__",),
     "the result made": ("embgrad.engine.run:assembled",),

@@ -466,7 +466,7 @@ def test_micro_batches_in_which_a_point_has_other_shapes() -> None:
     batch = embgrad.TokenBatch(IDS, RIGHT)
     assert gradients(packed, batch, at="packed").shape == (2, 3, DIM)
     message = (
-        r"the point 'packed' has the shapes \(1, 3, 4\) and \(1, 2, 4\) in two micro-batches: expected examples on its first "
+        r"the point 'packed' has the shapes \(1, 3, 4\) and \(1, 2, 4\) in two sub-batches: expected examples on its first "
         "axis; leave batch_size out"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message):
