@@ -8,7 +8,7 @@ import numpy as np
 
 from embgrad.errors import BatchError, brief
 
-__all__ = ["count_or_none", "expect_flag"]
+__all__ = ["count_or_none", "expect_flag", "expect_flags"]
 
 
 def expect_flag(given: Any, name: str) -> None:
@@ -19,6 +19,12 @@ def expect_flag(given: Any, name: str) -> None:
     """
     if not isinstance(given, (bool, np.bool_)):
         raise BatchError(f"{name} is {brief(given)}: expected True or False")
+
+
+def expect_flags(**flags: Any) -> None:
+    """Raise BatchError for the first option by name that is neither True nor False."""
+    for name, flag in flags.items():
+        expect_flag(flag, name)
 
 
 def count_or_none(given: Any, name: str) -> int | None:

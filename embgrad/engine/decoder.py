@@ -1,19 +1,15 @@
-"""Encoder-decoders: the batch as an objective sees it, and the error of a call without decoder ids."""
+"""Encoder-decoders: whether a model takes decoder ids, and the batch as an objective sees it."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 from embgrad.backend.signature import parameters_of
-from embgrad.engine.bound_model import BoundModel
-from embgrad.errors import BatchError, EmbgradError
 from embgrad.inputs.batch import TokenBatch
 from embgrad.inputs.decoder import IDS, LABELS, MASK, decoder_by_labels
 
-__all__ = ["expecting_decoder", "with_decoder"]
+__all__ = ["takes_decoder", "with_decoder"]
 
 
 def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
@@ -23,7 +19,7 @@ def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
     """
     if IDS not in batch.extras and LABELS not in batch.extras:
         return batch
-    takes = _takes_decoder(model)
+    takes = takes_decoder(model)
     if IDS in batch.extras:
         return batch if takes is not False else batch.replace(extras=_without(batch, IDS, MASK))
     decoder = decoder_by_labels(batch) if takes else None
@@ -32,31 +28,7 @@ def with_decoder(model: Any, batch: TokenBatch) -> TokenBatch:
     return batch.replace(extras={**batch.extras, IDS: decoder.ids, MASK: decoder.mask})
 
 
-@contextlib.contextmanager
-def expecting_decoder(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
-    """Explain an error of an encoder-decoder that was called without decoder ids.
-
-    Nothing is refused before the call, since some encoder-decoders make decoder ids of the encoder's, as BART does.
-
-    Raises:
-        BatchError: the model takes decoder ids, and the batch has none.
-    """
-    try:
-        yield
-    except EmbgradError:
-        raise
-    except Exception as error:
-        given = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
-        if bound.call is not None or given or not _takes_decoder(bound.model):
-            raise
-        raise BatchError(
-            f"the model {type(bound.model).__name__} is an encoder-decoder, and raised {type(error).__name__} without decoder "
-            f"ids: expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where "
-            "they are padded"
-        ) from error
-
-
-def _takes_decoder(model: Any) -> bool | None:
+def takes_decoder(model: Any) -> bool | None:
     """Return whether the model takes decoder ids; None where its signature leaves that open."""
     function = next(
         (method for name in ("forward", "call") if (method := getattr(model, name, None)) is not None), None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -15,11 +14,10 @@ from embgrad.common.options import count_or_none
 from embgrad.common.progress import Progress, reporter
 from embgrad.engine.assemble import joined
 from embgrad.engine.bound_model import bind
+from embgrad.engine.call_errors import explained_errors
 from embgrad.engine.check import certified
-from embgrad.engine.decoder import expecting_decoder
-from embgrad.engine.length_errors import expecting_inputs, expecting_length
 from embgrad.engine.options import GradientOptions, Keywords
-from embgrad.engine.probe import expecting_sub_batches, with_shared
+from embgrad.engine.probe import with_shared
 from embgrad.engine.run import expect_examples_first, run_task
 from embgrad.engine.task import Task
 from embgrad.errors import EmbgradWarning, UnsupportedError, level_of_user
@@ -156,35 +154,28 @@ def results_of(
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    bound, options = task.bound, task.options
-    is_square = options.names != (WORD,) and batch.shape[0] == batch.shape[1]  # a probe shows which axis is which
+    bound, options, count = task.bound, task.options, len(batch)
+    is_square = options.names != (WORD,) and count == batch.shape[1]  # a probe shows which axis is which
     if batch.extras and (batch_size is not None or options.split or options.check or is_square):
         batch = with_shared(bound, batch)
-    sub_batches = [batch] if batch_size is None else list(batch.micro_batches(batch_size))
-    if len(sub_batches) > 1 and task.is_scalar:
+    is_cut = batch_size is not None and batch_size < count
+    if is_cut and task.is_scalar:
         raise UnsupportedError(
-            f"batch_size={batch_size} cuts the batch of {len(batch)}, and a Scalar objective reduces over the whole of it: "
+            f"batch_size={batch_size} cuts the batch of {count}, and a Scalar objective reduces over the whole of it: "
             "leave batch_size out, or give a function of shape (example,)"
         )
-    if len(batch) > 1 and (options.split or len(sub_batches) > 1):
-        with (
-            expecting_length(bound, batch),
-            expecting_sub_batches(bound, batch, batch_size),
-            expecting_decoder(bound, batch),
-        ):
-            expect_examples_first(task, sub_batches[0], batch)
     done: list[dict[str, EmbeddingGradients]] = []
-    cutting = expecting_sub_batches(bound, batch, batch_size) if len(sub_batches) > 1 else nullcontext()
-    with expecting_length(bound, batch), reporter(progress) as report, cutting:
-        start = 0
-        report(start, len(batch))
-        for sub_batch in sub_batches:
-            end = start + len(sub_batch)
-            own = task if len(sub_batches) == 1 else task.for_examples(slice(start, end), len(batch))
+    by_example = count > 1 and (options.split or is_cut)
+    with explained_errors(bound, batch, sub_batches=by_example, size=batch_size), reporter(progress) as report:
+        if by_example:
+            expect_examples_first(task, batch[:batch_size], batch)
+        report(0, count)
+        for start in range(0, count, batch_size or count):
+            examples = slice(start, start + (batch_size or count))
+            sub_batch, own = (batch[examples], task.for_examples(examples, count)) if is_cut else (batch, task)
             results = run_task(own, sub_batch)
             done.append(certified(own, sub_batch, results) if options.check else results)
-            start = end
-            report(start, len(batch))
+            report(min(examples.stop, count), count)
     if options.compile:
         _warn_of_uncompiled(done)
     if len(done) == 1:
@@ -209,7 +200,7 @@ def points(
     """
     bound = bind(model, call)
     tokens = batch_of(batch, tokenizer, max_length, model)
-    with expecting_inputs(bound, tokens):
+    with explained_errors(bound, tokens):
         reached = bound.points(tokens)
     return [point for point in reached if point.listed]
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from embgrad.backend.protocol import Call
-from embgrad.common.options import expect_flag
+from embgrad.common.options import expect_flags
 from embgrad.common.progress import Progress
 from embgrad.engine.bound_model import BoundModel
 from embgrad.engine.interventions import checked_changes
@@ -85,10 +85,9 @@ class GradientOptions:
         """
         names = _names(at)
         expect_pads(pads)
-        for name, flag in {"training": training, "split": split, "check": check, "compile": compile}.items():
-            expect_flag(flag, name)
+        expect_flags(training=training, split=split, check=check, compile=compile)
         given = {"override": override, "add": add, "edit": edit}
-        changes = {option: checked_changes(change, option) for option, change in given.items()}
+        changes = {option: checked_changes(value, option) for option, value in given.items() if value is not None}
         return cls(names, isinstance(at, str), training, pads, split, changes, check, compile)
 
     @property

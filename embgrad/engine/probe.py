@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
@@ -12,7 +11,7 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.bound_model import BoundModel
-from embgrad.errors import AmbiguousPointError, BatchError, EmbgradError, PointNotReachedError, listed
+from embgrad.errors import AmbiguousPointError, PointNotReachedError
 from embgrad.forward.axes import axis_of_examples
 from embgrad.forward.points import WORD, Lookup, Point, layout_is_open
 from embgrad.inputs.batch import TokenBatch
@@ -22,7 +21,6 @@ __all__ = [
     "could_be_positions",
     "example_axis",
     "expect_ids_followed",
-    "expecting_sub_batches",
     "with_layout",
     "with_shared",
     "word_resolved",
@@ -158,35 +156,6 @@ def with_shared(bound: BoundModel, batch: TokenBatch) -> TokenBatch:
             if bound.accepts(other.replace(extras={**other.extras, **whole})):
                 return batch.replace(shared=batch.shared | set(names)) if names else batch
     return batch
-
-
-@contextlib.contextmanager
-def expecting_sub_batches(bound: BoundModel, batch: TokenBatch, size: int | None) -> Iterator[None]:
-    """Explain an error of a model that takes all examples and no sub-batch, such as a model with a cache for all of them.
-
-    Args:
-        bound: the model.
-        batch: the whole batch.
-        size: how many examples are run at once; None for a probe with one example fewer.
-
-    Raises:
-        BatchError: the model takes the whole batch, and not a sub-batch of that size.
-    """
-    try:
-        yield
-    except EmbgradError:
-        raise
-    except Exception as failure:
-        sub_batch = batch[: size or -1]
-        if not 0 < len(sub_batch) < len(batch) or bound.accepts(sub_batch) or not bound.accepts(batch):
-            raise
-        besides = f"; it is given {listed(batch.extras)} besides, where arrays are cut, also in tuples and dicts, and objects not"
-        further = besides if batch.extras else ""
-        raise BatchError(
-            f"the model takes all {len(batch)} examples at once, and raised {type(failure).__name__} for {len(sub_batch)} of "
-            f"them{further}: expected one that takes any number of examples, which batch_size=... and split=... go by; leave "
-            "them out, or cut what goes with the examples in call=lambda model, inputs: ..."
-        ) from failure
 
 
 def could_be_positions(ids: np.ndarray) -> bool:

@@ -14,7 +14,6 @@ from embgrad.backend.objective_callback import Respond, objective_values
 from embgrad.backend.protocol import Change, Run
 from embgrad.backend.replay import Gave
 from embgrad.engine.assemble import assembled
-from embgrad.engine.decoder import expecting_decoder
 from embgrad.engine.locate import (
     ProbeInconclusiveError,
     expect_each_once,
@@ -43,8 +42,7 @@ def run_task(task: Task, batch: TokenBatch) -> dict[str, EmbeddingGradients]:
     Raises:
         EmbgradError: as `gradients` raises.
     """
-    with expecting_decoder(task.bound, batch):
-        run, respond, located = _run(task, batch)
+    run, respond, located = _run(task, batch)
     objective = objective_values(respond, run)
     task.warn(batch, run.unused, run.masked_id)
     common = provenance(task.bound, task.options, batch, run, respond)

@@ -37,8 +37,8 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
     own = as_parts(task.bound.model)  # which its weights tell
     parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in own]
     changes = {
-        option: digest_of(read(_plain(given), digest_of, own)) if given else None
-        for option, given in task.options.changes.items()
+        option: digest_of(read(_plain(given), digest_of, own)) if (given := task.options.changes.get(option)) else None
+        for option in ("override", "add", "edit")
     }
     return {
         "model": " + ".join(parts),

@@ -23,8 +23,6 @@ PARTS: Final = {
         "embgrad_torch",
         "embgrad.backend.cotangents:answer OutputError: the output … is of dtype",
         "embgrad.cli.tokenizer:tokenizer_of UsageError: … holds no tokenizer that transformers",
-        "embgrad.engine.decoder:expecting_decoder",
-        "embgrad.engine.probe:expecting_sub_batches",
         "embgrad.objectives.native:_expect_of_outputs",
     ),
     "tensorflow": (

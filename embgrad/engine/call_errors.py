@@ -1,4 +1,4 @@
-"""Errors of batches that are longer than a model's positions."""
+"""Explanations of errors that a model raises for a batch that it does not take."""
 
 from __future__ import annotations
 
@@ -10,44 +10,80 @@ import numpy as np
 
 from embgrad.common.arrays import to_numpy
 from embgrad.engine.bound_model import BoundModel
-from embgrad.engine.decoder import expecting_decoder
-from embgrad.errors import BatchError, EmbgradError
+from embgrad.engine.decoder import takes_decoder
+from embgrad.errors import BatchError, EmbgradError, listed
 from embgrad.inputs.batch import TokenBatch
+from embgrad.inputs.decoder import IDS, LABELS, MASK
 
-__all__ = ["expecting_inputs", "expecting_length"]
+__all__ = ["explained_errors"]
 
 
 @contextlib.contextmanager
-def expecting_length(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
-    """Explain an error of an example that is longer than the model takes, where shorter examples pass.
+def explained_errors(
+    bound: BoundModel, batch: TokenBatch, *, sub_batches: bool = False, size: int | None = None
+) -> Iterator[None]:
+    """Explain an error of a model's forward pass, where probes show its cause.
+
+    The causes: an example is longer than the model takes; an encoder-decoder has no decoder ids; the model takes all examples and
+    no sub-batch, as where a cache goes with all of them. Nothing is refused before the model raises.
 
     Args:
         bound: the model.
         batch: the whole batch.
+        sub_batches: whether sub-batches are run.
+        size: how many examples are run at once; None for one example fewer than there are.
 
     Raises:
-        BatchError: an example is too long; the message names it and the number of positions.
+        BatchError: a cause was found; the model's own error is its cause.
     """
     try:
         yield
     except Exception as failure:
-        if isinstance(failure, EmbgradError) and not _may_be_of_length(failure, batch):
+        explanation = None
+        if not isinstance(failure, EmbgradError):
+            explanation = _of_decoder(bound, batch, failure)
+            if explanation is None and sub_batches:
+                explanation = _of_sub_batch(bound, batch, size, failure)
+        elif not _may_be_of_length(failure, batch):
             raise
-        most = _most_positions(bound, batch)
-        if most is None:
+        if explanation is None:
+            explanation = _of_positions(bound, batch)
+        if explanation is None:
             raise
-        raise BatchError(_too_long(batch, most)) from failure
+        raise BatchError(explanation) from failure
 
 
-@contextlib.contextmanager
-def expecting_inputs(bound: BoundModel, batch: TokenBatch) -> Iterator[None]:
-    """Explain an error of a forward pass whose example is too long, or whose encoder-decoder has no decoder ids.
+def _of_decoder(bound: BoundModel, batch: TokenBatch, failure: Exception) -> str | None:
+    """Return the message for an encoder-decoder without decoder ids; some make decoder ids of the encoder's, as BART does."""
+    given = {IDS, "decoder_inputs_embeds", LABELS} & set(batch.extras)
+    if bound.call is not None or given or not takes_decoder(bound.model):
+        return None
+    return (
+        f"the model {type(bound.model).__name__} is an encoder-decoder, and raised {type(failure).__name__} without decoder ids: "
+        f"expected {IDS!r} in the batch's dict, of shape (example, decoder position). Give {MASK!r} beside them where they are "
+        "padded"
+    )
 
-    Raises:
-        BatchError: either is so.
-    """
-    with expecting_length(bound, batch), expecting_decoder(bound, batch):
-        yield
+
+def _of_sub_batch(bound: BoundModel, batch: TokenBatch, size: int | None, failure: Exception) -> str | None:
+    """Return the message for a model that takes the whole batch, and not a sub-batch."""
+    sub_batch = batch[: size or -1]
+    if not 0 < len(sub_batch) < len(batch) or bound.accepts(sub_batch) or not bound.accepts(batch):
+        return None
+    besides = (
+        f"; it is given {listed(batch.extras)} besides, where arrays are cut, also in tuples and dicts, and objects not"
+    )
+    return (
+        f"the model takes all {len(batch)} examples at once, and raised {type(failure).__name__} for {len(sub_batch)} of "
+        f"them{besides if batch.extras else ''}: expected one that takes any number of examples, which batch_size=... and "
+        "split=... go by; leave them out, or cut what goes with the examples in call=lambda model, inputs: ..."
+    )
+
+
+def _of_positions(bound: BoundModel, batch: TokenBatch) -> str | None:
+    """Return the message for an example that is longer than the model's positions."""
+    most = _most_positions(bound, batch)
+    return None if most is None else _too_long(batch, most)
 
 
 def _may_be_of_length(failure: EmbgradError, batch: TokenBatch) -> bool:
