@@ -1,4 +1,4 @@
-"""Which positions of two results belong together: told by their ids, whatever the order, the padding or special tokens."""
+"""Alignment of two results by their token ids, across other orders of examples, padding and special tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Alignment", "aligned"]
 
-#: How alike two examples' ids must be to be taken for one text with a few tokens changed.
+#: The similarity ratio from which two examples count as one text with a few tokens changed.
 ALIKE: Final = 0.5
 
-#: How many pairs of examples are looked through for texts that are alike; beyond, only those at the same place.
+#: The most pairs of examples that are searched for similar texts; with more pairs, only examples with the same index are.
 MOST_PAIRS: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """For each position of a its partner in b.
+    """The partner in b of each position of a.
 
     Attributes:
-        example: b's example, int64, (example, position) as in a; -1 where there is none.
-        position: b's position, likewise.
-        notes: what had to be done to bring the two together; empty where they hold the same ids at the same places.
+        example: the index of b's example, int64, (example, position) as in a; -1 where there is no partner.
+        position: the index of b's position, int64, (example, position) as in a; -1 where there is no partner.
+        notes: how the two results had to be rearranged to match; empty where they have the same ids at the same positions.
     """
 
     example: np.ndarray
@@ -38,27 +38,31 @@ class Alignment:
 
     @property
     def matched(self) -> np.ndarray:
-        """Where a's position has a partner, bool, (example, position)."""
+        """The positions of a that have a partner, bool, (example, position)."""
         return np.asarray(self.example >= 0)
 
     @property
     def trivial(self) -> bool:
-        """Whether each position is its own partner."""
+        """True if each position is its own partner."""
         examples, positions = np.indices(self.example.shape)
         return bool((self.example == examples).all() and (self.position == positions).all())
 
     def bring(self, array: np.ndarray) -> np.ndarray:
-        """An array of b, (example, position, …), arranged as a; zeros where there is no partner."""
+        """Return an array of b, (example, position, …), arranged as a, with zeros where there is no partner."""
         brought = array[np.maximum(self.example, 0), np.maximum(self.position, 0)]
         brought[~self.matched] = 0
         return np.asarray(brought)
 
     def examples(self) -> np.ndarray:
-        """b's example for each of a's, int64, (example,); -1 where it has none."""
+        """Return the index of b's example for each example of a, int64, (example,); -1 where there is none."""
         return np.asarray(self.example.max(axis=1, initial=-1))
 
     def reversed(self, shape: tuple[int, int]) -> Alignment:
-        """For each position of b, of whose ids this is the shape, its partner in a."""
+        """Return the partner in a of each position of b.
+
+        Args:
+            shape: the shape of b's ids, (example, position).
+        """
         example, position = np.full(shape, -1), np.full(shape, -1)
         at = np.nonzero(self.matched)
         example[self.example[at], self.position[at]], position[self.example[at], self.position[at]] = at
@@ -66,10 +70,10 @@ class Alignment:
 
 
 def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
-    """The positions of b that belong to those of a.
+    """Return the positions of b that belong to those of a.
 
     Raises:
-        BatchError: the two have no text in common, or none but empty ones.
+        BatchError: the two have no text in common, or only texts without tokens.
     """
     if np.array_equal(a.ids, b.ids):
         return _straight(a.ids, tuple(_notes_of_masks(a, b)))
@@ -91,13 +95,13 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
 
 
 def _straight(ids: np.ndarray, notes: tuple[str, ...]) -> Alignment:
-    """Each position with the one at the same place."""
+    """Return the alignment of each position with the position at the same indices."""
     places = np.indices(ids.shape)
     return Alignment(places[0], places[1], notes)
 
 
 def _texts(result: EmbeddingGradients) -> list[np.ndarray]:
-    """The positions of each example's text: the real ones, or without a mask those between zeros at the ends."""
+    """Return the positions of each example's text: the real ones; without a mask, those from the first to the last nonzero id."""
     if result.mask is not None:
         return [np.flatnonzero(one) for one in result.mask]
     inside = [np.flatnonzero(ids) for ids in result.ids]
@@ -114,7 +118,7 @@ def _ids_of(
 
 
 def _partners(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    """For each of the first texts the second one that is the same, or else the most alike, each once."""
+    """Return, for each first text, the index of an equal second text, or else of the most similar one; each is used once."""
     waiting = defaultdict(list)
     for j, text in enumerate(second):
         waiting[text].append(j)
@@ -137,11 +141,11 @@ def _likeness(one: tuple[int, ...], other: tuple[int, ...]) -> float:
 def _positions(
     a: EmbeddingGradients, b: EmbeddingGradients, i: int, j: int, texts: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> Iterator[tuple[int, int]]:
-    """The positions of one example of a with those of b's that hold the same token of the same text."""
+    """Yield the positions of one example of a, each with b's position that holds the same token of the same text."""
     one, other = texts[0][i], texts[1][j]
     same_places = a.ids.shape[1] == b.ids.shape[1] and np.array_equal(one, other)
     if same_places and np.array_equal(a.ids[i], b.ids[j]):
-        yield from ((p, p) for p in range(a.ids.shape[1]))  # padding too
+        yield from ((p, p) for p in range(a.ids.shape[1]))  # including padding
         return
     matcher = SequenceMatcher(None, a.ids[i, one].tolist(), b.ids[j, other].tolist(), autojunk=False)
     for block in matcher.get_matching_blocks():
@@ -150,7 +154,7 @@ def _positions(
 
 
 def _by_place(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
-    """Where no text of a is one of b's, but the two are of one shape: as they lie."""
+    """Return the alignment by index of two results of one shape that have no text in common."""
     if a.ids.shape != b.ids.shape:
         raise BatchError(
             f"a holds ids of shape {a.ids.shape} and b of shape {b.ids.shape}, and no example of a has half of its tokens in "
@@ -224,7 +228,7 @@ def _notes_of_sides(
 
 
 def _side(text: np.ndarray, width: int) -> str | None:
-    """On which side of the text the padding is; None for no padding, or on both."""
+    """Return the side of the text on which the padding is; None for no padding, or padding on both sides."""
     if not text.size or (text[0] == 0) == (text[-1] == width - 1):
         return None
     return "left" if text[0] else "right"

@@ -1,4 +1,4 @@
-"""Whether two embedding gradients agree, by how much they differ, and why."""
+"""Comparison of two embedding gradients: whether they agree, by how much they differ, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from embgrad.results.io import load
 
 __all__ = ["compare"]
 
-#: What to do where two gradients differ and nothing explains it.
+#: What to do if two gradients differ and no cause explains the difference.
 ADVICE = (
     "No known cause explains the difference. embgrad.bisect(model_a, model_b, batch, objective) finds the first point, forward "
     "and then backward, at which the two models part."
@@ -63,23 +63,22 @@ def compare(
     tolerance: float | None = None,
     call: Call | tuple[Call | None, Call | None] | None = None,
 ) -> Comparison | Comparisons:
-    """Whether the gradients a and b agree, how far they lie apart, and why. Computed in float64.
+    """Compare the gradients a and b: whether they agree, by how much they differ, and why. Computed in float64.
 
-    The two are brought together by their ids: another order of examples, another length or side of padding, further or other
-    tokens are found and said in `notes`, and what is left is compared. Each known cause then predicts one side from the
-    other; those that explain the difference are `findings`, with how much of it they explain. Nothing is named that was not
-    measured so.
+    The two are aligned by their ids: another order of examples, another length or side of padding, and additional or different
+    tokens are reported in `notes`, and the remaining positions are compared. Then each known cause predicts one side from the
+    other. Those that explain the difference become `findings`, with the share of it that they explain; a cause is a finding only
+    if this share was measured, or if the results record it.
 
     Args:
-        a: a result of `embgrad.gradients`, the path of a saved one, or a mapping of names to either. What b is measured
-            against.
-        b: likewise.
-        models: the models that a and b come from, either of them None where it is not at hand. They are run anew, in other
-            ways, to try causes inside them: other inputs, other objectives, another GELU, other weights. They stay as they
-            were; while a weight is tried, theirs is another for that moment.
-        tolerance: the relative L2 up to which they agree; by default what rounding explains, from the dtype and the depth of
-            the models that the results remember.
-        call: how the models are called, as in `gradients`; a pair where they are called in two ways.
+        a: the reference: a result of `embgrad.gradients`, the path of a saved result, or a mapping of names to either.
+        b: what is compared with a, in the same forms.
+        models: the models that a and b come from, with None for one that is not available. They are run again in other ways, to
+            test causes inside them: other inputs, other objectives, another GELU, other weights. They are restored afterwards;
+            while a weight is tested, the model holds another value of it.
+        tolerance: the relative L2 up to which the gradients agree; by default the rounding error to expect from the dtype and
+            the depth of the models that the results record.
+        call: a function that calls the models, as in `gradients`; a pair if the two are called in different ways.
 
     Returns:
         A Comparison, or for mappings Comparisons by name.
@@ -87,10 +86,10 @@ def compare(
     Raises:
         BackendError: no backend takes one of the models.
         BatchError: the two have no text in common.
-        PointError: the two are of other points, of which the values have other shapes; or other names in mappings.
-        FileFormatError: a file is not embgrad's.
+        PointError: the two were taken at points whose values have different shapes, or the names in the mappings differ.
+        FileFormatError: a file was not written by embgrad.
         FileNotFoundError: there is no such file.
-        EmbgradError: a or b is nothing that can be compared, or holds numbers that are not finite.
+        EmbgradError: a or b cannot be compared, or contains numbers that are not finite.
     """
     tolerance = checked_tolerance(tolerance)
     models, calls = _models(models), _calls(call)
@@ -146,10 +145,10 @@ def _compared(
 
 
 def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> list[int]:
-    """The examples that differ, also where their gradients are too small to show in the whole.
+    """Return the examples that differ, including those whose gradients are too small to matter in the overall figures.
 
-    One example's rounding errors average out less than those of all; and where most of it cancels, they have the size that the
-    other examples' have.
+    The rounding errors of one example average out less than those of all examples; where most of an example's gradient cancels,
+    they are as large as those of the other examples.
     """
     length, difference = (lengths(one.reshape(len(a), -1)) for one in (a, b - a))
     allowed = PER_EXAMPLE * tolerance * length
@@ -188,13 +187,13 @@ def _comparable(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     return alignment
 
 
-#: How many times the tolerance one example may be off.
+#: The multiple of the tolerance by which a single example may differ.
 PER_EXAMPLE = 4.0
 
-#: How many roundings of the largest example's gradient another may be off, however small its own is.
+#: The number of rounding errors of the largest example's gradient by which any example may differ, however small its gradient.
 CANCELLED = 8.0
 
-#: What of the provenance says how a gradient was made, with what to call it.
+#: The entries of the provenance that record how a gradient was computed, with their names in notes.
 MADE_BY = {
     "objective": "objective",
     "training": "training mode",
@@ -209,7 +208,7 @@ MADE_BY = {
 
 
 def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[str]:
-    """What the results remember of how they were made, and is not the same."""
+    """Yield the recorded differences in how the two results were computed."""
     partners = alignment.examples()
     for key, name in MADE_BY.items():
         one, other = a.provenance.get(key), b.provenance.get(key)
@@ -233,7 +232,7 @@ def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: 
 
 
 def _in_order(argument: Any, partners: np.ndarray, count: int) -> Any:
-    """An objective's argument of b, with one entry an example, in the order of a's."""
+    """Return an argument of b's objective in the order of a's examples, if it has one entry per example."""
     listed_by_example = isinstance(argument, list) and len(argument) == count
     return [argument[j] for j in partners] if listed_by_example else argument
 
@@ -247,7 +246,9 @@ def _models(models: Any) -> tuple[Any, Any]:
         )
     for model in models:
         if model is not None:
-            backend_for(model)  # what is no model would else be passed over, and causes inside it never be tried
+            backend_for(
+                model
+            )  # otherwise an object that is no model would be skipped silently, and no cause inside it tested
     return (models[0], models[1])
 
 
@@ -262,7 +263,7 @@ def _calls(call: Any) -> tuple[Call | None, Call | None]:
 
 
 def _given(given: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
-    """A result, or results by name; files read."""
+    """Return a result, or results by name, loading those that are given as files."""
     if isinstance(given, EmbeddingGradients):
         return given
     if isinstance(given, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""Says for people where two models part, and what the weights there tell of it."""
+"""Sentences that describe the point at which two models diverge, and the weights there."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from embgrad.comparison.bisection.suspects import Suspect
 
 __all__ = ["Found", "by_weights", "module_of", "told"]
 
-#: How many weights are named in a sentence.
+#: The most weights that a sentence names.
 MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, see `Bisection`.
+    """The result of a search; the fields are described in `Bisection`.
 
     Attributes:
-        figures: those of the first point that parts; None where there are none.
-        notes: what else is to be said.
+        part: the smallest region that contains the difference; None if the search did not narrow it down.
+        figures: the figures of the first point that differs; None if there are none.
+        notes: further remarks for the text.
     """
 
     tolerance: float
@@ -39,7 +40,7 @@ class Found:
 
 
 def by_weights(found: Found) -> Found:
-    """What was found, with the module that the weights which differ belong to, where they say more than the points."""
+    """Return the result with the module of the differing weights, if these locate the difference better than the points."""
     modules = [one for one in dict.fromkeys(map(module_of, (w for w in found.parameters if w.differs))) if one]
     part = found.part
     if not modules or found.first is None:
@@ -49,7 +50,7 @@ def by_weights(found: Found) -> Found:
         piece = _piece(modules)
         return replace(found, part=Part(module, piece, found.after, found.first, ([], []), ()))
     inside = [_lies_in(one, part.module) for one in found.parameters if one.differs]
-    if not any(inside):  # what was found by the points alone was not the cause
+    if not any(inside):  # the region that the points alone suggest is not the cause
         return replace(found, part=replace(part, module=_around(modules), piece=_piece(modules)))
     if not all(inside):
         return found
@@ -62,12 +63,12 @@ def _lies_in(weight: Suspect, module: str | None) -> bool:
 
 
 def module_of(weight: Suspect | Weight) -> str | None:
-    """The module that a weight belongs to, in a checkpoint's names or by its own path; None for the model itself."""
+    """Return the module that a weight belongs to, by checkpoint name or by its own path; None for the model itself."""
     return weight.module or None if weight.canonical is None else weight.canonical.rpartition(".")[0]
 
 
 def _around(modules: Sequence[str]) -> str | None:
-    """The innermost module that holds all of these."""
+    """Return the innermost module that contains all of these modules."""
     paths = [one.split(".") for one in modules]
     shared = 0
     while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
@@ -76,18 +77,18 @@ def _around(modules: Sequence[str]) -> str | None:
 
 
 def _piece(modules: Sequence[str]) -> str | None:
-    """What the modules of a BERT are to people."""
+    """Return a readable name for these modules of a BERT; None if there is none."""
     layers = [LAYER.fullmatch(one) for one in modules]
     pieces = [PIECES.get(one if layer is None else layer[1], "") for one, layer in zip(modules, layers, strict=True)]
     if len({one.removesuffix(layer[1]) for one, layer in zip(modules, layers, strict=True) if layer is not None}) > 1:
-        return None  # several layers are no piece of one
+        return None  # the modules belong to several layers
     if len(pieces) > MOST_NAMED:
-        return None  # nor is a whole layer
+        return None  # a whole layer has no shorter name
     return ", ".join(pieces) if all(pieces) else None
 
 
 def told(found: Found) -> str:
-    """What was found, in sentences."""
+    """Return the sentences that describe the result."""
     if found.first is None:
         points = sum(1 for one in found.steps if one.name != "objective")
         end = " and in the objective" if points < len(found.steps) else ""

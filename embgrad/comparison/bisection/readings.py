@@ -1,4 +1,4 @@
-"""Reads values and gradients at many points of one model's forward pass, for who compares models point by point."""
+"""A reader of values and gradients at many points of a model's forward pass, for comparisons point by point."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ __all__ = ["Reader", "Reading"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read at a point.
+    """The value and the gradient at a point.
 
     Attributes:
-        value: the value, (example, position, dim) at a role, else in the tensor's own axes, examples first if that can be told.
-        gradient: likewise; None where the graph has no way from the objective to the point, or where it was not asked for.
+        value: the value, (example, position, dim) at a role, otherwise in the tensor's own axes, with examples first if these
+            can be determined.
+        gradient: the gradient, in the same axes; None if the objective does not depend on the point, or if it was not requested.
         is_batch: whether the first two axes are the batch's examples and positions.
-        shared: whether all examples share one tensor, whose gradient is then that of all of them: (1, position, dim).
+        shared: whether all examples share one tensor, whose gradient is then the sum over all of them: (1, position, dim).
     """
 
     value: np.ndarray
@@ -44,27 +45,27 @@ class Reading:
 
     @property
     def largest(self) -> float | None:
-        """The largest entry of the gradient; None where there is none."""
+        """The largest absolute entry of the gradient; None if there is no gradient."""
         return None if self.gradient is None else float(np.abs(self.gradient).max(initial=0.0))
 
 
 class Reader:
-    """One model on one batch.
+    """The readings of one model on one batch.
 
     Args:
         model: as in `gradients`.
-        batch: what it is run on.
+        batch: the batch that the model runs on.
         objective: as in `gradients`.
-        call: calls it in another way.
+        call: a function that calls the model, as in `gradients`.
 
     Attributes:
-        given: the objective as it was given.
-        points: what a forward pass reaches, by key.
-        roles: by role the keys of the points that can be read there.
-        objective: the objective's values, once gradients were read; None where it has none.
-        size: likewise of what they are made of, see `Respond`; 0 where that is not known.
-        dtype: the dtype in which the model computed, once something was read.
-        failure: why there are no gradients; None where there are.
+        given: the objective as the user passed it.
+        points: the points that a forward pass reaches, by key.
+        roles: the keys of the points that can be read at a role, by role.
+        objective: the objective's values, after gradients were read; None if it has none.
+        size: the magnitude of the numbers that the objective's values are computed from, see `Respond`; 0 if it is not known.
+        dtype: the dtype in which the model computed, after something was read.
+        failure: the reason why there are no gradients; None if there are.
     """
 
     def __init__(self, model: Any, batch: TokenBatch, objective: Any, call: Call | None = None) -> None:
@@ -85,7 +86,7 @@ class Reader:
                 self._places[key] = self._at_role(role, self.points[key])
             except (
                 UnsupportedError
-            ):  # it is not (example, position, dim) in this model, and so not what others have there
+            ):  # the value is not (example, position, dim), so it cannot be compared with that of another model
                 continue
             self.roles[role] = key
         self.objective: np.ndarray | None = None
@@ -94,26 +95,26 @@ class Reader:
         self.failure: EmbgradError | None = None
 
     def on(self, batch: TokenBatch) -> Reader:
-        """The same for another batch of as many examples and positions, whose points are where they were."""
+        """Return a reader of another batch with as many examples and positions, in which the points have the same keys."""
         other = copy.copy(self)
         other.batch = batch
         return other
 
     def weights(self) -> list[Weight]:
-        """The model's weights; none where the backend cannot tell them."""
+        """Return the model's weights; an empty list if the backend does not support this."""
         return weights_of(self.model) if "weights" in self.backend.supports else []
 
     def values(self, keys: Sequence[str]) -> dict[str, Reading]:
-        """What goes on at the points with these keys; nothing is pulled back."""
+        """Return the values at the points with these keys, without a backward pass."""
         request = Request(tuple(keys), lambda outputs: [], call=self._task.call)
         run = self.backend.run(self.model, self.batch, request)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 
     def gradients(self, keys: Sequence[str]) -> dict[str, Reading]:
-        """The values and the gradients at the points with these keys, from one pass, and the objective.
+        """Return the values and gradients at the points with these keys, from one pass; store the objective's values.
 
-        Where the objective cannot be pulled back, or is not finite, `failure` says so, and there are values alone.
+        If the objective has no gradient, or is not finite, set `failure` and return the values alone.
         """
         respond = self._task.respond(self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
@@ -128,17 +129,17 @@ class Reader:
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 
-    # Where things are
+    # Points, roles and axes
 
     def _seen(self) -> list[Point]:
         seen = list(self.backend.points(self.model, self.batch, self._task.call))
         try:
             return told_apart(self.backend, self.model, self.batch, self._task.call, seen)
-        except AmbiguousPointError:  # then no lookup is `word`, and all others are what they are
+        except AmbiguousPointError:  # then no lookup has the role `word`; the other roles are unaffected
             return [replace(point, roles=tuple(role for role in point.roles if role != WORD)) for point in seen]
 
     def _named(self) -> dict[str, str]:
-        """By role the point's key; several lookups of the ids are `word#0`, `word#1`, …"""
+        """Return the points' keys by role; several lookups of the ids are `word#0`, `word#1`, …"""
         words = [key for key, point in self.points.items() if WORD in point.roles]
         found = {f"{WORD}#{number}": key for number, key in enumerate(words)} if len(words) > 1 else {}
         for key, point in self.points.items():
@@ -148,9 +149,9 @@ class Reader:
         return found
 
     def _batch_axes(self) -> Mapping[str, int]:
-        """Where there are as many examples as positions: by key which of the first two axes is the examples.
+        """Return, by key, which of the first two axes holds the examples, if there are as many examples as positions.
 
-        A forward pass with one example less shows it, for all points at once.
+        A forward pass with one example less determines it for all points at once.
         """
         examples, positions = self.batch.shape
         if examples != positions or examples == 1:

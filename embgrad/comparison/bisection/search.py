@@ -1,4 +1,4 @@
-"""The search for the point at which two models part: over their roles forward, then backward, then inside the stretch."""
+"""The search for the point at which two models diverge: over roles forward, then backward, then inside the stretch."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["OBJECTIVE", "Found", "Search", "told"]
 
-#: The name of the step behind all points: the objective's values.
+#: The name of the last step: the objective's values.
 OBJECTIVE: Final = "objective"
 
-#: The roles of lookups, and what a checkpoint of a BERT calls their tables.
+#: The roles of lookups, with the names of their tables in a BERT checkpoint.
 TABLES: Final = {
     WORD: "embeddings.word_embeddings.weight",
     POSITION: "embeddings.position_embeddings.weight",
     TYPE: "embeddings.token_type_embeddings.weight",
 }
 
-#: The role that the last layer has beside its number.
+#: The second role of the last layer, in addition to the one with its number.
 LAST: Final = f"{LAYER}.-1"
 
-#: How often a model is run: for its values and gradients, twice for its randomness, and inside the stretch.
+#: The number of runs of each model: one for values and gradients, two for its randomness, one inside the stretch.
 PASSES: Final = 4
 
 
 class Search:
-    """One search.
+    """One search for the point at which two models diverge.
 
     Args:
-        a: the one model.
-        b: the other.
-        batch: what both are run on.
-        tolerance: what the user gave; None for what the models' dtype and depth make of it.
-        report: takes the passes that are done, and their number.
+        a: the first model.
+        b: the second model.
+        batch: the batch that both models run on.
+        tolerance: the tolerance that the user chose; None for one from the models' dtype and depth.
+        report: takes the number of passes done, and the number of all passes.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Search:
         self._real = batch.real
 
     def run(self) -> Found:
-        """Search."""
+        """Run the search and return its result."""
         read = tuple(self._read(side) for side in (self._a, self._b))
         failures = [side.reader.failure for side in (self._a, self._b)]
         if isinstance(failures[0], ObjectiveError) and failures[1] is not None:
@@ -81,7 +81,7 @@ class Search:
         inside = [one for one in found.steps if one.name not in self._names]
         return replace(found, steps=(*marked, *inside), notes=(*found.notes, *self._notes()))
 
-    # What is read
+    # Readings
 
     def _read(self, side: Side) -> dict[str, Reading]:
         keys = [side.reader.roles[name] for name in self._names]
@@ -110,7 +110,7 @@ class Search:
         values = [side.reader.objective for side in (self._a, self._b)]
         if values[0] is not None and values[1] is not None and values[0].shape == values[1].shape:
             figures = figures_of(values[0], values[1])
-            # What cancels in it leaves the rounding of what it was made of.
+            # If terms cancel in the objective, its rounding error is that of the terms.
             own, made_of = float(np.linalg.norm(values[0])), self._a.reader.size / max(values[0].size, 1) ** 0.5
             if 0 < own < made_of:
                 figures = replace(figures, relative_l2=figures.relative_l2 * own / made_of)
@@ -121,10 +121,10 @@ class Search:
         self._done = min(self._done + passes, 2 * PASSES)
         self._report(self._done, 2 * PASSES)
 
-    # What is found
+    # Results
 
     def _random(self, read: Sequence[Mapping[str, Reading]]) -> Found | None:
-        """Where a model differs from itself; that of b, where both do."""
+        """Return the point where a model's runs differ from one another, for b if both models' do; None if neither model's do."""
         found: dict[str, Found] = {}
         random: dict[str, str] = {}
         for label, side, own in (("a", self._a, read[0]), ("b", self._b, read[1])):
@@ -164,7 +164,7 @@ class Search:
         return self._with(base, narrow, low, high, name == OBJECTIVE)
 
     def _failed(self, steps: Sequence[Step]) -> Found | None:
-        """One model's objective has no value or no gradient, and the other's has."""
+        """Return the result if one model's objective has no value or no gradient, and the other model's has."""
         sides = ("a", self._a), ("b", self._b)
         failures = [(label, failure) for label, side in sides if (failure := side.reader.failure) is not None]
         if len(failures) != 1:
@@ -203,7 +203,7 @@ class Search:
     def _with(
         self, base: Found, part: Part | None, low: tuple[float, float], high: tuple[float, float], head: bool
     ) -> Found:
-        """With the part that was narrowed down to, and its weights; without one, with those of the whole stretch."""
+        """Return the result with the narrowed region and its weights; without a region, with the weights of the whole stretch."""
         if part is None:
             weights = (self._a.owned(low[0], high[0]), self._b.owned(low[1], high[1]))
             return by_weights(replace(base, parameters=suspects(self._a, self._b, weights)))
@@ -211,7 +211,7 @@ class Search:
         parameters = suspects(self._a, self._b, part.weights)
         return by_weights(replace(base, first=first, part=part, steps=part.steps, parameters=parameters))
 
-    # Where things are
+    # Positions of points and tables
 
     def _key(self, number: int, name: str) -> str:
         return (self._a, self._b)[number].reader.roles[name]
@@ -219,7 +219,7 @@ class Search:
     def _stretch(
         self, name: str, sides: tuple[Side, Side], below: str | None = None
     ) -> tuple[tuple[float, float], tuple[float, float], tuple[str, str]]:
-        """The times between which a role's tensor is made, on both sides, and the paths of what makes it."""
+        """Return the times between which a role's tensor is computed, on both sides, and the paths of the enclosing blocks."""
         before = self._names[: self._names.index(name)] if name in self._names else self._names
         lower = below if below is not None else next((one for one in reversed(before) if not _is_lookup(one)), None)
         low, high = [], []
@@ -232,13 +232,13 @@ class Search:
         return (low[0], low[1]), (high[0], high[1]), (paths[0], paths[1]) if shown else _heads(paths[0], paths[1])
 
     def _path(self, side: Side, name: str | None) -> str:
-        """The path of a layer; without a name that of the last one."""
+        """Return the path of a layer; without a name that of the last layer."""
         layers = [one for one in self._names if one.startswith(f"{LAYER}.")]
         key = side.reader.roles[name or layers[-1]] if name or layers else None
         return "" if key is None else side.points[key].path
 
     def _tables(self, side: Side, name: str) -> list[Weight]:
-        """The table that is looked up at a role."""
+        """Return the table that a role's lookup reads."""
         source = TABLES[name.partition("#")[0]]
         known = [one for one in side.weights if one.canonical == source]
         lookup = side.points[side.reader.roles[name]].lookup
@@ -249,7 +249,7 @@ class Search:
         return (named or fitting)[:1]
 
     def _rows(self, name: str) -> tuple[str, ...]:
-        """What is said where a lookup parts because other rows are looked up."""
+        """Return a note if the two models look up different rows at a role."""
         if name.partition("#")[0] not in TABLES:
             return ()
         rows = []
@@ -268,7 +268,7 @@ class Search:
         return [replace(one, agrees=False) if one.name == found.first else one for one in steps]
 
     def _unseen(self, read: Sequence[Mapping[str, Reading]]) -> tuple[str, ...]:
-        """What is said of gradients that were not compared, since neither model has them."""
+        """Return a note about gradients that were not compared because neither model has them."""
         names = [name for name in self._names if all(one[name].gradient is None for one in read)]
         if not names:
             return ()
@@ -282,7 +282,7 @@ class Search:
         return (*self._depths(), *computed)
 
     def _depths(self) -> tuple[str, ...]:
-        # The last layer has two roles.
+        # The last layer has two roles, so that it would count twice.
         counts = [max(0, _layers(side) - 1) for side in (self._a, self._b)]
         same = self._a.reader.backend.name == self._b.reader.backend.name
         told = not same or any(one.startswith(f"{LAYER}.") for one in self._names)
@@ -290,15 +290,15 @@ class Search:
 
 
 def _layers(side: Side) -> int:
-    """The number of roles of layers."""
+    """Return the number of roles of layers."""
     return sum(role.startswith(f"{LAYER}.") for role in side.reader.roles)
 
 
 def _common(a: Side, b: Side) -> list[str]:
-    """The roles that both have, in the order of the forward pass.
+    """Return the roles that both models have, in the order of the forward pass.
 
-    Layers, and what comes before them, are each other's where there are as many of them, or where they are called the same:
-    in a model whose layers all lie side by side, which of them are the repeated ones may hang on how they are counted.
+    Layers, and the roles before them, match if both models have the same number of layers, or if their paths are equal: in a
+    model whose layers are all siblings, which of them count as the repeated ones may depend on how they are counted.
     """
     names = [role for role in a.reader.roles if role in b.reader.roles and role != LAST]
     if _layers(a) != _layers(b):
@@ -320,12 +320,12 @@ def _common(a: Side, b: Side) -> list[str]:
 
 
 def _called(side: Side, role: str) -> str:
-    """The path of the point with a role, without the numbers that differ from one copy of a model to the next."""
+    """Return the path of the point with a role, without the counters that differ between two copies of a model."""
     return uncounted(side.points[side.reader.roles[role]].path)
 
 
 def _heads(a: str, b: str) -> tuple[str, str]:
-    """What two paths have before the end that they share: "bert." and "" of `bert.encoder.layer.3` and `encoder.layer.3`."""
+    """Return what two paths have before their common end: "bert." and "" for `bert.encoder.layer.3` and `encoder.layer.3`."""
     shared = 0
     while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:
         shared += 1

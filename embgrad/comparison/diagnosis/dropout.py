@@ -1,4 +1,4 @@
-"""The hypothesis that one side ran with dropout on: models are run several times, and their runs compared."""
+"""The hypothesis that one side ran with dropout: models are run several times, and their runs compared."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from embgrad.comparison.diagnosis.rerun import Source, Variant
 
 __all__ = ["dropout", "random_model"]
 
-#: How many times a model is run.
+#: The number of runs of a model.
 DRAWS: Final = 6
 
-#: How alike the runs must be among each other, as a cosine: where they are hardly alike, any gradient would pass for one.
+#: The least mean cosine between runs: if they are less similar, any gradient would look like one of them.
 LEAST_ALIKE: Final = 0.15
 
-#: By what factor the target's distances may be outside of those that the runs have.
+#: The factor by which the target's distances may lie outside the range of the runs' distances.
 BEYOND: Final = 1.25
 
 
 def dropout(source: Source) -> Finding | None:
-    """Whether the target lies among the source's model's runs in training mode as these lie among each other.
+    """Return a finding if the target's distances to the model's runs in training mode are like the runs' distances to each other.
 
-    The random numbers differ from run to run, so that the target itself cannot be predicted; what can be is how far it lies
-    from each run, and how far from the source. Other faults of that size would pass too, so that this is asked only where
-    something else says that the target is no result of the evaluation mode.
+    The random numbers differ from run to run, so that the target itself cannot be predicted, but only its distance from each run
+    and from the source. Other faults of that size would pass this test too. It is therefore used only if the recorded mode says
+    that the target was not computed in evaluation mode.
     """
     case = source.case
     runs = _draws(source, training=True)
@@ -54,7 +54,7 @@ def dropout(source: Source) -> Finding | None:
 
 
 def random_model(source: Source) -> Finding | None:
-    """Whether the source's model gives another gradient each time, though it is in evaluation mode."""
+    """Return a finding if the source's model gives another gradient each time it runs in evaluation mode."""
     case = source.case
     runs = _draws(source, training=False)
     if runs is None:
@@ -77,12 +77,12 @@ def _finding(text: str, explained: float, away: float, side: str) -> Finding:
 
 
 def _draws(source: Source, *, training: bool) -> list[np.ndarray] | None:
-    """The model's gradients from several runs, each with other random numbers, where it draws any; flat, where compared."""
+    """Return the model's flat gradients from several runs with different random numbers, at the positions that are compared."""
     case, runs = source.case, []
     for _ in range(DRAWS):
         run = source.attempt("dropout", lambda: source.result(Variant(("dropout",), "", training=True)))
         if run is not None and not training:
-            # That one has moved the random generators, which evaluation mode puts back.
+            # The run in training mode has advanced the random generators; evaluation mode alone would restore them.
             run = source.attempt("dropout", lambda: source.result(Variant(("dropout",), "")))
         if run is None:
             return None

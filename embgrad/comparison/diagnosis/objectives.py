@@ -1,4 +1,4 @@
-"""Hypotheses that the two are gradients of different objectives, and objectives that stand for what goes wrong."""
+"""Hypotheses that the two are gradients of different objectives, with objectives that reproduce common faults."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["OtherObjective", "Seen"]
 
 
 class Seen(Objective):
-    """An objective that goes by another mask than the model.
+    """An objective that uses another mask than the model.
 
     Args:
         inner: the objective.
-        mask: what it goes by; None for none.
+        mask: the mask that the objective uses; None for no mask.
     """
 
     any_shape = True
@@ -32,7 +32,7 @@ class Seen(Objective):
         self._mask = mask
 
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-        """The inner objective's, with its own mask."""
+        """Return the inner objective's values and cotangents, with the objective's mask."""
         return self._inner.evaluate(output, batch.replace(mask=self._mask))
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +56,7 @@ class OtherObjective:
     cause: ClassVar[str] = "other-objective"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The sum, the logit, the probability and the cross-entropy of the same entry, shifted labels, and the target's own."""
+        """Yield the sum; the logit, probability and cross-entropy of the same entry; shifted labels; the target's objective."""
         own, target = source.objective, source.target
         place: dict[str, Any] = {"output": own.output, "position": own.position}
         entry = own.labels if isinstance(own, CrossEntropy) else getattr(own, "index", None)

@@ -1,4 +1,4 @@
-"""Causes that the results themselves tell of: they remember to have been made in different ways."""
+"""Causes that the results record: differences in how they were computed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["remembered"]
 
 
 def remembered(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[Finding]:
-    """What differs in how the two were made, and is sure to make a difference: the mode, the point, the objective, the ids.
+    """Yield recorded differences that are certain to have an effect: the mode, the point, the objective and the ids.
 
-    None of these is measured: how much of the difference it explains takes the models.
+    None of these is measured: how much of the difference they explain can only be measured with the models.
     """
     for one, name, other in ((a, "a", "b"), (b, "b", "a")):
         if one.provenance.get("training") and not (b if one is a else a).provenance.get("training"):

@@ -1,4 +1,4 @@
-"""Tries causes that take another run of a model: one after the other, then two at once."""
+"""Tests of causes that need another run of a model: one after the other, then two at once."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from embgrad.comparison.diagnosis.weights import AttentionScale, Beside, Differe
 
 __all__ = ["tried"]
 
-#: How many pairs of causes are run together, of those that would explain most if their effects added up.
+#: The most pairs of causes that are run together: those that would explain most if their effects added up.
 MOST_PAIRS: Final = 16
 
-#: From which share of the difference on that the usual epsilons explain, the one that fits is sought.
+#: The share of the difference that a usual epsilon must explain before the best fitting epsilon is searched for.
 WORTH_FITTING: Final = 0.3
 
-#: The number of the last of the groups that are likely, and cheap.
+#: The index of the last group of causes that are likely and cheap to test.
 LIKELY: Final = 2
 
-#: From which share of the difference on, which a model's own randomness explains, nothing else is tried.
+#: The share of the difference explained by a model's randomness from which no other cause is tested.
 MOSTLY_RANDOM: Final = 0.5
 
-#: How many times it is corrected.
+#: The number of corrections of the fitted epsilon.
 STEPS: Final = 5
 
 
 def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding], notes: list[str]) -> None:
-    """Run the models in other ways, and add what comes of it.
+    """Run the models in other ways, and append the candidates, findings and notes that result.
 
     Args:
-        cases: the question in both directions.
-        found: the candidates, to which those are added that predict numbers.
-        further: findings, to which one is added where a model is random, which predicts none.
-        notes: to which is added what could not be tried.
+        cases: both directions of the comparison.
+        found: the list of candidates that predict numbers, which is extended.
+        further: the list of findings, which is extended if a model is random, since that predicts no numbers.
+        notes: the list of notes, which is extended by what could not be tested.
     """
     sources, away = [], []
     for case in cases:
@@ -77,7 +77,7 @@ def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding],
 
 
 def _random(sources: Sequence[Source]) -> list[Finding]:
-    """Where nothing predicts the numbers: whether a model draws random ones, or one side is remembered to be of training."""
+    """Return a finding if a model draws random numbers, or if one side is recorded to come from training mode."""
     found = [random_model(source) for source in sources]
     found += [dropout(source) for source in sources if source.case.target.provenance.get("training")]
     return [one for one in found if one is not None][:1]
@@ -95,10 +95,10 @@ class _Trial:
         self._runs: list[tuple[Variant, np.ndarray]] = []
 
     def run_all(self, *, settled: bool) -> None:
-        """Run one group of causes after the other, until one explains all; or else two causes at once.
+        """Run one group of causes after the other, until one explains everything; otherwise two causes at once.
 
         Args:
-            settled: something explains all that was made to fit: only the likely causes are tried beside it.
+            settled: whether a fitted candidate explains everything already, so that only the likely causes are tested too.
         """
         for number, group in enumerate(self.groups()):
             self.run(group())
@@ -107,7 +107,7 @@ class _Trial:
         self.run(self.pairs())
 
     def groups(self) -> Iterator[Callable[[], Iterable[Variant]]]:
-        """The causes, the likely and cheap ones first; a group is tried only where none before explains all."""
+        """Yield the groups of causes, likely and cheap ones first; a group is tested only if none before explains everything."""
         supports = backend_for(self._source.case.model).supports
         yield lambda: DifferentWeights().variants(self._source, self._beside) if "weights" in supports else ()
         yield self._asked
@@ -121,7 +121,7 @@ class _Trial:
             yield lambda: MisplacedWeights().variants(self._source, self._beside)
 
     def run(self, variants: Iterable[Variant]) -> None:
-        """Run each, and see what it explains, by itself, rearranged, and times a number."""
+        """Run each variant, and test what it explains, by itself, rearranged, and times a number."""
         case = self._source.case
         for variant in self._guarded("a cause", variants):
             values = self._source.values(variant)
@@ -130,7 +130,7 @@ class _Trial:
             self._runs.append((variant, values))
             self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
             if variant.fitted and variant.weights and any(is_exact(one) for one in self.found):
-                return  # further guesses at weights would say no more
+                return  # further guesses at weights would add nothing
 
     def _see(self, prediction: Prediction, case: Case) -> None:
         further = [
@@ -144,12 +144,12 @@ class _Trial:
         self.found.extend(candidates(case, [prediction, *further], self._factors))
 
     def _is_source(self, values: np.ndarray, tolerances: float = 1.0) -> bool:
-        """Whether a run gave what the source holds, to so many tolerances."""
+        """Return whether a run gave the source's values, up to this number of tolerances."""
         own, tolerance = self._source.case.values, self._source.case.tolerance
         return float(np.linalg.norm(values - own)) <= tolerances * tolerance * float(np.linalg.norm(own))
 
     def _guarded(self, cause: str, variants: Iterable[Variant]) -> Iterator[Variant]:
-        """The variants, up to one that cannot even be thought up, as that takes a forward pass too, which may fail."""
+        """Yield the variants, up to one whose construction fails, since that may take a forward pass."""
         left = iter(variants)
         while (variant := self._source.attempt(cause, lambda: next(left, None))) is not None:
             yield variant
@@ -176,12 +176,12 @@ class _Trial:
     ) -> Iterator[Variant]:
         itself = hypothesis.itself(self._inside)
         values = None if itself is None else self._source.values(itself)
-        # What is put in its own place must compute what was there: else the stretch is not what it looked like.
+        # A function that replaces itself must change nothing; otherwise the stretch does not compute that function.
         if values is not None and self._is_source(values, tolerances=10):
             yield from variants(self._source, self._inside)
 
     def _fitted_epsilon(self) -> Iterator[Variant]:
-        """The epsilon that explains most, between the usual ones: sought from the best of these, as the effect grows with it."""
+        """Yield the epsilon that explains most, searched from the best usual one, as the effect grows with the epsilon."""
         case, hypothesis = self._source.case, LayerNormEpsilon()
         usual = [
             (one.number, values) for one, values in self._runs if one.causes == hypothesis.causes and one.number >= 0
@@ -203,7 +203,7 @@ class _Trial:
         yield variant
 
     def pairs(self) -> Iterator[Variant]:
-        """Two causes at once: any two of the inputs, and those that would explain most if their effects added up."""
+        """Yield two causes at once: any two changes of inputs, and those that would explain most if their effects added up."""
         case = self._source.case
         counted = case.matched
         wanted = (case.wanted - case.values)[counted].ravel()
@@ -216,7 +216,7 @@ class _Trial:
                 if both is None:
                     continue
                 if self._runs[i][0].batch and self._runs[j][0].batch:
-                    inputs.append(both)  # whose effects seldom add up
+                    inputs.append(both)  # effects of inputs seldom add up
                 else:
                     others.append((float(np.linalg.norm(wanted - one - effects[j])), len(others), both))
         yield from inputs[:MOST_PAIRS]

@@ -17,10 +17,10 @@ from embgrad.engine.weights import weights_of
 
 __all__ = ["Difference", "differing_weights", "is_bias", "module_of", "name_of"]
 
-#: The relative L2 from which two weights are not the same: beyond what writing them in single precision would leave.
+#: The relative L2 from which two weights differ: more than the rounding error of storing them in single precision.
 SAME: Final = 1e-6
 
-#: The cause of a difference about which nothing more is known.
+#: The cause of a difference without a more specific one.
 DIFFERENT: Final = "different-weight"
 
 
@@ -29,10 +29,10 @@ class Difference:
     """The other model's value of a weight that differs, and why.
 
     Attributes:
-        given: its value, laid as the model has it.
+        given: the other model's value, in the model's layout.
         cause: a key of `embgrad.comparison.diagnosis.findings.CAUSES`.
-        text: what the other model has, behind "has"; the same for weights that differ together.
-        own: whether the text is of what the model itself has.
+        text: what the other model has, as the object of "has"; the same for weights that differ together.
+        own: whether the text describes what the model itself has.
     """
 
     given: np.ndarray = field(repr=False)
@@ -42,14 +42,14 @@ class Difference:
 
 
 def differing_weights(model: object, other: object) -> dict[str, Difference] | None:
-    """Return by the model's native names those weights that differ in the other model, or that it lacks.
+    """Return the weights that differ in the other model, or that it lacks, by the model's native names.
 
     Args:
-        model: the one model.
-        other: the other.
+        model: the first model.
+        other: the second model.
 
     Returns:
-        The differences; None where the two models have too few names in common.
+        The differences; None if the two models have too few names in common.
     """
     own, others = weights_of(model), weights_of(other)
     same = backend_for(model).name == backend_for(other).name
@@ -71,12 +71,12 @@ def differing_weights(model: object, other: object) -> dict[str, Difference] | N
 
 
 def is_bias(weight: Weight) -> bool:
-    """Return whether a weight is called a bias."""
+    """Return whether a weight is named a bias."""
     return "bias" in leaf_of(weight)
 
 
 def name_of(weight: Weight) -> str:
-    """Return a weight's name for people."""
+    """Return a weight's readable name."""
     return weight.canonical or weight.name
 
 
@@ -93,7 +93,7 @@ def _laid_as(one: Weight, other: Weight, *, same: bool) -> np.ndarray:
 
 
 def _alone(weight: Weight, value: np.ndarray, given: np.ndarray) -> Difference:
-    """Describe the difference of one weight without a look at other weights."""
+    """Describe the difference of one weight, regardless of other weights."""
     name = name_of(weight)
     if not (given.any() and value.any()):
         return Difference(
@@ -111,7 +111,7 @@ def _alone(weight: Weight, value: np.ndarray, given: np.ndarray) -> Difference:
 def _rounded(
     weights: Mapping[str, Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
-    """Return the weights that are the other side's rounded to half precision."""
+    """Return the weights that are the other model's rounded to half precision."""
     for dtype, own in itertools.product(HALVES, (False, True)):
         sides = {name: (given, values[name]) if own else (values[name], given) for name, given in differing.items()}
         names = [name for name, (exact, coarse) in sides.items() if _near(coarse, _in_half(exact, dtype))]
@@ -126,13 +126,13 @@ def _rounded(
 def _swapped(
     own: Sequence[Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
-    """Return the weights that have changed places: both differ, and each is what the other was."""
+    """Return the weights that are swapped: both differ, and each has the other's value."""
     moved = [weight for weight in own if weight.name in differing]
     sizes = {one.name: (_size(values[one.name]), _size(differing[one.name])) for one in moved}
     partner: dict[str, Weight] = {}
 
     def holds(one: Weight, other: Weight) -> bool:
-        """Return whether one is now what the other was; most that are not differ in length, which takes no pass over both."""
+        """Return whether the first weight now has the other's value; comparing lengths first avoids most of the full passes."""
         own_size, size = sizes[other.name][0], sizes[one.name][1]
         return abs(size - own_size) <= 2 * SAME * own_size and _near(differing[one.name], values[other.name])
 
@@ -154,7 +154,7 @@ def _exchange(
     values: Mapping[str, np.ndarray],
     differing: Mapping[str, np.ndarray],
 ) -> str:
-    """Name two modules as swapped where all that differs between them has moved, and else two weights."""
+    """Name two modules as swapped if all that differs between them is swapped, otherwise two weights."""
     names = sorted((name_of(one), name_of(partner[one.name])))
     modules = sorted((module_of(one), module_of(partner[one.name])))
     sides = [{leaf_of(weight): weight for weight in own if module_of(weight) == module} for module in modules]
@@ -170,7 +170,7 @@ def _exchange(
 def _lacking(
     alone: Sequence[Weight], pairs: Sequence[tuple[Weight, Weight]], values: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, Difference]]:
-    """Yield the parameters that are missing in a module which the other model has: a bias counts as zeros, a gain as ones."""
+    """Yield the parameters that the other model lacks in a module that it has: a bias counts as zeros, a gain as ones."""
     shared = {module_of(one) for one, _ in pairs}
     for weight in alone:
         if module_of(weight) not in shared or len([size for size in weight.shape if size != 1]) > 1:
@@ -183,7 +183,7 @@ def _lacking(
 
 
 def with_table(found: Mapping[str, Difference], tables: Sequence[str]) -> dict[str, Difference]:
-    """Return the same differences, where those of the tables in which the ids are looked up have their own cause."""
+    """Return the same differences, with a cause of their own for the tables in which the ids are looked up."""
     return {
         name: replace(one, cause="different-table") if name in tables and one.cause == DIFFERENT else one
         for name, one in found.items()
@@ -191,7 +191,7 @@ def with_table(found: Mapping[str, Difference], tables: Sequence[str]) -> dict[s
 
 
 def _in_half(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round the values to half precision, and widen them again."""
+    """Return the values rounded to half precision, as float32."""
     single = value.astype(np.float32)
     if dtype == "float16":
         with np.errstate(over="ignore"):

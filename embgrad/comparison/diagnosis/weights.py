@@ -1,4 +1,4 @@
-"""Hypotheses that a weight is not what it should be: known from both models, or guessed from one model."""
+"""Hypotheses that a weight is wrong: known from both models, or guessed from one model."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from embgrad.forward.points import WORD
 
 __all__ = ["AttentionScale", "Beside", "DifferentWeights", "MisplacedWeights"]
 
-#: How many differing weights are tried one by one.
+#: The most differing weights that are tested one by one.
 MOST_SINGLY: Final = 12
 
-#: How many guesses are made where the other model is not at hand.
+#: The most guesses if the other model is not available.
 MOST_GUESSES: Final = 200
 
-#: How many scales of single layers' attention are tried where one model is at hand alone.
+#: The most scales of single layers' attention that are tested if only one model is available.
 MOST_SCALES: Final = 100
 
-#: What models call the module that projects to queries, and the module or the weight that projects to queries, keys and values.
+#: Common names of the module that projects to queries, and of the module or weight that projects to queries, keys and values.
 QUERY: Final = re.compile(r"(^|[._/])(query|q_proj|q_lin|to_q|wq|w_q|q|proj_query|query_proj)([._/]|$|_weight|_bias)")
 PACKED: Final = re.compile(r"(^|[._/])(c_attn|qkv|in_proj|wqkv|Wqkv|qkv_proj)([._/]|$|_weight|_bias)")
 
 
 class Beside:
-    """The weights of the source's model, beside those of the target's where that is at hand."""
+    """The weights of the source's model, compared with those of the target's model if that is available."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     @cached_property
     def differing(self) -> Mapping[str, Difference] | None:
-        """Those that the target's model has otherwise; None where it is not at hand, or has too few weights in common."""
+        """The weights that differ in the target's model; None if it is not available, or has too few weights in common."""
         case = self._source.case
         if case.other is None:
             return None
@@ -63,17 +63,17 @@ class Beside:
         if value.shape != (source.vocab, source.values.shape[-1]):
             return False
         if self._source.at != WORD or source.activations.shape != (*source.ids.shape, value.shape[1]):
-            return True  # which ids were looked up is not known
+            return True  # the ids that were looked up are not known
         return np.allclose(value[source.ids], source.activations, rtol=1e-2, atol=1e-6)
 
 
 class DifferentWeights:
-    """What differs between the weights of the two models, by name."""
+    """The hypothesis that the weights which differ between the two models explain the difference."""
 
     cause: ClassVar[str] = "different-weight"
 
     def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
-        """Yield the target's weights in the source's model: all that differ, and where they are few each by itself."""
+        """Yield the target's weights in the source's model: each group by itself if there are few, and all that differ."""
         differing = beside.differing
         if not differing:
             return
@@ -87,17 +87,17 @@ class DifferentWeights:
 
 
 class MisplacedWeights:
-    """A missing bias, a transposed square weight, or two swapped modules: guessed without the other model.
+    """The hypothesis of a missing bias, a transposed square weight, or two swapped modules, guessed without the other model.
 
-    A guess counts only where it gives the target to rounding.
+    A guess is a finding only if it gives the target up to rounding.
     """
 
     cause: ClassVar[str] = "transposed-weight"
 
     def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
-        """Yield each bias as zeros, and all of them; each square weight transposed; each two modules of one parent swapped."""
+        """Yield all biases as zeros, and each bias; each square weight transposed; each two modules of one parent swapped."""
         if beside.differing is not None:
-            return  # the two models' weights were compared, which says more
+            return  # the two models' weights were compared directly, which is more informative
         weights = weights_of(source.case.model)
         guesses = itertools.chain(
             self._lost(weights, source), self._transposed(weights, source), self._swapped(weights, source)
@@ -142,20 +142,20 @@ class MisplacedWeights:
 
 
 class AttentionScale:
-    """Another factor at attention's scores, such as a 1/√d that is missing: the queries times a number give the same scores.
+    """The hypothesis of another factor at attention's scores, such as a missing 1/√d, tested by scaling the queries.
 
-    The number is a root of a divisor of the width, as the heads' width and their number are. It counts only where it gives the
-    target to rounding.
+    The number is a root of a divisor of the width, as the heads' width and their number are. It is a finding only if it gives the
+    target up to rounding.
     """
 
     cause: ClassVar[str] = "attention-scale"
 
     def variants(self, source: Source, beside: Beside, inside: Inside) -> Iterator[Variant]:
-        """Yield each number in all layers; and in one layer, which is known from both models, and guessed from one."""
+        """Yield each number in all layers, and in one layer, which is known from both models or guessed from one."""
         layers = _queries(weights_of(source.case.model))
         known = beside.differing or {}
         if not layers or any(weight.name in known for found in layers.values() for weight, _ in found):
-            return  # or else the difference lies in the weights
+            return  # there are no queries, or their weights differ
         sizes = _widths(layers)
         numbers = [n for n in range(2, max(sizes) + 1) if any(size % n == 0 for size in sizes)]
         factors = [(f"√{n}", n**0.5) for n in numbers] + [(f"1/√{n}", n**-0.5) for n in numbers]
@@ -184,7 +184,7 @@ class AttentionScale:
 
 
 def _queries(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:
-    """Return by module the weights that project to queries, and of how many equal parts the queries are the first."""
+    """Return by module the weights that project to queries, and the number of equal parts of which the queries are the first."""
     found: dict[str, list[tuple[Weight, int]]] = {}
     for weight in weights:
         last = f"{module_of(weight).rpartition('.')[2]}.{leaf_of(weight)}"
@@ -195,7 +195,7 @@ def _queries(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:
 
 
 def _widths(layers: Mapping[str, Sequence[tuple[Weight, int]]]) -> set[int]:
-    """Return the sizes of these weights' axes, without other parts."""
+    """Return the sizes of these weights' axes, without keys and values."""
     found = (one for held in layers.values() for one in held if one[0].is_matrix)
     return {size for weight, share in found for size in (weight.shape if share == 1 else (min(weight.shape),))}
 
@@ -210,7 +210,7 @@ def _substituting(differing: Mapping[str, Difference], source: Source) -> Varian
 
 
 def _having(differing: Mapping[str, Difference], source: Source) -> Iterator[str]:
-    """Yield what the target's model has, and what the source's has."""
+    """Yield what the target's model has, and what the source's model has."""
     for own, name in ((False, source.target), (True, source.named)):
         texts = list(dict.fromkeys(one.text for one in differing.values() if one.own is own))
         more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
