@@ -69,8 +69,8 @@ class Bisection:
             "after": self.after,
             "module": self.module,
             "piece": self.piece,
-            "parameters": [one.to_dict() for one in self.parameters],
-            "steps": [one.to_dict() for one in self.steps],
+            "parameters": [weight.to_dict() for weight in self.parameters],
+            "steps": [step.to_dict() for step in self.steps],
             "tolerance": self.tolerance,
             "random": dict(self.random),
             "labels": list(self.labels),
@@ -78,14 +78,16 @@ class Bisection:
         }
 
     def __repr__(self) -> str:
-        width = max([len("point"), *(len(one.name) for one in self.steps)])
+        width = max([len("point"), *(len(step.name) for step in self.steps)])
         lines = [f"b = {self.labels[1]} against a = {self.labels[0]}", f"{'point':>{width}}   forward  backward"]
-        for one in self.steps:
+        for step in self.steps:
             figures = "".join(
                 f"{'-' if figure is None else f'{figure.relative_l2:.1e}':>10}"
-                for figure in (one.forward, one.backward)
+                for figure in (step.forward, step.backward)
             )
-            lines.append(f"{one.name:>{width}}{figures}{'' if one.agrees else '  parts'}{one.note and f'  {one.note}'}")
+            lines.append(
+                f"{step.name:>{width}}{figures}{'' if step.agrees else '  diverges'}{step.note and f'  {step.note}'}"
+            )
         return "\n".join([*lines, self.text])
 
 
@@ -134,7 +136,7 @@ def bisect(
     """
     from embgrad.comparison.bisection.pair import Side
     from embgrad.comparison.bisection.readings import Reader
-    from embgrad.comparison.bisection.search import Search, told
+    from embgrad.comparison.bisection.search import Search, describe
 
     tolerance = checked_tolerance(tolerance)
     expect_callable(call_a, "call_a")
@@ -143,24 +145,24 @@ def bisect(
     first, second = _pair(objective)
     with reporter(progress) as report:
         a, b = (
-            Side(Reader(model, tokens, one, call))
-            for model, one, call in ((model_a, first, call_a), (model_b, second, call_b))
+            Side(Reader(model, tokens, own_objective, call))
+            for model, own_objective, call in ((model_a, first, call_a), (model_b, second, call_b))
         )
-        found = Search(a, b, tokens, tolerance, report).run()
+        result = Search(a, b, tokens, tolerance, report).run()
     labels = (f"{side.reader.backend.name} {described(side.reader.model)}" for side in (a, b))
-    part = found.part
+    region = result.region
     return Bisection(
-        first=found.first,
-        direction=found.direction,
-        after=found.after,
-        module=None if part is None else part.module,
-        piece=None if part is None else part.piece,
-        parameters=found.parameters,
-        steps=found.steps,
-        tolerance=found.tolerance,
-        random=found.random,
+        first=result.first,
+        direction=result.direction,
+        after=result.after,
+        module=None if region is None else region.module,
+        piece=None if region is None else region.piece,
+        parameters=result.parameters,
+        steps=result.steps,
+        tolerance=result.tolerance,
+        random=result.random,
         labels=(next(labels), next(labels)),
-        text=told(found),
+        text=describe(result),
     )
 
 

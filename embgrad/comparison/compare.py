@@ -25,11 +25,11 @@ __all__ = ["compare"]
 #: What to do if two gradients differ and no cause explains the difference.
 ADVICE = (
     "No known cause explains the difference. embgrad.bisect(model_a, model_b, batch, objective) finds the first point, forward "
-    "and then backward, at which the two models part."
+    "and then backward, at which the two models diverge."
 )
 ADVICE_WITH_MODELS = (
-    "No known cause can be told from the numbers alone. Pass models=(model_a, model_b), so that causes inside a model can be "
-    "tried, or find the first point at which the two part with embgrad.bisect(model_a, model_b, batch, objective)."
+    "The numbers alone show no known cause. Pass models=(model_a, model_b) to test causes inside a model, or find the first "
+    "point at which the two models diverge with embgrad.bisect(model_a, model_b, batch, objective)."
 )
 
 
@@ -93,12 +93,14 @@ def compare(
     """
     tolerance = checked_tolerance(tolerance)
     models, calls = _models(models), _calls(call)
-    first, second = _given(a, "a"), _given(b, "b")
+    first, second = _results_of(a, "a"), _results_of(b, "b")
     if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
         return _compared(first, second, models, tolerance, calls)
     if not (isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys()):
         raise PointError(_other_names(first, second))
-    return Comparisons({name: _compared(one, second[name], models, tolerance, calls) for name, one in first.items()})
+    return Comparisons(
+        {name: _compared(result, second[name], models, tolerance, calls) for name, result in first.items()}
+    )
 
 
 def _compared(
@@ -117,13 +119,17 @@ def _compared(
     second = alignment.bring(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
     if by_position:
         first[~alignment.matched] = 0
-    kept = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
+    shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
     figures = figures_of(first, second)
-    apart = _apart(first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype)))
-    agrees = figures.relative_l2 <= tolerance and not apart
+    differing_examples = _apart(
+        first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype))
+    )
+    agrees = figures.relative_l2 <= tolerance and not differing_examples
     notes = [*alignment.notes, *_known_differences(a, b, alignment)]
-    if apart and figures.relative_l2 <= tolerance:
-        notes.append(f"the examples {listed(apart)} differ, whose gradients are too small to show in the whole")
+    if differing_examples and figures.relative_l2 <= tolerance:
+        notes.append(
+            f"the examples {listed(differing_examples)} differ, but their gradients are too small to affect the overall figures"
+        )
     findings: tuple[Finding, ...] = ()
     if not agrees and by_position:
         findings, tried = diagnosed(a, b, alignment, models, tolerance, calls)
@@ -132,8 +138,8 @@ def _compared(
         agrees=agrees,
         tolerance=tolerance,
         figures=figures,
-        examples=tuple(kept.tolist()),
-        per_example=tuple(figures_of(first[i], second[i]) for i in kept),
+        examples=tuple(shared.tolist()),
+        per_example=tuple(figures_of(first[i], second[i]) for i in shared),
         per_position=position_figures(first, second, alignment.matched) if by_position else None,
         labels=(_label(a), _label(b)),
         notes=tuple(notes),
@@ -150,7 +156,7 @@ def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> l
     The rounding errors of one example average out less than those of all examples; where most of an example's gradient cancels,
     they are as large as those of the other examples.
     """
-    length, difference = (lengths(one.reshape(len(a), -1)) for one in (a, b - a))
+    length, difference = (lengths(values.reshape(len(a), -1)) for values in (a, b - a))
     allowed = PER_EXAMPLE * tolerance * length
     allowed += CANCELLED * roundoff * float(length.max(initial=0.0)) if tolerance else 0.0
     return [int(i) for i in np.flatnonzero(difference > allowed)]
@@ -163,9 +169,9 @@ def _has_positions(result: EmbeddingGradients) -> bool:
 def _expect_finite(result: EmbeddingGradients, name: str) -> None:
     wrong = np.argwhere(~np.isfinite(result.values))
     if wrong.size:
-        place = tuple(int(i) for i in wrong[0])
+        index = tuple(int(i) for i in wrong[0])
         raise EmbgradError(
-            f"{name} holds {result.values[place]} at {place}, and {len(wrong)} of its {result.values.size} numbers are not "
+            f"{name} holds {result.values[index]} at {index}, and {len(wrong)} of its {result.values.size} numbers are not "
             "finite: expected finite ones, as embgrad.gradients gives them"
         )
 
@@ -194,7 +200,7 @@ PER_EXAMPLE = 4.0
 CANCELLED = 8.0
 
 #: The entries of the provenance that record how a gradient was computed, with their names in notes.
-MADE_BY = {
+RECORDED = {
     "objective": "objective",
     "training": "training mode",
     "compute_dtype": "dtype",
@@ -210,12 +216,12 @@ MADE_BY = {
 def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[str]:
     """Yield the recorded differences in how the two results were computed."""
     partners = alignment.examples()
-    for key, name in MADE_BY.items():
-        one, other = a.provenance.get(key), b.provenance.get(key)
-        if key == "objective" and isinstance(other, Mapping) and not (partners < 0).any():
-            other = {word: _in_order(value, partners, len(b.ids)) for word, value in other.items()}
-        if one != other:
-            yield f"{name}: {brief(one)} in a, {brief(other)} in b"
+    for key, name in RECORDED.items():
+        value_a, value_b = a.provenance.get(key), b.provenance.get(key)
+        if key == "objective" and isinstance(value_b, Mapping) and not (partners < 0).any():
+            value_b = {word: _in_order(value, partners, len(b.ids)) for word, value in value_b.items()}
+        if value_a != value_b:
+            yield f"{name}: {brief(value_a)} in a, {brief(value_b)} in b"
     if (a.mask is None) != (b.mask is None):
         yield f"{'a' if a.mask is None else 'b'} has no mask"
     if a.types is not None and b.types is not None:
@@ -225,7 +231,7 @@ def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: 
     elif any(types is not None and types.any() for types in (a.types, b.types)):
         yield f"{'a' if a.types is None else 'b'} has no types"
     if a.provenance.get("backend") == b.provenance.get("backend"):
-        versions = [one.provenance.get("versions") or {} for one in (a, b)]
+        versions = [result.provenance.get("versions") or {} for result in (a, b)]
         for package in versions[0].keys() & versions[1].keys():
             if versions[0][package] != versions[1][package]:
                 yield f"{package}: {versions[0][package]} in a, {versions[1][package]} in b"
@@ -254,7 +260,7 @@ def _models(models: Any) -> tuple[Any, Any]:
 
 def _calls(call: Any) -> tuple[Call | None, Call | None]:
     calls = call if isinstance(call, (tuple, list)) else (call, call)
-    if len(calls) != 2 or not all(one is None or callable(one) for one in calls):
+    if len(calls) != 2 or not all(function is None or callable(function) for function in calls):
         raise EmbgradError(
             f"call is {brief(call)}: expected a function that calls the model, as in embgrad.gradients, or a pair of such, with "
             "None for a model that is called as usual"
@@ -262,20 +268,20 @@ def _calls(call: Any) -> tuple[Call | None, Call | None]:
     return (calls[0], calls[1])
 
 
-def _given(given: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+def _results_of(value: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
     """Return a result, or results by name, loading those that are given as files."""
-    if isinstance(given, EmbeddingGradients):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return load(given)
-    if isinstance(given, Mapping) and given:
-        read = {key: _given(one, f"{name}[{key!r}]") for key, one in given.items()}
-        nested = [key for key, one in read.items() if not isinstance(one, EmbeddingGradients)]
+    if isinstance(value, EmbeddingGradients):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return load(value)
+    if isinstance(value, Mapping) and value:
+        read = {key: _results_of(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+        nested = [key for key, result in read.items() if not isinstance(result, EmbeddingGradients)]
         if nested:
             raise EmbgradError(f"{name} holds several results under {listed(nested)}: expected one under each name")
-        return {key: one for key, one in read.items() if isinstance(one, EmbeddingGradients)}
+        return {key: result for key, result in read.items() if isinstance(result, EmbeddingGradients)}
     raise EmbgradError(
-        f"{name} is of type {type(given).__name__}: expected a result of embgrad.gradients, the path of a saved one, or a "
+        f"{name} is of type {type(value).__name__}: expected a result of embgrad.gradients, the path of a saved one, or a "
         "mapping of names to either"
     )
 

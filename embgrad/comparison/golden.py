@@ -78,7 +78,9 @@ class Golden:
         """
         for name, result in _named(results).items():
             if wrong := _not_finite(result):
-                raise EmbgradError(f"{_at(name)}{wrong}: expected finite numbers, since nothing agrees with others")
+                raise EmbgradError(
+                    f"{_prefix(name)}{wrong}: expected finite numbers, since no result can agree with others"
+                )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save(results, self.path)
 
@@ -108,7 +110,7 @@ class Golden:
             EmbgradError: `results` cannot be stored in a file.
         """
         __tracebackhide__ = True  # pytest then shows the line of the test
-        given = _named(results)
+        checked = _named(results)
         if not self.exists:
             raise GoldenError(
                 f"there is no golden file {self.path}: expected one to check against. {self._how('write it')}"
@@ -117,42 +119,44 @@ class Golden:
             expected = _named(self.load())
         except FileFormatError as error:
             raise FileFormatError(f"{error.message}. {self._how('write it anew')}") from None
-        departures = list(_other_names(expected, given))
+        departures = list(_other_names(expected, checked))
         comparisons: dict[Name, Comparison] = {}
         pair: Any = models if isinstance(models, (tuple, list)) else (None, models)
-        for name in (name for name in expected if name in given):
-            a, b = expected[name], given[name]
+        for name in (name for name in expected if name in checked):
+            a, b = expected[name], checked[name]
             if wrong := _not_finite(a) or _not_finite(b):
-                departures.append(_Departure(f"{_at(name)}{wrong}"))
+                departures.append(_Departure(f"{_prefix(name)}{wrong}"))
                 continue
             try:
                 comparisons[name] = compare(a, b, models=pair, tolerance=tolerance, call=call)
             except (BatchError, PointError) as error:  # the two results cannot be compared
-                departures.append(_Departure(f"{_at(name)}{error.message}"))
+                departures.append(_Departure(f"{_prefix(name)}{error.message}"))
             else:
                 departures += _departures(name, comparisons[name])
-        found = comparisons.get(None) or Comparisons({str(name): one for name, one in comparisons.items()})
+        result = comparisons.get(None) or Comparisons(
+            {str(name): comparison for name, comparison in comparisons.items()}
+        )
         if departures:
-            message = "\n".join(self._report(departures, expected, given))
-            raise GoldenError(message, found if comparisons else None)
-        return found
+            message = "\n".join(self._report(departures, expected, checked))
+            raise GoldenError(message, result if comparisons else None)
+        return result
 
     def _report(
         self,
         departures: Sequence[_Departure],
         expected: Mapping[Name, EmbeddingGradients],
-        given: Mapping[Name, EmbeddingGradients],
+        checked: Mapping[Name, EmbeddingGradients],
     ) -> Iterator[str]:
         """Yield the lines of the message: first the summary, then what changed, with figures and findings, and what to do."""
         further = f" (and {len(departures) - 1} more)" if len(departures) > 1 else ""
-        yield f"{departures[0].gist}{further}: not as in the golden file {self.path}"
-        for number, one in enumerate(departures):
+        yield f"{departures[0].gist}{further}: differs from the golden file {self.path}"
+        for number, departure in enumerate(departures):
             if number:
-                yield f"\n{one.gist}"
+                yield f"\n{departure.gist}"
             if number < SHOWN:
-                yield from one.lines
-        yield "\na is the golden file, and b what was checked against it"
-        yield from _made_with(next(iter(expected.values())), next(iter(given.values())))
+                yield from departure.lines
+        yield "\na is the golden file, and b is the result checked against it"
+        yield from _made_with(next(iter(expected.values())), next(iter(checked.values())))
         yield self._how("accept them")
 
     def _how(self, what: str) -> str:
@@ -198,7 +202,7 @@ def _departures(name: Name, comparison: Comparison) -> list[_Departure]:
         return []
     # Where the gradients agree, their figures add nothing, but the notes of the alignment may.
     shown = [f"note: {note}" for note in comparison.notes] if comparison.agrees else repr(comparison).splitlines()
-    return [_Departure(f"{_at(name)}{moves[0]}", [*moves[1:], *shown])]
+    return [_Departure(f"{_prefix(name)}{moves[0]}", [*moves[1:], *shown])]
 
 
 def _moves(comparison: Comparison) -> list[str]:
@@ -215,10 +219,10 @@ def _moves(comparison: Comparison) -> list[str]:
     if comparison.agrees:
         return [*moves, "the gradient did not, within the tolerance"]
     if before:
-        return [*moves, "the forward pass differs at this point already"]
+        return [*moves, "the forward pass already differs at this point"]
     if behind:
-        return [*moves, "the forward pass is the same up to this point, and differs behind it"]
-    return [*moves, "of the forward pass nothing moved, within the tolerance"]
+        return [*moves, "the forward pass agrees up to this point and differs after it"]
+    return [*moves, "nothing in the forward pass moved, within the tolerance"]
 
 
 def _not_finite(result: EmbeddingGradients) -> str:
@@ -228,12 +232,12 @@ def _not_finite(result: EmbeddingGradients) -> str:
 
 def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:
     if a.ids.shape != b.ids.shape:
-        return f"the ids are others, of shape {b.ids.shape} where the golden file has {a.ids.shape}"
+        return f"the ids differ: shape {b.ids.shape} where the golden file has {a.ids.shape}"
     if np.array_equal(a.ids, b.ids):
         return ""
-    place = tuple(int(i) for i in np.argwhere(a.ids != b.ids)[0])
-    where = ", ".join(f"{axis} {i}" for axis, i in zip(("example", "position"), place, strict=False))
-    return f"the ids are others, first at {where}: {b.ids[place]} where the golden file has {a.ids[place]}"
+    index = tuple(int(i) for i in np.argwhere(a.ids != b.ids)[0])
+    where = ", ".join(f"{axis} {i}" for axis, i in zip(("example", "position"), index, strict=False))
+    return f"the ids differ, first at {where}: {b.ids[index]} where the golden file has {a.ids[index]}"
 
 
 def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
@@ -241,8 +245,8 @@ def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float)
         return (
             f"the value at the point has the shape {b.activations.shape}, and {a.activations.shape} in the golden file"
         )
-    apart = _relative(a.activations, b.activations)
-    return "" if apart <= tolerance else f"the value at the point moved, relative L2 {apart:.2e}"
+    distance = _relative(a.activations, b.activations)
+    return "" if distance <= tolerance else f"the value at the point moved, relative L2 {distance:.2e}"
 
 
 def _objective_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
@@ -254,7 +258,7 @@ def _objective_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: fl
     if (excess <= 0).all():
         return ""
     most = int(excess.argmax())
-    before, now = (float(np.ravel(one.objective)[most]) for one in (a, b))
+    before, now = (float(np.ravel(result.objective)[most]) for result in (a, b))
     where = f", most at example {most}" if a.objective.ndim else ""
     return f"the objective moved{where}, from {before:.6g} to {now:.6g}"
 
@@ -285,16 +289,19 @@ def _relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _other_names(
-    expected: Mapping[Name, EmbeddingGradients], given: Mapping[Name, EmbeddingGradients]
+    expected: Mapping[Name, EmbeddingGradients], checked: Mapping[Name, EmbeddingGradients]
 ) -> Iterator[_Departure]:
     for side, other, what in (
-        (expected, given, "several results were checked against one"),
-        (given, expected, "one result was checked against several"),
+        (expected, checked, "several results were checked against one"),
+        (checked, expected, "one result was checked against several"),
     ):
         if None in side and None not in other:
             yield _Departure(f"{what}, {listed(other)}")
             return
-    missing, new = [name for name in expected if name not in given], [name for name in given if name not in expected]
+    missing, new = (
+        [name for name in expected if name not in checked],
+        [name for name in checked if name not in expected],
+    )
     if missing:
         near = did_you_mean(str(missing[0]), map(str, new))
         yield _Departure(f"{listed(missing)} is missing", [near.strip()] if near else [])
@@ -308,8 +315,12 @@ def _made_with(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
     before, now = _versions(a), _versions(b)
     changed = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
     if changed:
-        told = [", ".join(f"{name} {one[name]}" for name in sorted(changed) if name in one) for one in (before, now)]
-        yield f"the golden file was made with {told[0] or 'none of these'}, and this is {told[1] or 'without'}"
+        described = [
+            ", ".join(f"{name} {versions[name]}" for name in sorted(changed) if name in versions)
+            for versions in (before, now)
+        ]
+        golden_versions, versions = (text or "none of these" for text in described)
+        yield f"the golden file was made with {golden_versions}, and these results with {versions}"
 
 
 def _versions(result: EmbeddingGradients) -> dict[str, str]:
@@ -322,5 +333,5 @@ def _named(results: Any) -> Mapping[Name, EmbeddingGradients]:
     return {None: results} if isinstance(results, EmbeddingGradients) else dict(expect_results(results).items())
 
 
-def _at(name: Name) -> str:
+def _prefix(name: Name) -> str:
     return "" if name is None else f"at {brief(name)} "

@@ -62,9 +62,12 @@ class Comparison:
         lines.append(f"{'':>12} relative L2     largest      cosine")
         rows = [
             ("all", self.figures),
-            *((f"example {i}", one) for i, one in zip(self.examples, self.per_example, strict=True)),
+            *((f"example {i}", figures) for i, figures in zip(self.examples, self.per_example, strict=True)),
         ]
-        lines += [f"{name:>12} {one.relative_l2:11.3e} {one.largest:11.3e} {one.cosine:11.8f}" for name, one in rows]
+        lines += [
+            f"{name:>12} {figures.relative_l2:11.3e} {figures.largest:11.3e} {figures.cosine:11.8f}"
+            for name, figures in rows
+        ]
         lines += [f"finding: {finding}" for finding in self.findings]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(map(visible, [*lines, self.advice] if self.advice else lines))
@@ -81,7 +84,7 @@ class Comparison:
             "tolerance": self.tolerance,
             "figures": self.figures.to_dict(),
             "examples": list(self.examples),
-            "per_example": [one.to_dict() for one in self.per_example],
+            "per_example": [figures.to_dict() for figures in self.per_example],
             "per_position": None if self.per_position is None else _listed_by_position(self.per_position),
             "notes": list(self.notes),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -114,17 +117,17 @@ class Comparisons(Mapping[str, Comparison]):
     @property
     def agrees(self) -> bool:
         """True if all comparisons agree."""
-        return all(one.agrees for one in self.values())
+        return all(comparison.agrees for comparison in self.values())
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The causes that explain the differences; of findings with the same causes the one that explains least."""
-        found: dict[tuple[str, ...], list[Finding]] = {}
-        for one in self.values():
-            for finding in one.findings:
-                found.setdefault(finding.causes, []).append(finding)
-        ordered = sorted(found.values(), key=lambda same: (-len(same), min(one.left for one in same)))
-        return tuple(max(same, key=lambda one: one.left) for same in ordered)
+        by_causes: dict[tuple[str, ...], list[Finding]] = {}
+        for comparison in self.values():
+            for finding in comparison.findings:
+                by_causes.setdefault(finding.causes, []).append(finding)
+        ordered = sorted(by_causes.values(), key=lambda same: (-len(same), min(finding.left for finding in same)))
+        return tuple(max(same, key=lambda finding: finding.left) for same in ordered)
 
     def _repr_html_(self) -> str | None:
         """Return the HTML that notebooks show; None, and so the text, without the extra `report`."""
@@ -132,16 +135,16 @@ class Comparisons(Mapping[str, Comparison]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dictionary of each comparison, by name."""
-        return {"agrees": self.agrees, "comparisons": {name: one.to_dict() for name, one in self.items()}}
+        return {"agrees": self.agrees, "comparisons": {name: comparison.to_dict() for name, comparison in self.items()}}
 
     def __repr__(self) -> str:
-        return "\n\n".join(f"{visible(name)}\n{one!r}" for name, one in self.items())
+        return "\n\n".join(f"{visible(name)}\n{comparison!r}" for name, comparison in self.items())
 
 
 def _listed_by_position(figures: PositionFigures) -> dict[str, list[list[float | None]]]:
     """Return the figures as nested lists, with None for numbers that JSON cannot hold."""
     arrays = {"relative_l2": figures.relative_l2, "largest": figures.largest, "cosine": figures.cosine}
     return {
-        name: [[float(one) if np.isfinite(one) else None for one in row] for row in array]
+        name: [[float(number) if np.isfinite(number) else None for number in row] for row in array]
         for name, array in arrays.items()
     }

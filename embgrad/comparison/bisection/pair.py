@@ -76,7 +76,7 @@ class Side:
         self.order = order
         self._callers: dict[str, str] = {}
         # A path inside a module begins with that module's path and a mark; in a symbol's scopes the mark is an underscore.
-        flat = any(one.module and one.name.startswith(f"{one.module}_") for one in self.weights)
+        flat = any(weight.module and weight.name.startswith(f"{weight.module}_") for weight in self.weights)
         self._marks = (".", "/", "_") if flat else (".", "/")
         self._ended: dict[str, list[float]] = defaultdict(list)
         for point in reader.points.values():
@@ -91,16 +91,20 @@ class Side:
 
     def between(self, low: float, high: float) -> list[Point]:
         """Return the inputs and outputs of modules that are computed after one time and up to another, in order."""
-        inside = [one for one in self.points.values() if one.lookup is None and low < one.time <= high]
-        return sorted((one for one in inside if not self._is_operation(one)), key=lambda one: one.time)
+        inside = [point for point in self.points.values() if point.lookup is None and low < point.time <= high]
+        return sorted((point for point in inside if not self._is_operation(point)), key=lambda point: point.time)
 
     def owned(self, low: float, high: float) -> list[Weight]:
         """Return the weights of those modules that end between two times."""
-        return [one for one in self.weights if any(low < end <= high for end in self._ended.get(self.caller(one), ()))]
+        return [
+            weight
+            for weight in self.weights
+            if any(low < end <= high for end in self._ended.get(self.caller(weight), ()))
+        ]
 
     def of_module(self, path: str) -> list[Weight]:
         """Return the weights of a module itself, and of its submodules that are not called."""
-        return [one for one in self.weights if self.caller(one) == path]
+        return [weight for weight in self.weights if self.caller(weight) == path]
 
     def holder(self, path: str) -> str:
         """Return the path itself; for a scope in a compiled program, such as an operation's, the enclosing layer with weights."""
@@ -111,7 +115,7 @@ class Side:
 
     def around(self, path: str) -> str:
         """Return the path of the innermost called module that contains the module with this path; "" for the model itself."""
-        fitting = [one for one in self._ended if path.startswith(tuple(one + mark for mark in self._marks))]
+        fitting = [outer for outer in self._ended if path.startswith(tuple(outer + mark for mark in self._marks))]
         return max(fitting, key=len, default="")
 
     def known_in(self, path: str) -> list[str]:
@@ -129,7 +133,7 @@ class Side:
         if path in self._ended or not path:
             return path
         # A saved model's scopes have a prefix before the path that its weights' names contain.
-        scopes = (one for one in self._ended if one.endswith(f"/{path}"))
+        scopes = (scope for scope in self._ended if scope.endswith(f"/{path}"))
         return min(scopes, key=len, default=None) or self.around(path)
 
     def _is_operation(self, point: Point) -> bool:
@@ -162,8 +166,8 @@ def paired_points(
         own, others = (
             _labelled(side, inside[i], block[i], both, () if same else APART, way) for i, side in enumerate((a, b))
         )
-        found = [Pair(_name(a, key, both), key, others[label]) for label, key in own.items() if label in others]
-        best = found if len(found) > len(best) else best
+        pairs = [Pair(_name(a, key, both), key, others[label]) for label, key in own.items() if label in others]
+        best = pairs if len(pairs) > len(best) else best
     return best
 
 
@@ -177,21 +181,21 @@ def _nameless(path: str) -> str:
 
 
 def _labelled(
-    side: Side, points: Iterable[Point], block: str, both: Collection[str], apart: Collection[str], way: Spelling
+    side: Side, points: Iterable[Point], block: str, both: Collection[str], excluded: Collection[str], way: Spelling
 ) -> dict[str, str]:
     """Return the key of each point by a label that both models share; points with the same name are numbered from 0."""
     seen: Counter[str] = Counter()
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for point in points:
         canonical = side.canonical.get(point.path)
         inside = bool(block) and point.path.startswith(block)
         plain = way(point.path.removeprefix(block) if inside else point.path)
         name = canonical if canonical in both else plain
         label = f"{name}:{point.side}"
-        if (canonical in both or way is not _nameless) and label not in apart:
-            found[f"{label}#{seen[label]}"] = point.key
+        if (canonical in both or way is not _nameless) and label not in excluded:
+            keys[f"{label}#{seen[label]}"] = point.key
             seen[label] += 1
-    return found
+    return keys
 
 
 def _name(side: Side, key: str, both: Collection[str]) -> str:
@@ -204,11 +208,11 @@ def _name(side: Side, key: str, both: Collection[str]) -> str:
 def _canonical(weights: Sequence[Weight]) -> dict[str, str]:
     """Return the name of a BERT's module, by module path."""
     held: dict[str, set[str]] = defaultdict(set)
-    for one in weights:
-        if one.canonical is not None:
-            held[one.module].add(one.canonical.rpartition(".")[0])
-    found = {path: next(iter(names)) for path, names in held.items() if len(names) == 1}
-    known = {path: name for path, name in found.items() if _is_known(name)}
+    for weight in weights:
+        if weight.canonical is not None:
+            held[weight.module].add(weight.canonical.rpartition(".")[0])
+    unique = {path: next(iter(names)) for path, names in held.items() if len(names) == 1}
+    known = {path: name for path, name in unique.items() if _is_known(name)}
     return {**known, **_attentions(held)}
 
 
@@ -243,7 +247,7 @@ def paired_weights(
     """
     pairs: list[tuple[Weight, Weight]] = []
     left, others = list(a), list(b)
-    names = [{one.name for one in side} for side in (a, b)]
+    names = [{weight.name for weight in side} for side in (a, b)]
     left, others = _matched(left, others, _by_checkpoint, pairs)
     if same and (names[0] <= names[1] or names[1] <= names[0]):  # one model may lack some weights, such as a bias
         left, others = _matched(left, others, _by_name, pairs)
@@ -274,22 +278,22 @@ def _matched(
 ) -> tuple[list[Weight], list[Weight]]:
     """Append the weights with equal labels, in order, to the pairs; return the remaining weights."""
     waiting: dict[str, list[Weight]] = defaultdict(list)
-    for one in b:
-        if (name := label(one)) is not None:
-            waiting[name].append(one)
+    for weight in b:
+        if (name := label(weight)) is not None:
+            waiting[name].append(weight)
     left: list[Weight] = []
     taken: set[int] = set()
-    for one in a:
-        name = label(one)
+    for weight in a:
+        name = label(weight)
         fitting = waiting[name] if name is not None and name in waiting else []
-        other = next((two for two in fitting if of_any_shape or _fits(one, two)), None)
+        other = next((candidate for candidate in fitting if of_any_shape or _fits(weight, candidate)), None)
         if other is None:
-            left.append(one)
+            left.append(weight)
         else:
             fitting.remove(other)
             taken.add(id(other))
-            pairs.append((one, other))
-    return left, [one for one in b if id(one) not in taken]
+            pairs.append((weight, other))
+    return left, [weight for weight in b if id(weight) not in taken]
 
 
 def _by_checkpoint(weight: Weight) -> str | None:
@@ -308,12 +312,12 @@ def _by_uncounted_name(a: Sequence[Weight], b: Sequence[Weight]) -> Callable[[We
     labels: dict[int, str] = {}
     for side in (a, b):
         seen: dict[str, list[str]] = defaultdict(list)
-        for one in side:
-            module = re.split(r"[^./]*$", one.name)[0]
+        for weight in side:
+            module = re.split(r"[^./]*$", weight.name)[0]
             modules = seen[uncounted(module)]
             if module not in modules:
                 modules.append(module)
-            labels[id(one)] = f"{uncounted(one.name)} of {modules.index(module)}"
+            labels[id(weight)] = f"{uncounted(weight.name)} of {modules.index(module)}"
     return lambda weight: labels[id(weight)]
 
 
@@ -328,8 +332,8 @@ def _by_leaf(weight: Weight) -> str | None:
     return leaf_of(weight)
 
 
-def _fits(one: Weight, other: Weight) -> bool:
-    if one.canonical is not None and one.canonical == other.canonical:
+def _fits(first: Weight, second: Weight) -> bool:
+    if first.canonical is not None and first.canonical == second.canonical:
         return True
-    shapes = [tuple(size for size in weight.shape if size != 1) for weight in (one, other)]
+    shapes = [tuple(size for size in weight.shape if size != 1) for weight in (first, second)]
     return shapes[0] in (shapes[1], shapes[1][::-1])

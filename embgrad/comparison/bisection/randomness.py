@@ -12,11 +12,11 @@ from embgrad.comparison.bisection.pair import Side
 from embgrad.comparison.bisection.readings import Reader, Reading
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["Differing", "differing"]
+__all__ = ["RunDifference", "run_difference"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Differing:
+class RunDifference:
     """The difference between two runs of one model.
 
     Attributes:
@@ -32,7 +32,7 @@ class Differing:
     judge: Judge
 
 
-def differing(side: Side, names: Sequence[str], read: Mapping[str, Reading], judge: Judge) -> Differing | None:
+def run_difference(side: Side, names: Sequence[str], read: Mapping[str, Reading], judge: Judge) -> RunDifference | None:
     """Return where two runs of a model differ, or None if they agree.
 
     The second run has the examples in another order, because embgrad restores the random generators after a run, so that the same
@@ -48,11 +48,13 @@ def differing(side: Side, names: Sequence[str], read: Mapping[str, Reading], jud
     other, again = _in_another_order(side, names)
     own = Judge(judge.real, judge.tolerance, judge.dtype, sharp=False, order=other.order)
     figures = [own.values(read[key], again[name]) for name, key in zip(names, keys, strict=True)]
-    parted = [number for number, one in enumerate(figures) if one is not None and one.relative_l2 > own.tolerance]
-    if not parted:
+    differs = [
+        number for number, figure in enumerate(figures) if figure is not None and figure.relative_l2 > own.tolerance
+    ]
+    if not differs:
         return None
-    first = parted[0]
-    return Differing(names[first], names[first - 1] if first else None, other, own)
+    first = differs[0]
+    return RunDifference(names[first], names[first - 1] if first else None, other, own)
 
 
 def _in_another_order(side: Side, names: Sequence[str]) -> tuple[Side, dict[str, Reading]]:
@@ -60,13 +62,13 @@ def _in_another_order(side: Side, names: Sequence[str]) -> tuple[Side, dict[str,
     if side.reader.call is None:  # a custom call may depend on the order of the examples
         try:
             other = _reversed(side) if len(side.reader.batch) > 1 else _twice(side)
-            return other, _at(other, names)
+            return other, _read_roles(other, names)
         except Exception:  # the model may take only one example, or inputs that cannot be reordered
-            return side, _at(side, names)
-    return side, _at(side, names)
+            return side, _read_roles(side, names)
+    return side, _read_roles(side, names)
 
 
-def _at(side: Side, names: Sequence[str]) -> dict[str, Reading]:
+def _read_roles(side: Side, names: Sequence[str]) -> dict[str, Reading]:
     keys = [side.reader.roles[name] for name in names]
     read = side.reader.values(list(dict.fromkeys(keys)))
     return {name: read[key] for name, key in zip(names, keys, strict=True)}
@@ -79,7 +81,7 @@ def _reversed(side: Side) -> Side:
 
 def _twice(side: Side) -> Side:
     reader = side.reader
-    return Side(Reader(reader.model, _doubled(reader.batch), reader.given), [0, 0], side.weights)
+    return Side(Reader(reader.model, _doubled(reader.batch), reader.original_objective), [0, 0], side.weights)
 
 
 def _doubled(batch: TokenBatch) -> TokenBatch:

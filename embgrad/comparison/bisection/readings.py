@@ -59,7 +59,7 @@ class Reader:
         call: a function that calls the model, as in `gradients`.
 
     Attributes:
-        given: the objective as the user passed it.
+        original_objective: the objective as the user passed it.
         points: the points that a forward pass reaches, by key.
         roles: the keys of the points that can be read at a role, by role.
         objective: the objective's values, after gradients were read; None if it has none.
@@ -71,7 +71,7 @@ class Reader:
     def __init__(self, model: Any, batch: TokenBatch, objective: Any, call: Call | None = None) -> None:
         self.model = model = model_in(model)
         self.batch = batch
-        self.given = objective
+        self.original_objective = objective
         self.call = call
         self.backend: Backend = backend_for(model)
         self._task = Task(self.backend, model, as_objective(objective), (), call)
@@ -79,11 +79,11 @@ class Reader:
         with expecting_inputs(self.backend, model, batch, call):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
-        self._places: dict[str, Arrangement] = {}
+        self._arrangements: dict[str, Arrangement] = {}
         self.roles: dict[str, str] = {}
         for role, key in self._named().items():
             try:
-                self._places[key] = self._at_role(role, self.points[key])
+                self._arrangements[key] = self._at_role(role, self.points[key])
             except (
                 UnsupportedError
             ):  # the value is not (example, position, dim), so it cannot be compared with that of another model
@@ -141,12 +141,12 @@ class Reader:
     def _named(self) -> dict[str, str]:
         """Return the points' keys by role; several lookups of the ids are `word#0`, `word#1`, …"""
         words = [key for key, point in self.points.items() if WORD in point.roles]
-        found = {f"{WORD}#{number}": key for number, key in enumerate(words)} if len(words) > 1 else {}
+        keys = {f"{WORD}#{number}": key for number, key in enumerate(words)} if len(words) > 1 else {}
         for key, point in self.points.items():
             for role in point.roles:
                 if role != WORD or len(words) == 1:
-                    found.setdefault(role, key)
-        return found
+                    keys.setdefault(role, key)
+        return keys
 
     def _batch_axes(self) -> Mapping[str, int]:
         """Return, by key, which of the first two axes holds the examples, if there are as many examples as positions.
@@ -168,16 +168,16 @@ class Reader:
         lookup = with_layout(self.backend, self.model, self.batch, self._task.call, point.lookup)
         return of_lookup(role, lookup, self.batch, None if lookup.layout else axis, by_role=True)
 
-    def _place(self, key: str) -> Arrangement:
-        if key not in self._places:
+    def _arrangement(self, key: str) -> Arrangement:
+        if key not in self._arrangements:
             point = self.points[key]
             axis = self._turned.get(key)
-            self._places[key] = of_module(point.name, point.shape, self.batch, axis, by_role=False)
-        return self._places[key]
+            self._arrangements[key] = of_module(point.name, point.shape, self.batch, axis, by_role=False)
+        return self._arrangements[key]
 
     def _reading(self, key: str, read: PointValues) -> Reading:
-        place = self._place(key)
+        arrangement = self._arrangement(key)
         gradient = read.gradients[0] if read.gradients else None
         if gradient is not None:
-            gradient = gradient.reshape(1, *place.shape[1:]) if place.shared else place.seen(gradient)
-        return Reading(place.seen(read.activation), gradient, place.is_batch, place.shared)
+            gradient = gradient.reshape(1, *arrangement.shape[1:]) if arrangement.shared else arrangement.seen(gradient)
+        return Reading(arrangement.seen(read.activation), gradient, arrangement.is_batch, arrangement.shared)

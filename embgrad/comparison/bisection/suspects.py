@@ -69,18 +69,18 @@ def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]
     """
     same = a.reader.backend.name == b.reader.backend.name
     known, *_ = paired_weights(a.weights, b.weights, same=same)
-    inside = {id(one) for one in (*weights[0], *weights[1])}
+    inside = {id(weight) for weight in (*weights[0], *weights[1])}
     pairs: list[tuple[Weight | None, Weight | None]] = [
         pair for pair in known if id(pair[0]) in inside or id(pair[1]) in inside
     ]
-    paired = {id(one) for pair in known for one in pair}
-    more, left, others = paired_by_order(*([one for one in side if id(one) not in paired] for side in weights))
-    pairs += [*more, *((one, None) for one in left), *((None, two) for two in others)]
-    found = [_compared(one, other, same) for one, other in pairs]
-    if any(one.differs and one.a and one.b for one in found):
+    paired = {id(weight) for pair in known for weight in pair}
+    more, left, others = paired_by_order(*([weight for weight in side if id(weight) not in paired] for side in weights))
+    pairs += [*more, *((weight, None) for weight in left), *((None, weight) for weight in others)]
+    compared = [_compared(first, second, same) for first, second in pairs]
+    if any(suspect.differs and suspect.a and suspect.b for suspect in compared):
         elsewhere = _Elsewhere(a, b, [*known, *more])
-        found = [elsewhere.told(one) if one.differs else one for one in found]
-    return tuple(sorted(found, key=lambda one: (not one.differs, -one.relative_l2)))
+        compared = [elsewhere.located(suspect) if suspect.differs else suspect for suspect in compared]
+    return tuple(sorted(compared, key=lambda suspect: (not suspect.differs, -suspect.relative_l2)))
 
 
 def laid(weight: Weight) -> np.ndarray:
@@ -89,21 +89,21 @@ def laid(weight: Weight) -> np.ndarray:
     return np.ascontiguousarray(value.T) if weight.transposed else value
 
 
-def _compared(one: Weight | None, other: Weight | None, same: bool) -> Suspect:
-    if one is None or other is None:
-        present = one or other
+def _compared(first: Weight | None, second: Weight | None, same: bool) -> Suspect:
+    if first is None or second is None:
+        present = first or second
         assert present is not None
-        only = f"only in {'b' if one is None else 'a'}"
-        names = [None if weight is None else weight.name for weight in (one, other)]
+        only = f"only in {'b' if first is None else 'a'}"
+        names = [None if weight is None else weight.name for weight in (first, second)]
         return Suspect(names[0], names[1], float("inf"), only, present.canonical, present.module)
-    a, b = laid(one), laid(other)
-    relation, relative = _relation(a, b, _slack(one, other), turns=not same and one.canonical is None)
-    return Suspect(one.name, other.name, relative, relation, one.canonical, one.module)
+    a, b = laid(first), laid(second)
+    relation, relative = _relation(a, b, _slack(first, second), turns=not same and first.canonical is None)
+    return Suspect(first.name, second.name, relative, relation, first.canonical, first.module)
 
 
-def _slack(one: Weight, other: Weight) -> float:
+def _slack(first: Weight, second: Weight) -> float:
     """Return how much a value may change when it is stored in the coarser of two dtypes."""
-    return 0.0 if one.dtype == other.dtype else 2 * max(unit_roundoff(one.dtype), unit_roundoff(other.dtype))
+    return 0.0 if first.dtype == second.dtype else 2 * max(unit_roundoff(first.dtype), unit_roundoff(second.dtype))
 
 
 def _relation(a: np.ndarray, b: np.ndarray, slack: float, *, turns: bool) -> tuple[str, float]:
@@ -134,20 +134,20 @@ class _Elsewhere:
     """An index of all weights of both models by their bits, which finds a weight of a in another weight's place in b."""
 
     def __init__(self, a: Side, b: Side, pairs: Iterable[tuple[Weight, Weight]]) -> None:
-        self._b_of = {one.name: other.name for one, other in pairs}
-        self._a = {one.name: one for one in a.weights}
-        self._b = {one.name: one for one in b.weights}
+        self._b_of = {first.name: second.name for first, second in pairs}
+        self._a = {weight.name: weight for weight in a.weights}
+        self._b = {weight.name: weight for weight in b.weights}
         self._holding: Mapping[bytes, list[str]] = _by_bits(a.weights)
 
-    def told(self, suspect: Suspect) -> Suspect:
+    def located(self, suspect: Suspect) -> Suspect:
         """Return the suspect with the relation that names the weight which b holds in its place, if there is one."""
         if suspect.a is None or suspect.b is None or suspect.relation != "differs":
             return suspect
         held = _bits(self._b[suspect.b])
-        there = [name for name in self._holding.get(held, ()) if name != suspect.a]
-        if len(there) != 1:  # many weights are all zeros, or all ones
+        matches = [name for name in self._holding.get(held, ()) if name != suspect.a]
+        if len(matches) != 1:  # many weights are all zeros, or all ones
             return suspect
-        (name,) = there
+        (name,) = matches
         shown = self._a[name].canonical or name
         partner = self._b_of.get(name)
         swapped = partner is not None and _bits(self._b[partner]) == _bits(self._a[suspect.a])
@@ -156,10 +156,10 @@ class _Elsewhere:
 
 
 def _by_bits(weights: Sequence[Weight]) -> dict[bytes, list[str]]:
-    found: dict[bytes, list[str]] = {}
-    for one in weights:
-        found.setdefault(_bits(one), []).append(one.name)
-    return found
+    names: dict[bytes, list[str]] = {}
+    for weight in weights:
+        names.setdefault(_bits(weight), []).append(weight.name)
+    return names
 
 
 def _bits(weight: Weight) -> bytes:

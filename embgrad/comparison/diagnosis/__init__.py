@@ -11,16 +11,16 @@ from embgrad.backend.protocol import Call
 from embgrad.comparison.align import Alignment
 from embgrad.comparison.diagnosis.case import Case
 from embgrad.comparison.diagnosis.findings import Finding
-from embgrad.comparison.diagnosis.provenance import remembered
+from embgrad.comparison.diagnosis.provenance import recorded_causes
 from embgrad.comparison.diagnosis.search import (
     Candidate,
     candidates,
-    chosen,
-    halved,
+    finding_of,
+    half_precision,
     is_exact,
     known_factors,
     rearranged,
-    told,
+    select,
 )
 from embgrad.results.gradients import EmbeddingGradients
 
@@ -55,19 +55,21 @@ def diagnosed(
         Case(a, b, alignment, tolerance, models[0], models[1], calls[0], "b"),
         Case(b, a, back, tolerance, models[1], models[0], calls[1], "a"),
     )
-    found = [candidate for case in cases for candidate in (*halved(case), *_by_numbers(case))]
+    explanations = [candidate for case in cases for candidate in (*half_precision(case), *_by_numbers(case))]
     notes: list[str] = []
     further: list[Finding] = []
-    settled = any(is_exact(one) and not one.fitted and len(one.causes) == 1 for one in found)
+    settled = any(
+        is_exact(candidate) and not candidate.fitted and len(candidate.causes) == 1 for candidate in explanations
+    )
     if not settled and models != (None, None):
-        from embgrad.comparison.diagnosis.trials import tried  # imports everything that runs models
+        from embgrad.comparison.diagnosis.trials import try_models  # imports everything that runs models
 
-        tried(cases, found, further, notes)
-    best = chosen(found)
-    findings = [told(one) for one in best]
-    if not any(is_exact(one) for one in best):
+        try_models(cases, explanations, further, notes)
+    best = select(explanations)
+    findings = [finding_of(candidate) for candidate in best]
+    if not any(is_exact(candidate) for candidate in best):
         named = {cause for finding in (*further, *findings) for cause in finding.causes}
-        known = [finding for finding in remembered(a, b, alignment) if not named & set(finding.causes)]
+        known = [finding for finding in recorded_causes(a, b, alignment) if not named & set(finding.causes)]
         findings = [*further, *findings, *known]
     return tuple(findings), list(dict.fromkeys(notes))
 

@@ -93,8 +93,8 @@ class Case:
     @cached_property
     def half(self) -> str | None:
         """The dtype of half precision in which the target, but not the source, was computed; None if there is none."""
-        found = [half_of(one) for one in (self.target, self.source)]
-        return found[0] if found[0] != found[1] else None
+        dtypes = [half_of(result) for result in (self.target, self.source)]
+        return dtypes[0] if dtypes[0] != dtypes[1] else None
 
     @cached_property
     def exact(self) -> float:
@@ -105,8 +105,8 @@ class Case:
     @property
     def other_texts(self) -> bool:
         """True if the target's ids differ from the source's, or are at other positions."""
-        places = np.arange(self.source.ids.shape[1])
-        straight = self.matched.all() and (self.alignment.position == places).all()
+        positions = np.arange(self.source.ids.shape[1])
+        straight = self.matched.all() and (self.alignment.position == positions).all()
         return not straight or bool((self.alignment.bring(self.target.ids) != self.source.ids).any())
 
     @property
@@ -165,13 +165,13 @@ class Ground:
 
     def __init__(self, case: Case, counted: np.ndarray) -> None:
         self.target, self.counted = case.wanted, counted
-        wanted, found = (np.where(counted[..., None], one, 0.0) for one in (case.wanted, case.values))
+        wanted, source = (np.where(counted[..., None], values, 0.0) for values in (case.wanted, case.values))
         self.unit = float(np.abs(wanted).max(initial=0.0))
-        self.differs = bool(self.unit) and bool((wanted != found).any())
+        self.differs = bool(self.unit) and bool((wanted != source).any())
         if self.differs:
             self.wanted = wanted / self.unit
             self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
-            self.before = length(self.wanted - found / self.unit)
+            self.before = length(self.wanted - source / self.unit)
 
 
 class Match:

@@ -57,7 +57,7 @@ class Inside:
         return recorded(self._source)
 
     @cached_property
-    def seen(self) -> bool:
+    def readable(self) -> bool:
         """True if values inside the model can be read."""
         supports = backend_for(self._source.case.model).supports
         known = {"modules", "add", "edit"} <= supports
@@ -73,7 +73,7 @@ class Inside:
         """The model's layer norms."""
         return norm_spans(self.values, EPSILONS)
 
-    def given_alike(self, path: str) -> bool:
+    def receives_same_values(self, path: str) -> bool:
         """Return whether the module with this path receives the same values in the other model, as far as both can be read."""
         keys = [key for key in self.values if split_name(key).path == path and f":{INPUT}" in key]
         others = {} if self.other is None else self.other.values
@@ -92,7 +92,7 @@ class Inside:
 
     def epsilon_at(self, norm: Norm, theirs: Inside) -> float | None:
         """Return the epsilon at the other model's norm, found in the same way; the norm's own epsilon if that fits as well."""
-        same = [one for one in self.norms if one.span.before == norm.span.before]
+        same = [candidate for candidate in self.norms if candidate.span.before == norm.span.before]
         if not same and len(self.norms) == len(theirs.norms):
             same = [self.norms[theirs.norms.index(norm)]]
         if not same:
@@ -117,9 +117,9 @@ class Activation:
             theirs = {
                 span: function for span in spans if (function := inside.other.function_at(span, inside)) is not None
             }
-            found = {span: function for span, function in theirs.items() if function.name != span.function.name}
-            if found:
-                yield self._with(source, spans, found)
+            differing = {span: function for span, function in theirs.items() if function.name != span.function.name}
+            if differing:
+                yield self._with(source, spans, differing)
             if inside.other.has(spans):
                 return
         for own, function in itertools.product(dict.fromkeys(span.function.name for span in spans), REPLACEMENTS):
@@ -130,8 +130,8 @@ class Activation:
     def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
         """Yield each known activation in one layer, if there are not too many layers and the other model is not known."""
         spans = inside.activations
-        few = len(spans) > 1 and len(spans) * len(REPLACEMENTS) <= MOST_SINGLY
-        if not few or (inside.other is not None and inside.other.has(spans)):
+        feasible = len(spans) > 1 and len(spans) * len(REPLACEMENTS) <= MOST_SINGLY
+        if not feasible or (inside.other is not None and inside.other.has(spans)):
             return
         for span, function in itertools.product(spans, REPLACEMENTS):
             if span.function.name != function.name:
@@ -143,16 +143,16 @@ class Activation:
         return Variant(self.causes[:1], "", changes=changes) if inside.activations else None
 
     def _with(
-        self, source: Source, spans: Sequence[Span], found: Mapping[Span, Function], *, fitted: bool = False
+        self, source: Source, spans: Sequence[Span], replacements: Mapping[Span, Function], *, fitted: bool = False
     ) -> Variant:
         """Return the variant with other functions in some spans; its text names the spans, unless it replaces all."""
-        pairs = list(dict.fromkeys((span.function.name, function.name) for span, function in found.items()))
-        said = ", or ".join(f"{theirs} in {source.target} and {own} in {source.named}" for own, theirs in pairs)
+        pairs = list(dict.fromkeys((span.function.name, function.name) for span, function in replacements.items()))
+        described = ", or ".join(f"{theirs} in {source.target} and {own} in {source.name}" for own, theirs in pairs)
         alike = [span for span in spans if span.function.name in dict(pairs)]
-        where = "" if len(found) == len(alike) > 1 else f" of {_listed(span.place for span in found)}"
+        where = "" if len(replacements) == len(alike) > 1 else f" of {_listed(span.place for span in replacements)}"
         gelus = all(name.startswith("GELU") for names in pairs for name in names)
-        changes = replaced(found, lambda span: found[span])
-        text = f"the activation{where}: {said}"
+        changes = replaced(replacements, lambda span: replacements[span])
+        text = f"the activation{where}: {described}"
         return Variant(("gelu" if gelus else "activation",), text, changes=changes, fitted=fitted)
 
 
@@ -167,9 +167,9 @@ class LayerNormEpsilon:
             theirs = {
                 norm: epsilon for norm in inside.norms if (epsilon := inside.other.epsilon_at(norm, inside)) is not None
             }
-            found = {norm: epsilon for norm, epsilon in theirs.items() if epsilon != norm.epsilon}
-            if found:
-                yield self._with(source, inside, found)
+            differing = {norm: epsilon for norm, epsilon in theirs.items() if epsilon != norm.epsilon}
+            if differing:
+                yield self._with(source, inside, differing)
             if inside.other.has(norm.span for norm in inside.norms):
                 return
         for epsilon in EPSILONS:
@@ -179,8 +179,8 @@ class LayerNormEpsilon:
     def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
         """Yield each usual epsilon in one norm, if there are not too many norms and the other model is not known."""
         norms = inside.norms
-        few = len(norms) > 1 and len(norms) * len(EPSILONS) <= MOST_SINGLY
-        if not few or (inside.other is not None and inside.other.has(norm.span for norm in norms)):
+        feasible = len(norms) > 1 and len(norms) * len(EPSILONS) <= MOST_SINGLY
+        if not feasible or (inside.other is not None and inside.other.has(norm.span for norm in norms)):
             return
         for norm, epsilon in itertools.product(norms, EPSILONS):
             if norm.epsilon != epsilon:
@@ -200,20 +200,24 @@ class LayerNormEpsilon:
         self,
         source: Source,
         inside: Inside,
-        found: Mapping[Norm, float],
+        changed: Mapping[Norm, float],
         *,
         fitted: bool = False,
         number: float = -1.0,
     ) -> Variant:
         # The effects of two tiny epsilons hardly differ, so that a difference between them is not reported.
-        telling = {norm: one for norm, one in found.items() if one != norm.epsilon and max(one, norm.epsilon) >= TINY}
-        found = telling or found
-        epsilons = {norm.span: (norm, epsilon) for norm, epsilon in found.items()}
+        noticeable = {
+            norm: epsilon
+            for norm, epsilon in changed.items()
+            if epsilon != norm.epsilon and max(epsilon, norm.epsilon) >= TINY
+        }
+        changed = noticeable or changed
+        epsilons = {norm.span: (norm, epsilon) for norm, epsilon in changed.items()}
         whose = "the layer norms' epsilon"
-        if len(found) < len(inside.norms) or len(inside.norms) == 1:
-            whose = f"the epsilon of {_listed(norm.span.place for norm in found)}"
-        theirs, own = _about(found.values()), _about(norm.epsilon for norm in found)
-        text = f"{whose}: {theirs} in {source.target}, and {own} in {source.named}"
+        if len(changed) < len(inside.norms) or len(inside.norms) == 1:
+            whose = f"the epsilon of {_listed(norm.span.place for norm in changed)}"
+        theirs, own = _about(changed.values()), _about(norm.epsilon for norm in changed)
+        text = f"{whose}: {theirs} in {source.target}, and {own} in {source.name}"
         changes = replaced(epsilons, lambda span: epsilons[span][0].function(epsilons[span][1]))
         return Variant(self.causes, text, changes=changes, fitted=fitted, number=number)
 
@@ -223,12 +227,12 @@ def _about(epsilons: Iterable[float]) -> str:
     known = list(epsilons)
     if max(known) < TINY:
         return f"{max(known):.3g} or less" if max(known) else "about 0"
-    return " and ".join(dict.fromkeys(f"{one:.3g}" for one in known))
+    return " and ".join(dict.fromkeys(f"{epsilon:.3g}" for epsilon in known))
 
 
-def _listed(places: Iterable[str]) -> str:
+def _listed(layers: Iterable[str]) -> str:
     """Format the names of some layers for a text."""
-    names = list(dict.fromkeys(places))
+    names = list(dict.fromkeys(layers))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

@@ -34,11 +34,11 @@ def dropout(source: Source) -> Finding | None:
     if runs is None:
         return None
     target, own = case.wanted[case.matched].ravel(), case.values[case.matched].ravel()
-    if np.mean([_cosine(one, other) for i, one in enumerate(runs) for other in runs[:i]]) < LEAST_ALIKE:
+    if np.mean([_cosine(run, other) for i, run in enumerate(runs) for other in runs[:i]]) < LEAST_ALIKE:
         return None
     among = [[_distance(run, other) for other in runs if other is not run] for run in runs]
     checks = (
-        (float(np.mean([_distance(target, run) for run in runs])), [float(np.mean(one)) for one in among]),
+        (float(np.mean([_distance(target, run) for run in runs])), [float(np.mean(distances)) for distances in among]),
         (_distance(target, own), [_distance(run, own) for run in runs]),
         (float(np.linalg.norm(target)), [float(np.linalg.norm(run)) for run in runs]),
     )
@@ -47,7 +47,7 @@ def dropout(source: Source) -> Finding | None:
     length, seen = float(np.linalg.norm(own)), checks[1][0]
     usual = float(np.mean(checks[1][1]))
     text = (
-        f"dropout: {source.target} lies as far from {source.named} (relative L2 {seen / length:.2g}) as {source.named}'s model "
+        f"dropout: {source.target} lies as far from {source.name} (relative L2 {seen / length:.2g}) as {source.name}'s model "
         f"in training mode ({usual / length:.2g} on average over {DRAWS} runs), and from these runs as they from each other"
     )
     return _finding(text, min(1.0, (usual / seen) ** 2), seen / length, case.side)
@@ -60,20 +60,20 @@ def random_model(source: Source) -> Finding | None:
     if runs is None:
         return None
     own, target = case.values[case.matched].ravel(), case.wanted[case.matched].ravel()
-    spread = float(np.mean([_distance(one, other) for i, one in enumerate(runs) for other in runs[:i]])) / 2**0.5
+    spread = float(np.mean([_distance(run, other) for i, run in enumerate(runs) for other in runs[:i]])) / 2**0.5
     length, seen = float(np.linalg.norm(own)), _distance(own, target)
     if not seen or spread <= 2 * EXACT * case.tolerance * length:
         return None
     text = (
-        f"dropout: {source.named}'s model gives another gradient each time it is run, in evaluation mode too, "
+        f"dropout: {source.name}'s model gives another gradient each time it is run, in evaluation mode too, "
         f"{spread / length:.2g} off its own mean (over {DRAWS} runs)"
     )
     side = "a" if case.side == "b" else "b"
     return _finding(text, min(1.0, (spread / seen) ** 2), seen / length, side)
 
 
-def _finding(text: str, explained: float, away: float, side: str) -> Finding:
-    return Finding(("dropout",), text, explained, away * max(0.0, 1 - explained) ** 0.5, side)
+def _finding(text: str, explained: float, distance: float, side: str) -> Finding:
+    return Finding(("dropout",), text, explained, distance * max(0.0, 1 - explained) ** 0.5, side)
 
 
 def _draws(source: Source, *, training: bool) -> list[np.ndarray] | None:
@@ -90,10 +90,10 @@ def _draws(source: Source, *, training: bool) -> list[np.ndarray] | None:
     return runs
 
 
-def _cosine(one: np.ndarray, other: np.ndarray) -> float:
-    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(other))
-    return float((one / lengths[0]) @ (other / lengths[1])) if all(lengths) else 0.0
+def _cosine(first: np.ndarray, second: np.ndarray) -> float:
+    lengths = float(np.linalg.norm(first)), float(np.linalg.norm(second))
+    return float((first / lengths[0]) @ (second / lengths[1])) if all(lengths) else 0.0
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.linalg.norm(one - other))
+def _distance(first: np.ndarray, second: np.ndarray) -> float:
+    return float(np.linalg.norm(first - second))

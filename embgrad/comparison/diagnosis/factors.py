@@ -69,12 +69,12 @@ class Means(ABC):
         source, target = case.names
         aligned = case.alignment.examples()
         for counts, what in self.counts(_with_labels(case)):
-            found = counts[np.maximum(aligned, 0)]
-            if _tells(found):
-                text = f"a factor {_one_over(found)}: {target} took the mean over {what}"
-                yield Factor(self.cause, text, 1 / found, mean_on="target")
+            aligned_counts = counts[np.maximum(aligned, 0)]
+            if _is_informative(aligned_counts):
+                text = f"a factor {_one_over(aligned_counts)}: {target} took the mean over {what}"
+                yield Factor(self.cause, text, 1 / aligned_counts, mean_on="target")
         for counts, what in self.counts(case.source):
-            if _tells(counts):
+            if _is_informative(counts):
                 text = f"a factor {_times(counts)}: {source} took the mean over {what}"
                 yield Factor(self.cause, text, counts, mean_on="source")
 
@@ -83,7 +83,7 @@ class Means(ABC):
         """Yield the counts that the mean may be taken over, float64, (example,), with a description of what is counted."""
 
 
-def _tells(counts: np.ndarray) -> bool:
+def _is_informative(counts: np.ndarray) -> bool:
     """Return whether a mean over these counts differs from a sum; an example of only padding, with a count of 0, has no mean."""
     return bool((counts > 0).all() and (counts != 1).any())
 
@@ -157,8 +157,8 @@ class ScaledLookup:
         if dim < LEAST_DIM:
             return
         source, target = case.names
-        for number, spelled, behind in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
-            text = f"a factor {number:.6g} = {spelled}: {behind} was differentiated behind the lookup's scaling by √dim"
+        for number, spelled, side in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
+            text = f"a factor {number:.6g} = {spelled}: {side} was differentiated after the lookup's scaling by √dim"
             yield Factor(self.cause, text, _all(case.source, number), whole=root.is_integer())
 
 
@@ -240,7 +240,7 @@ def _losses(case: Case) -> np.ndarray | None:
 
 def _with_labels(case: Case) -> EmbeddingGradients:
     """Return the target, with the source's labels if its objective was a function, of which no labels are recorded."""
-    target, objectives = case.target, [objective_of(one) for one in (case.source, case.target)]
+    target, objectives = case.target, [objective_of(result) for result in (case.source, case.target)]
     if "labels" in objectives[1] or "labels" not in objectives[0] or not case.alignment.trivial:
         return target
     return replace(target, provenance={**target.provenance, "objective": objectives[0]})

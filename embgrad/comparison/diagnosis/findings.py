@@ -17,7 +17,7 @@ CAUSES: Final[dict[str, str]] = {
     "absolute-value": "one side holds magnitudes without a sign",
     "normalised": "one side was scaled to length 1",
     "gradient-times-input": "one side is multiplied by the embedding",
-    "summed-repeats": "one side holds the table's gradient, summed over a token's repeats, in the place of each position's",
+    "summed-repeats": "one side holds the table's gradient, summed over a token's repeats, instead of each position's",
     "position-shift": "one side is shifted by positions",
     "pads-zeroed": "one side was set to zero at padding",
     "half-precision": "one side was computed in half precision",
@@ -32,13 +32,13 @@ CAUSES: Final[dict[str, str]] = {
     "position-ids-offset": "one side's position ids are offset",
     "other-ids": "one side looked up other ids",
     "other-point": "the two were taken at different points",
-    "after-norm": "one side was taken behind the embedding block instead of at the raw lookup",
+    "after-norm": "one side was taken after the embedding block instead of at the raw lookup",
     "head-share": "one side holds the head's share of a tied table",
     "scaled-lookup": "one side scales what it looks up",
     "gelu": "the two compute GELU differently",
     "activation": "the two compute different activations",
     "layer-norm-epsilon": "the two have different epsilons in their layer norms",
-    "attention-scale": "the two scale attention's scores differently",
+    "attention-scale": "the two scale attention scores differently",
     "dropout": "one side ran with dropout on",
     "transposed-weight": "a weight is transposed",
     "swapped-weights": "weights are swapped",
@@ -75,7 +75,7 @@ class Finding:
 
     def __str__(self) -> str:
         if self.explained is None:
-            return f"known from the results, and not measured: {self.text}"
+            return f"recorded in the results, not measured: {self.text}"
         percent = 100 * self.explained
         digits = 1 if percent < 99.9 else 3  # "100 %" appears only for an explanation that is right up to rounding
         figure = "100" if percent > 99.9995 else f"{round(percent, digits):g}"

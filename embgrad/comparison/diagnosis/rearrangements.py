@@ -136,9 +136,9 @@ class SummedRepeats:
         _, numbers = np.unique(case.source.ids, return_inverse=True)
         numbers = numbers.reshape(case.source.ids.shape)
         counted = [values] if case.real.all() else [values, np.where(case.real[..., None], values, 0)]
-        for given in counted:
+        for gradient in counted:
             rows = np.zeros((numbers.max() + 1, values.shape[-1]))
-            np.add.at(rows, numbers, np.nan_to_num(given))
+            np.add.at(rows, numbers, np.nan_to_num(gradient))
             text = f"that {case.names[1]} holds the table's gradient, summed over a token's repeats, at each of them"
             yield Prediction((self.cause,), text, rows[numbers])
 
@@ -151,8 +151,8 @@ class PadsZeroed:
     def predictions(self, case: Case, values: np.ndarray) -> Iterator[Prediction]:
         """Yield the gradient with zeros at padding."""
         if not case.real.all():
-            kept = np.where(case.real[..., None], values, 0)
-            yield Prediction((self.cause,), f"that {case.names[1]} was set to zero at padding", kept)
+            zeroed = np.where(case.real[..., None], values, 0)
+            yield Prediction((self.cause,), f"that {case.names[1]} was set to zero at padding", zeroed)
 
 
 STRUCTURES: Final[tuple[StructureHypothesis, ...]] = (

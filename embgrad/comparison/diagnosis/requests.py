@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.backend.registry import backend_for
 from embgrad.comparison.diagnosis.factors import LEAST_DIM
-from embgrad.comparison.diagnosis.objectives import OtherObjective, Seen
+from embgrad.comparison.diagnosis.objectives import OtherMask, OtherObjective
 from embgrad.comparison.diagnosis.rearrangements import order_padded_on
 from embgrad.comparison.diagnosis.rerun import Source, Variant
 from embgrad.engine.table_gradients import table_gradients
@@ -20,7 +20,7 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objectives import CrossEntropy, Objective
 
-__all__ = ["ASKED", "Hypothesis"]
+__all__ = ["REQUESTS", "Hypothesis"]
 
 #: The common offsets of position ids and of token ids: RoBERTa begins its positions at 2.
 OFFSETS: Final = (1, 2, -1, -2)
@@ -45,8 +45,10 @@ class MaskIgnored:
         """Yield runs without the mask: in the model alone, and in both the model and the objective."""
         if source.batch.padded:
             text = f"that {source.target} ran without the mask"
-            yield Variant((self.cause,), text, batch=(_blind,), objective=Seen(source.objective, source.batch.mask))
-            yield Variant((self.cause,), f"{text}, and counts padding", batch=(_blind,))
+            yield Variant(
+                (self.cause,), text, batch=(_without_mask,), objective=OtherMask(source.objective, source.batch.mask)
+            )
+            yield Variant((self.cause,), f"{text}, and counts padding", batch=(_without_mask,))
 
 
 class PadsCounted:
@@ -58,7 +60,7 @@ class PadsCounted:
         """Yield the objective without a mask."""
         if source.batch.padded:
             text = f"that {source.target}'s objective counts padding"
-            yield Variant((self.cause,), text, objective=Seen(source.objective, None))
+            yield Variant((self.cause,), text, objective=OtherMask(source.objective, None))
 
 
 class TypesIgnored:
@@ -105,16 +107,16 @@ class OtherBatch:
         mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
         if not case.other_texts:
             return
-        given = TokenBatch(ids, mask, types, convention=batch.convention)
+        target_batch = TokenBatch(ids, mask, types, convention=batch.convention)
         cause = "padding-side" if case.only_padding else self.cause
         text = (
-            f"the padding: {source.target} has its texts at other places"
+            f"the padding: {source.target} has its texts at other positions"
             if case.only_padding
-            else f"the ids: {source.target} was given other ones"
+            else f"the ids: {source.target} has other ids"
         )
         labels = getattr(source.target_objective, "labels", np.zeros(1))
         objective = source.target_objective if labels.ndim == 2 else None  # labels of positions move with the texts
-        yield Variant((cause,), text, (lambda _: given,), objective, moved=True)
+        yield Variant((cause,), text, (lambda _: target_batch,), objective, moved=True)
 
 
 class OtherIds:
@@ -151,10 +153,10 @@ class OtherIds:
             return None
         for table in _tables(source):
             rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
-            found = np.array([[rows.get(one.astype(np.float32).tobytes(), -1) for one in example] for example in shown])
-            found = np.where(case.matched, found, source.batch.ids)
-            if (found >= 0).all():
-                return found
+            ids = np.array([[rows.get(row.astype(np.float32).tobytes(), -1) for row in example] for example in shown])
+            ids = np.where(case.matched, ids, source.batch.ids)
+            if (ids >= 0).all():
+                return ids
         return None
 
 
@@ -195,7 +197,7 @@ class ScaledLookup:
             return
         ways = (
             (dim**0.5, f"multiplies its lookup by √{dim}"),
-            (dim**-0.5, f"lacks the factor √{dim} behind its lookup"),
+            (dim**-0.5, f"lacks the factor √{dim} after its lookup"),
         )
         for factor, what in ways:
             change = {"override": {WORD: partial(_times, factor=factor)}}
@@ -230,16 +232,14 @@ class OtherPoint:
     def variants(self, source: Source) -> Iterator[Variant]:
         """Yield runs at the embedding block's output, and at the target's point."""
         if source.at != "embeddings":
-            text = (
-                f"that {source.target} was taken behind the embedding block (with its norm), and not at {source.at!r}"
-            )
+            text = f"that {source.target} was taken after the embedding block (with its norm), and not at {source.at!r}"
             yield Variant(("after-norm",), text, at="embeddings")
-        there = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
-        if there not in (source.at, "embeddings"):
-            yield Variant((self.cause,), f"the point: {source.target} was taken at {there!r}", at=there)
+        point = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
+        if point not in (source.at, "embeddings"):
+            yield Variant((self.cause,), f"the point: {source.target} was taken at {point!r}", at=point)
 
 
-ASKED: Final[tuple[Hypothesis, ...]] = (
+REQUESTS: Final[tuple[Hypothesis, ...]] = (
     MaskIgnored(),
     PadsCounted(),
     TypesIgnored(),
@@ -292,7 +292,7 @@ def _times(value: np.ndarray, factor: float) -> np.ndarray:
     return np.asarray(value * factor, value.dtype)
 
 
-def _blind(batch: TokenBatch) -> TokenBatch:
+def _without_mask(batch: TokenBatch) -> TokenBatch:
     return batch.replace(mask=None)
 
 

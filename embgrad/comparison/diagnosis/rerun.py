@@ -23,7 +23,7 @@ from embgrad.objectives.native import rebuilt
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["MOST_EXAMPLES", "Source", "Variant", "departure", "failures_of", "source_of"]
+__all__ = ["MOST_EXAMPLES", "Source", "Variant", "failures_of", "reproduction_failure", "source_of"]
 
 Made = TypeVar("Made")
 
@@ -103,7 +103,7 @@ class Source:
         batch: the batch that is run.
         objective: the objective of these examples.
         at: the point.
-        named: the name of the source, "a" or "b".
+        name: the name of the source, "a" or "b".
         target: the name of the target, "a" or "b".
         target_objective: the target's objective in the order of the source's examples; None if it is not recorded or has not all.
         refused: the message of embgrad's error in the last run that failed with one.
@@ -116,13 +116,13 @@ class Source:
         self.batch = batch_of_result(self.case.source)
         self.objective = objective.take(examples, len(case.source.ids))
         self.at = str(case.source.provenance.get("point"))
-        self.named, self.target = case.names
-        given = rebuilt(objective_of(case.target))
+        self.name, self.target = case.names
+        recorded = rebuilt(objective_of(case.target))
         partners = case.alignment.examples()
         self.target_objective: Objective | None = None
-        if given is not None and (partners >= 0).all():
+        if recorded is not None and (partners >= 0).all():
             with contextlib.suppress(ObjectiveError):  # a file may contain what embgrad does not write
-                self.target_objective = given.take(partners[examples], len(case.target.ids))
+                self.target_objective = recorded.take(partners[examples], len(case.target.ids))
         self.failures: dict[str, str] = {}
         self.refused = ""
 
@@ -139,7 +139,7 @@ class Source:
                 stack.enter_context(substituted(self.case.model, variant.weights))
             result: EmbeddingGradients = gradients(
                 self.case.model,
-                functools.reduce(lambda batch, made: made(batch), variant.batch, self.batch),
+                functools.reduce(lambda batch, change: change(batch), variant.batch, self.batch),
                 self.objective if variant.objective is None else variant.objective,
                 at=self.at if variant.at is None else variant.at,
                 call=self.case.call,
@@ -181,38 +181,38 @@ def source_of(case: Case) -> Source | str:
     objective = rebuilt(described)
     if objective is None:
         return (
-            f"{name}'s objective was a function ({described.get('name', described.get('class'))}), which a result does not keep, "
-            "so that no cause that takes another run of its model was tried: expected one of embgrad's objectives"
+            f"{name}'s objective was a function ({described.get('name', described.get('class'))}), which results do not "
+            "store, so causes that need another run of its model were not tested: expected one of embgrad's objectives"
         )
-    kept = [option for option in ("override", "add", "edit", "extras", "captured") if provenance.get(option)]
-    if kept:
+    unrecorded = [option for option in ("override", "add", "edit", "extras", "captured") if provenance.get(option)]
+    if unrecorded:
         return (
-            f"{name} was made with {', '.join(kept)}, which a result does not keep, so that no cause that takes another run of "
-            "its model was tried"
+            f"{name} was made with {', '.join(unrecorded)}, which results do not store, so causes that need another run of its "
+            "model were not tested"
         )
     try:
         return Source(case, _window(case), objective)
     except EmbgradError as error:  # a file may contain what embgrad does not write
-        return f"{name} does not tell how it was made, so that its model was not run anew: {error.message}"
+        return f"{name} does not record how it was made, so its model was not run again: {error.message}"
 
 
-def departure(source: Source) -> str | None:
+def reproduction_failure(source: Source) -> str | None:
     """Return a message if the source's model does not reproduce the source, so that runs of it prove nothing; None if it does."""
-    case, name = source.case, source.named
+    case, name = source.case, source.name
     base = source.values(Variant((AS_IT_WAS,), ""))
     if base is None:
-        return f"{name}'s model cannot be run anew: {source.failures.pop(AS_IT_WAS, None) or source.refused}"
+        return f"{name}'s model cannot be run again: {source.failures.pop(AS_IT_WAS, None) or source.refused}"
     distance = figures_of(case.values, base).relative_l2
     if distance <= 2 * EXACT * case.tolerance:
         return None
     if source.at != WORD and case.source.vocab is not None:
         return (
-            f"{name} was taken at the lookup {source.at!r}, whose ids are not those that the model was given, which a result "
-            "does not keep then, so that no cause inside it was tried"
+            f"{name} was taken at the lookup {source.at!r}, whose ids are not those that the model received. Results do not "
+            "store these ids, so causes inside the model were not tested"
         )
     return (
-        f"{name} is not what its model gives when it is run anew (relative L2 {distance:.2e}), so that no cause inside it was "
-        "tried: was it made with another model, in another mode, or by other code than embgrad.gradients?"
+        f"{name}'s model does not reproduce {name} when it is run again (relative L2 {distance:.2e}), so causes inside it were "
+        f"not tested: was {name} made with another model, in another mode, or by other code than embgrad.gradients?"
     )
 
 
@@ -233,9 +233,11 @@ def _window(case: Case) -> slice:
     if count <= MOST_EXAMPLES:
         return slice(0, count)
     types = case.source.types
-    telling = (~case.real).any(1).astype(int) + (0 if types is None else (types != types[:, :1]).any(1))
-    found = case.matched.any(1)
-    scores = [int((telling + found)[start : start + MOST_EXAMPLES].sum()) for start in range(count - MOST_EXAMPLES + 1)]
+    informative = (~case.real).any(1).astype(int) + (0 if types is None else (types != types[:, :1]).any(1))
+    matched = case.matched.any(1)
+    scores = [
+        int((informative + matched)[start : start + MOST_EXAMPLES].sum()) for start in range(count - MOST_EXAMPLES + 1)
+    ]
     start = int(np.argmax(scores))
     return slice(start, start + MOST_EXAMPLES)
 
@@ -243,4 +245,4 @@ def _window(case: Case) -> slice:
 def failures_of(source: Source) -> Iterator[str]:
     """Yield a note for each cause that could not be tested because of the framework, without those that do not apply."""
     for cause, why in source.failures.items():
-        yield f"{cause} could not be tried: {why}"
+        yield f"{cause} could not be tested: {why}"

@@ -14,7 +14,16 @@ from embgrad.comparison.diagnosis.factors import FACTORS, Factor, fitted_factor,
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction
 
-__all__ = ["Candidate", "candidates", "chosen", "halved", "is_exact", "known_factors", "rearranged", "told"]
+__all__ = [
+    "Candidate",
+    "candidates",
+    "finding_of",
+    "half_precision",
+    "is_exact",
+    "known_factors",
+    "rearranged",
+    "select",
+]
 
 #: The causes that rearrange a gradient.
 STRUCTURAL: Final = frozenset(hypothesis.cause for hypothesis in STRUCTURES)
@@ -90,7 +99,7 @@ class Candidate:
 def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
     """Return the source itself, and its rearrangements: single ones, and pairs of them if requested."""
     plain = Prediction((), "", case.values)
-    once = [one for hypothesis in STRUCTURES for one in hypothesis.predictions(case, case.values)]
+    once = [prediction for hypothesis in STRUCTURES for prediction in hypothesis.predictions(case, case.values)]
     again = [
         Prediction((*first.causes, *second.causes), f"{first.text}, and {second.text}", second.values)
         for first in (once if twice else ())
@@ -108,14 +117,18 @@ def candidates(case: Case, predictions: Iterable[Prediction], factors: Sequence[
         match = case.match(prediction.values)
         if match is None:
             continue
-        taken: list[tuple[Factor, ...]] = [()] if prediction.causes else list(products)
+        combinations: list[tuple[Factor, ...]] = [()] if prediction.causes else list(products)
         if len(prediction.causes) < 2:
-            taken += [(factor,) for factor in (*factors, *_fits(case, prediction, match))]
-        numbers = np.stack([_numbers(case, one) for one in taken]) if taken else np.zeros((0, len(case.values)))
-        for one, explained in zip(taken, match.explained(numbers), strict=True):
-            causes = (*prediction.causes, *(factor.cause for factor in one))
+            combinations += [(factor,) for factor in (*factors, *_fits(case, prediction, match))]
+        numbers = (
+            np.stack([_numbers(case, product) for product in combinations])
+            if combinations
+            else np.zeros((0, len(case.values)))
+        )
+        for product, explained in zip(combinations, match.explained(numbers), strict=True):
+            causes = (*prediction.causes, *(factor.cause for factor in product))
             if explained >= LEAST_EXPLAINED and len(set(causes)) == len(causes):
-                yield _candidate(case, prediction, match, one)
+                yield _candidate(case, prediction, match, product)
 
 
 def _numbers(case: Case, factors: tuple[Factor, ...]) -> np.ndarray:
@@ -156,41 +169,47 @@ def _most(candidate: Candidate) -> float:
     return MOST_OF_STRUCTURE if candidate.causes[0] in STRUCTURAL else MOST_OF_RUN
 
 
-def chosen(found: Iterable[Candidate]) -> list[Candidate]:
+def select(explanations: Iterable[Candidate]) -> list[Candidate]:
     """Return the candidates that become findings, best first.
 
     These are the ones that are right up to rounding; if there are none, the best single cause, and the best pair of causes if it
     leaves far less of the difference.
     """
     same: dict[tuple[str, ...], list[Candidate]] = {}
-    for one in _near_the_best([one for one in found if accepted(one)]):
-        same.setdefault(tuple(sorted(one.causes)), []).append(one)
+    for candidate in _near_the_best([candidate for candidate in explanations if accepted(candidate)]):
+        same.setdefault(tuple(sorted(candidate.causes)), []).append(candidate)
     ranked = sorted((_best(alike) for alike in same.values()), key=_rank)
     if not ranked:
         return []
     best = ranked[0]
     if is_exact(best):
         alike = [
-            one for one in ranked if is_exact(one) and (_plain(one) == _plain(best) or (best.fitted and one.chance))
+            candidate
+            for candidate in ranked
+            if is_exact(candidate) and (_plain(candidate) == _plain(best) or (best.fitted and candidate.chance))
         ]
-        alike = [one for one in alike if one is best or not GENERAL & set(one.causes)]
-        partial = [one for one in ranked if len(one.causes) == 1 and one not in alike and not one.fitted]
+        alike = [candidate for candidate in alike if candidate is best or not GENERAL & set(candidate.causes)]
+        partial = [
+            candidate
+            for candidate in ranked
+            if len(candidate.causes) == 1 and candidate not in alike and not candidate.fitted
+        ]
         return alike if len(best.causes) == 1 else [*alike[: MOST_FINDINGS - 1], *partial[:1]]
-    singles = [one for one in ranked if len(one.causes) == 1]
-    pairs = [one for one in ranked if len(one.causes) > 1]
+    singles = [candidate for candidate in ranked if len(candidate.causes) == 1]
+    pairs = [candidate for candidate in ranked if len(candidate.causes) > 1]
     if singles and pairs and pairs[0].measure.remaining * BETTER > singles[0].measure.remaining:
         pairs = []
     return [*pairs[:1], *singles[:1]]
 
 
-def _near_the_best(found: Sequence[Candidate]) -> list[Candidate]:
+def _near_the_best(explanations: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates without those that are right up to half precision's rounding, if another is far more accurate."""
-    least = min((one.measure.remaining for one in found if is_exact(one)), default=0.0)
+    least = min((candidate.measure.remaining for candidate in explanations if is_exact(candidate)), default=0.0)
     return [
-        one
-        for one in found
-        if not (one.case.half and is_exact(one))
-        or one.measure.remaining <= max(WORSE * least, EXACT * one.case.tolerance)
+        candidate
+        for candidate in explanations
+        if not (candidate.case.half and is_exact(candidate))
+        or candidate.measure.remaining <= max(WORSE * least, EXACT * candidate.case.tolerance)
     ]
 
 
@@ -198,14 +217,18 @@ def _best(alike: Sequence[Candidate]) -> Candidate:
     """Return the best of the candidates with the same causes; without a side if it is as good from either side."""
     best = min(alike, key=_rank)
     if is_exact(best):  # of several exact ones, such as two epsilons, take the first that is hardly worse than the best
-        equal = [one for one in alike if _rank(one)[:-1] == _rank(best)[:-1]]
-        least = min(one.measure.remaining for one in equal)
-        best = next(one for one in equal if one.measure.remaining <= max(one.case.tolerance, HARDLY_WORSE * least))
-    sides = {one.side for one in alike if is_exact(one) and one.case.side != best.case.side}
+        equal = [candidate for candidate in alike if _rank(candidate)[:-1] == _rank(best)[:-1]]
+        least = min(candidate.measure.remaining for candidate in equal)
+        best = next(
+            candidate
+            for candidate in equal
+            if candidate.measure.remaining <= max(candidate.case.tolerance, HARDLY_WORSE * least)
+        )
+    sides = {candidate.side for candidate in alike if is_exact(candidate) and candidate.case.side != best.case.side}
     return replace(best, side="") if is_exact(best) and sides and best.side not in sides else best
 
 
-def told(candidate: Candidate) -> Finding:
+def finding_of(candidate: Candidate) -> Finding:
     """Return the candidate as a finding; with half precision as a cause if it is right only up to that rounding."""
     measure, case = candidate.measure, candidate.case
     causes, text = candidate.causes, candidate.text
@@ -214,7 +237,7 @@ def told(candidate: Candidate) -> Finding:
     return Finding(causes, text, measure.explained, measure.remaining, candidate.side)
 
 
-def halved(case: Case) -> Iterator[Candidate]:
+def half_precision(case: Case) -> Iterator[Candidate]:
     """Yield a candidate if the target was computed in half precision and the difference has the size of its rounding errors."""
     plain = np.where(case.matched[..., None], case.values, 0)
     measure = None if case.half is None or not case.wanted.any() else case.measured(plain)

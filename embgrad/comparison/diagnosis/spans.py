@@ -124,9 +124,9 @@ def replaced(spans: Iterable[Span], function_of: Callable[[Span], Function]) -> 
     """Return the changes that replace the functions of these spans."""
     changes: dict[str, dict[str, Any]] = {"add": {}, "edit": {}}
     for span in spans:
-        one = Replacement(function_of(span))
-        changes["add"] |= {span.before: one.keep_argument, span.behind: one.difference}
-        changes["edit"] |= {span.before: one.pulled, span.behind: one.keep_gradient}
+        replacement = Replacement(function_of(span))
+        changes["add"] |= {span.before: replacement.keep_argument, span.behind: replacement.difference}
+        changes["edit"] |= {span.before: replacement.pulled, span.behind: replacement.keep_gradient}
     return changes
 
 
@@ -214,16 +214,18 @@ ACTIVATIONS: Final = (
 REPLACEMENTS: Final = (*ACTIVATIONS, Function("no activation", identity))
 
 
-def same_values(one: np.ndarray, other: np.ndarray) -> bool:
+def same_values(first: np.ndarray, second: np.ndarray) -> bool:
     """Return whether two points hold the same values up to rounding."""
-    return one.shape == other.shape and _near(one.astype(np.float64), other.astype(np.float64))
+    return first.shape == second.shape and _near(first.astype(np.float64), second.astype(np.float64))
 
 
-def function_between(given: np.ndarray, gave: np.ndarray) -> Function | None:
+def function_between(before: np.ndarray, behind: np.ndarray) -> Function | None:
     """Return the known function that maps one array to another; None if there is none."""
-    argument = given.astype(np.float64)
-    same_shape = given.shape == gave.shape
-    return next((one for one in REPLACEMENTS if same_shape and _near(gave, one.apply(argument)[0])), None)
+    argument = before.astype(np.float64)
+    same_shape = before.shape == behind.shape
+    return next(
+        (function for function in REPLACEMENTS if same_shape and _near(behind, function.apply(argument)[0])), None
+    )
 
 
 def activation_spans(values: Mapping[str, np.ndarray]) -> list[Span]:
@@ -236,15 +238,15 @@ def activation_spans(values: Mapping[str, np.ndarray]) -> list[Span]:
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for key, value in values.items():
         by_shape.setdefault(value.shape, []).append(key)
-    found: dict[bytes, Span] = {}
+    spans: dict[bytes, Span] = {}
     for keys in by_shape.values():
         for before in sorted(keys, key=_innermost):
             later = [key for key in keys if order[key] > order[before]]
             argument = values[before].astype(np.float64)
-            span = None if argument.tobytes() in found else _activation(before, argument, later, values)
+            span = None if argument.tobytes() in spans else _activation(before, argument, later, values)
             if span is not None:
-                found[argument.tobytes()] = span
-    return list(found.values())
+                spans[argument.tobytes()] = span
+    return list(spans.values())
 
 
 def _activation(
@@ -297,29 +299,34 @@ class Norm:
 
         return Function(f"epsilon {epsilon:g}", apply)
 
-    def fits(self, given: np.ndarray, gave: np.ndarray, epsilon: float) -> bool:
+    def fits(self, argument: np.ndarray, value: np.ndarray, epsilon: float) -> bool:
         """Return whether another epsilon explains these values as well, up to rounding."""
-        own, other = (_fitted(given, gave, one, self.centred)[0] for one in (self.epsilon, epsilon))
+        own, other = (_fitted(argument, value, candidate, self.centred)[0] for candidate in (self.epsilon, epsilon))
         return other <= max(FITS_AS_WELL * own, ROUNDING)
 
 
 def norm_spans(values: Mapping[str, np.ndarray], epsilons: Sequence[float]) -> list[Norm]:
     """Return the modules that are layer norms or root-mean-square norms, recognised by fitting γ, β and ε to input and output."""
-    found = []
-    for before, given in values.items():
+    norms = []
+    for before, argument in values.items():
         if f":{INPUT}" not in before:
             continue
         behind = before.replace(f":{INPUT}", f":{OUTPUT}")
-        gave = values.get(behind)
-        if gave is not None and gave.shape == given.shape and given.ndim > 1 and given.shape[-1] >= LEAST_WIDE:
-            norm = _norm(before, behind, given, gave, epsilons)
-            found.extend([] if norm is None else [norm])
-    return found
+        value = values.get(behind)
+        if (
+            value is not None
+            and value.shape == argument.shape
+            and argument.ndim > 1
+            and argument.shape[-1] >= LEAST_WIDE
+        ):
+            norm = _norm(before, behind, argument, value, epsilons)
+            norms.extend([] if norm is None else [norm])
+    return norms
 
 
-def _norm(before: str, behind: str, given: np.ndarray, gave: np.ndarray, epsilons: Sequence[float]) -> Norm | None:
+def _norm(before: str, behind: str, argument: np.ndarray, value: np.ndarray, epsilons: Sequence[float]) -> Norm | None:
     fits = [
-        (_fitted(given, gave, epsilon, centred)[0], centred, epsilon)
+        (_fitted(argument, value, epsilon, centred)[0], centred, epsilon)
         for centred in (True, False)
         for epsilon in epsilons
     ]
@@ -328,21 +335,23 @@ def _norm(before: str, behind: str, given: np.ndarray, gave: np.ndarray, epsilon
         low, high = np.log10(epsilon) - 1, np.log10(epsilon) + 1
         for _ in range(REFINEMENTS):
             first, second = low + (high - low) / 3, high - (high - low) / 3
-            left = [_fitted(given, gave, 10**at, centred)[0] for at in (first, second)]
+            left = [_fitted(argument, value, 10**at, centred)[0] for at in (first, second)]
             low, high = (low, second) if left[0] <= left[1] else (first, high)
         refined = float(10 ** ((low + high) / 2))
-        if _fitted(given, gave, refined, centred)[0] < BETTER * residual:
+        if _fitted(argument, value, refined, centred)[0] < BETTER * residual:
             epsilon = refined
-    residual, gain, shift = _fitted(given, gave, epsilon, centred)
+    residual, gain, shift = _fitted(argument, value, epsilon, centred)
     if residual >= NEAR or not np.abs(gain).max():
         return None
     norm = Norm(Span(before, behind, ACTIVATIONS[0]), gain, shift, centred, epsilon)
     return replace(norm, span=Span(before, behind, norm.function(epsilon)))
 
 
-def _fitted(given: np.ndarray, gave: np.ndarray, epsilon: float, centred: bool) -> tuple[float, np.ndarray, np.ndarray]:
+def _fitted(
+    argument: np.ndarray, value: np.ndarray, epsilon: float, centred: bool
+) -> tuple[float, np.ndarray, np.ndarray]:
     """Return the relative L2 between a norm with this epsilon and the output, and its fitted γ and β."""
-    x, y = (one.astype(np.float64).reshape(-1, one.shape[-1]) for one in (given, gave))
+    x, y = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (argument, value))
     centre = x - x.mean(-1, keepdims=True) if centred else x
     spread = np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon)
     if len(x) < 4 or not spread.all():
