@@ -248,7 +248,7 @@ def _models(models: Any) -> tuple[Any, Any]:
         return (None, None)
     if not isinstance(models, (tuple, list)) or len(models) != 2:
         raise EmbgradError(
-            f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
+            f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not available"
         )
     for model in models:
         if model is not None:
