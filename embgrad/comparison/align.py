@@ -1,4 +1,4 @@
-"""Which positions of two results belong together: told by their ids, whatever the order, the padding or special tokens."""
+"""Alignment of two results by their token ids, across other orders of examples, padding and special tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Alignment", "aligned"]
 
-#: How alike two examples' ids must be to be taken for one text with a few tokens changed.
+#: The similarity ratio from which two examples count as one text with a few tokens changed.
 ALIKE: Final = 0.5
 
-#: How many pairs of examples are looked through for texts that are alike; beyond, only those at the same place.
+#: The most pairs of examples that are searched for similar texts; with more pairs, only examples with the same index are.
 MOST_PAIRS: Final = 4096
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """For each position of a its partner in b.
+    """The partner in b of each position of a.
 
     Attributes:
-        example: b's example, int64, (example, position) as in a; -1 where there is none.
-        position: b's position, likewise.
-        notes: what had to be done to bring the two together; empty where they hold the same ids at the same places.
+        example: the index of b's example, int64, (example, position) as in a; -1 where there is no partner.
+        position: the index of b's position, int64, (example, position) as in a; -1 where there is no partner.
+        notes: how the two results had to be rearranged to match; empty where they have the same ids at the same positions.
     """
 
     example: np.ndarray
@@ -38,27 +38,31 @@ class Alignment:
 
     @property
     def matched(self) -> np.ndarray:
-        """Where a's position has a partner, bool, (example, position)."""
+        """The positions of a that have a partner, bool, (example, position)."""
         return np.asarray(self.example >= 0)
 
     @property
     def trivial(self) -> bool:
-        """Whether each position is its own partner."""
+        """True if each position is its own partner."""
         examples, positions = np.indices(self.example.shape)
         return bool((self.example == examples).all() and (self.position == positions).all())
 
     def bring(self, array: np.ndarray) -> np.ndarray:
-        """An array of b, (example, position, …), arranged as a; zeros where there is no partner."""
+        """Return an array of b, (example, position, …), arranged as a, with zeros where there is no partner."""
         brought = array[np.maximum(self.example, 0), np.maximum(self.position, 0)]
         brought[~self.matched] = 0
         return np.asarray(brought)
 
     def examples(self) -> np.ndarray:
-        """b's example for each of a's, int64, (example,); -1 where it has none."""
+        """Return the index of b's example for each example of a, int64, (example,); -1 where there is none."""
         return np.asarray(self.example.max(axis=1, initial=-1))
 
     def reversed(self, shape: tuple[int, int]) -> Alignment:
-        """For each position of b, of whose ids this is the shape, its partner in a."""
+        """Return the partner in a of each position of b.
+
+        Args:
+            shape: the shape of b's ids, (example, position).
+        """
         example, position = np.full(shape, -1), np.full(shape, -1)
         at = np.nonzero(self.matched)
         example[self.example[at], self.position[at]], position[self.example[at], self.position[at]] = at
@@ -66,17 +70,17 @@ class Alignment:
 
 
 def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
-    """The positions of b that belong to those of a.
+    """Return the positions of b that belong to those of a.
 
     Raises:
-        BatchError: the two have no text in common, or none but empty ones.
+        BatchError: the two have no text in common, or only texts without tokens.
     """
     if np.array_equal(a.ids, b.ids):
         return _straight(a.ids, tuple(_notes_of_masks(a, b)))
     texts = _texts(a), _texts(b)
-    partners = _partners(*(list(map(tuple, one)) for one in _ids_of(a, b, texts)))
+    partners = _partners(*(list(map(tuple, side)) for side in _ids_of(a, b, texts)))
     if not partners:
-        return _by_place(a, b)
+        return _by_index(a, b)
     example, position = np.full(a.ids.shape, -1), np.full(a.ids.shape, -1)
     for i, j in partners.items():
         for p, q in _positions(a, b, i, j, texts):
@@ -84,22 +88,22 @@ def aligned(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     alignment = Alignment(example, position, ())
     if not alignment.matched.any():
         raise BatchError(
-            "a and b have no position in common, as the texts that they share have no tokens: expected gradients of the same "
-            "texts; look at the masks, which are 1 at tokens"
+            "a and b have no position in common: the texts that they share have no tokens. Pass gradients of the same texts, "
+            "with masks that are 1 at tokens"
         )
     return Alignment(example, position, tuple(_notes(a, b, alignment, texts)))
 
 
 def _straight(ids: np.ndarray, notes: tuple[str, ...]) -> Alignment:
-    """Each position with the one at the same place."""
-    places = np.indices(ids.shape)
-    return Alignment(places[0], places[1], notes)
+    """Return the alignment of each position with the position at the same indices."""
+    indices = np.indices(ids.shape)
+    return Alignment(indices[0], indices[1], notes)
 
 
 def _texts(result: EmbeddingGradients) -> list[np.ndarray]:
-    """The positions of each example's text: the real ones, or without a mask those between zeros at the ends."""
+    """Return the positions of each example's text: the real ones; without a mask, those from the first to the last nonzero id."""
     if result.mask is not None:
-        return [np.flatnonzero(one) for one in result.mask]
+        return [np.flatnonzero(row) for row in result.mask]
     inside = [np.flatnonzero(ids) for ids in result.ids]
     return [np.arange(at[0], at[-1] + 1) if at.size else np.arange(0) for at in inside]
 
@@ -108,13 +112,13 @@ def _ids_of(
     a: EmbeddingGradients, b: EmbeddingGradients, texts: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     first, second = (
-        [ids[at] for ids, at in zip(one.ids, text, strict=True)] for one, text in zip((a, b), texts, strict=True)
+        [ids[at] for ids, at in zip(result.ids, text, strict=True)] for result, text in zip((a, b), texts, strict=True)
     )
     return first, second
 
 
 def _partners(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]]) -> dict[int, int]:
-    """For each of the first texts the second one that is the same, or else the most alike, each once."""
+    """Return, for each first text, the index of an equal second text, or else of the most similar one; each is used once."""
     waiting = defaultdict(list)
     for j, text in enumerate(second):
         waiting[text].append(j)
@@ -122,35 +126,37 @@ def _partners(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]
     left = [i for i in range(len(first)) if i not in partners]
     free = sorted(set(range(len(second))) - set(partners.values()))
     pairs = ((i, j) for i in left for j in (free if len(left) * len(free) <= MOST_PAIRS else {i} & set(free)))
-    alike = sorted(((_likeness(first[i], second[j]), i == j, i, j) for i, j in pairs), key=lambda one: one[:2])
+    alike = sorted(
+        ((_likeness(first[i], second[j]), i == j, i, j) for i, j in pairs), key=lambda candidate: candidate[:2]
+    )
     for likeness, _, i, j in reversed(alike):
         if likeness >= ALIKE and i not in partners and j not in partners.values():
             partners[i] = j
     return dict(sorted(partners.items()))
 
 
-def _likeness(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
+def _likeness(first: tuple[int, ...], second: tuple[int, ...]) -> float:
+    matcher = SequenceMatcher(None, first, second, autojunk=False)
     return matcher.ratio() if matcher.real_quick_ratio() >= ALIKE and matcher.quick_ratio() >= ALIKE else 0.0
 
 
 def _positions(
     a: EmbeddingGradients, b: EmbeddingGradients, i: int, j: int, texts: tuple[list[np.ndarray], list[np.ndarray]]
 ) -> Iterator[tuple[int, int]]:
-    """The positions of one example of a with those of b's that hold the same token of the same text."""
-    one, other = texts[0][i], texts[1][j]
-    same_places = a.ids.shape[1] == b.ids.shape[1] and np.array_equal(one, other)
+    """Yield the positions of one example of a, each with b's position that holds the same token of the same text."""
+    text_a, text_b = texts[0][i], texts[1][j]
+    same_places = a.ids.shape[1] == b.ids.shape[1] and np.array_equal(text_a, text_b)
     if same_places and np.array_equal(a.ids[i], b.ids[j]):
-        yield from ((p, p) for p in range(a.ids.shape[1]))  # padding too
+        yield from ((p, p) for p in range(a.ids.shape[1]))  # including padding
         return
-    matcher = SequenceMatcher(None, a.ids[i, one].tolist(), b.ids[j, other].tolist(), autojunk=False)
+    matcher = SequenceMatcher(None, a.ids[i, text_a].tolist(), b.ids[j, text_b].tolist(), autojunk=False)
     for block in matcher.get_matching_blocks():
         for step in range(block.size):
-            yield int(one[block.a + step]), int(other[block.b + step])
+            yield int(text_a[block.a + step]), int(text_b[block.b + step])
 
 
-def _by_place(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
-    """Where no text of a is one of b's, but the two are of one shape: as they lie."""
+def _by_index(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
+    """Return the alignment by index of two results of one shape that have no text in common."""
     if a.ids.shape != b.ids.shape:
         raise BatchError(
             f"a holds ids of shape {a.ids.shape} and b of shape {b.ids.shape}, and no example of a has half of its tokens in "
@@ -159,8 +165,8 @@ def _by_place(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
         )
     different = a.ids != b.ids
     note = (
-        f"the ids differ at {int(different.sum())} of {different.size} positions, {_first_of(a, b, different)}: compared as "
-        "they lie"
+        f"the ids differ at {int(different.sum())} of {different.size} positions, {_first_of(a, b, different)}: compared "
+        "position by position"
     )
     return _straight(a.ids, (note,))
 
@@ -197,15 +203,15 @@ def _notes(
 
 
 def _notes_of_examples(a: EmbeddingGradients, b: EmbeddingGradients, partners: np.ndarray) -> Iterator[str]:
-    found = partners[partners >= 0]
-    if (np.diff(found) < 0).any():
+    matched = partners[partners >= 0]
+    if (np.diff(matched) < 0).any():
         yield f"b has the examples in another order: a's first {min(len(partners), 8)} are b's {partners[:8].tolist()}"
     missing = np.flatnonzero(partners < 0).tolist()
-    further = sorted(set(range(len(b.ids))) - set(found.tolist()))
+    further = sorted(set(range(len(b.ids))) - set(matched.tolist()))
     for which, name, other in ((missing, "a", "b"), (further, "b", "a")):
         if which:
             shown = ", ".join(map(str, which[:8])) + (", …" if len(which) > 8 else "")
-            yield f"{len(which)} of the examples of {name} ({shown}) are not in {other} and were left out"
+            yield f"{len(which)} of the examples of {name} ({shown}) are not in {other} and were skipped"
 
 
 def _notes_of_sides(
@@ -219,12 +225,12 @@ def _notes_of_sides(
         {_side(text, result.ids.shape[1]) for text in column} - {None}
         for result, column in zip((a, b), zip(*pairs, strict=True), strict=True)
     ]
-    if all(len(one) == 1 for one in sides) and sides[0] != sides[1]:
+    if all(len(side) == 1 for side in sides) and sides[0] != sides[1]:
         yield f"a is padded on the {sides[0].pop()} and b on the {sides[1].pop()}"
 
 
 def _side(text: np.ndarray, width: int) -> str | None:
-    """On which side of the text the padding is; None for no padding, or on both."""
+    """Return the side of the text on which the padding is; None for no padding, or padding on both sides."""
     if not text.size or (text[0] == 0) == (text[-1] == width - 1):
         return None
     return "left" if text[0] else "right"
@@ -242,16 +248,16 @@ def _notes_of_tokens(
     alone_in_b = [(j, q) for j in partners if j >= 0 for q in texts[1][j] if back.example[j, q] < 0]
     for result, name, other, alone in ((a, "a", "b", alone_in_a), (b, "b", "a", alone_in_b)):
         if alone:
-            kinds = sorted({int(result.ids[at]) for at in alone})
+            distinct_ids = sorted({int(result.ids[at]) for at in alone})
             shown = ", ".join(_named(result, at) for at in _one_of_each(result, alone)[:4])
             yield (
-                f"{len(alone)} tokens of {name} are not in {other} and were left out: {shown}"
-                + (f" and {len(kinds) - 4} others" if len(kinds) > 4 else "")
+                f"{len(alone)} tokens of {name} are not in {other} and were skipped: {shown}"
+                + (f" and {len(distinct_ids) - 4} others" if len(distinct_ids) > 4 else "")
             )
 
 
-def _one_of_each(result: EmbeddingGradients, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    return list({int(result.ids[at]): at for at in reversed(places)}.values())[::-1]
+def _one_of_each(result: EmbeddingGradients, positions: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    return list({int(result.ids[at]): at for at in reversed(positions)}.values())[::-1]
 
 
 def _named(result: EmbeddingGradients, at: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Where two models part: at which point, in which direction, and which weights belong there."""
+"""Bisection of two models: the point at which they diverge, the direction, and the weights that belong there."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ __all__ = ["Bisection", "bisect"]
 
 @dataclass(frozen=True)
 class Bisection:
-    """Where two models part.
+    """The point at which two models diverge.
 
     Attributes:
-        first: the first point at which they do, a role or the path of a module's input or output, or "objective"; None where
-            they agree at all points.
-        direction: "forward" where a value parts there; "backward" where all values agree, and there, coming down from the
-            objective, a gradient is the first to part; None where they agree.
-        after: the last point before it, in that direction, at which they agree; None where there is none.
-        module: the smallest module that holds the difference, in the names of a BERT's checkpoint or by a's own path; None
-            where they agree, or no module does.
-        piece: what it is to people, such as "query" or "the attention itself"; None where nothing is known of it.
-        parameters: the weights that belong there, those that differ first.
-        steps: every point that was compared, in the order of the forward pass, those inside the parted stretch behind.
+        first: the first point at which they diverge: a role, the path of a module's input or output, or "objective". None if they
+            agree at all points.
+        direction: "forward" if a value differs there; "backward" if all values agree, and this gradient is the first to differ in
+            the backward pass from the objective; None if they agree.
+        after: the last point before `first`, in that direction, at which they agree; None if there is none.
+        module: the smallest module that contains the difference, by its name in a BERT checkpoint or by its path in a; None if
+            they agree, or if no module contains it.
+        piece: a readable name of that module, such as "query" or "the attention itself"; None if there is no such name.
+        parameters: the weights that belong there; those that differ come first.
+        steps: every point that was compared, in the order of the forward pass, followed by the points inside the stretch in which
+            the models diverge.
         tolerance: the relative L2 up to which two values, or gradients, agree.
-        random: by "a" and "b", for a model that differs from itself, the first role at which it does.
-        labels: what a and b are.
-        text: what was found, for people.
+        random: for each of "a" and "b" whose runs differ from one another, the first role at which they do.
+        labels: descriptions of a and b.
+        text: the result in sentences.
     """
 
     first: str | None
@@ -56,11 +57,11 @@ class Bisection:
 
     @property
     def agrees(self) -> bool:
-        """Whether they agree at all points, and each of them with itself."""
+        """True if the models agree at all points, and each model agrees with itself when it is run again."""
         return self.first is None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the fields in a form that JSON can hold."""
         return {
             "agrees": self.agrees,
             "first": self.first,
@@ -68,8 +69,8 @@ class Bisection:
             "after": self.after,
             "module": self.module,
             "piece": self.piece,
-            "parameters": [one.to_dict() for one in self.parameters],
-            "steps": [one.to_dict() for one in self.steps],
+            "parameters": [weight.to_dict() for weight in self.parameters],
+            "steps": [step.to_dict() for step in self.steps],
             "tolerance": self.tolerance,
             "random": dict(self.random),
             "labels": list(self.labels),
@@ -77,14 +78,16 @@ class Bisection:
         }
 
     def __repr__(self) -> str:
-        width = max([len("point"), *(len(one.name) for one in self.steps)])
+        width = max([len("point"), *(len(step.name) for step in self.steps)])
         lines = [f"b = {self.labels[1]} against a = {self.labels[0]}", f"{'point':>{width}}   forward  backward"]
-        for one in self.steps:
+        for step in self.steps:
             figures = "".join(
                 f"{'-' if figure is None else f'{figure.relative_l2:.1e}':>10}"
-                for figure in (one.forward, one.backward)
+                for figure in (step.forward, step.backward)
             )
-            lines.append(f"{one.name:>{width}}{figures}{'' if one.agrees else '  parts'}{one.note and f'  {one.note}'}")
+            lines.append(
+                f"{step.name:>{width}}{figures}{'' if step.agrees else '  diverges'}{step.note and f'  {step.note}'}"
+            )
         return "\n".join([*lines, self.text])
 
 
@@ -102,34 +105,38 @@ def bisect(
     tolerance: float | None = None,
     progress: Any = None,
 ) -> Bisection:
-    """Where two models part, of one framework or of two: values forward, then gradients backward, point by point.
+    """Find where two models diverge, of one framework or of two: values forward, then gradients backward, point by point.
 
-    The points are those with roles that both have, then the objective's values; inside the stretch in which they part, the
-    inputs and outputs of modules that both have: by the checkpoint's names in a BERT, else by their paths or their order. Both
-    run in evaluation mode, and several times, to see whether each agrees with itself. The models stay as they were.
+    The points are those with roles that both models have, then the objective's values. Inside the stretch in which the models
+    diverge, they are the inputs and outputs of modules that both have, matched by the checkpoint's names in a BERT, otherwise by
+    their paths or their order. Both models run in evaluation mode, and several times, to see whether each agrees with itself.
+    The models are restored afterwards.
 
     Args:
-        model_a: a model as in `gradients`, what the other is measured against.
-        model_b: the other.
+        model_a: the model to measure against, as in `gradients`.
+        model_b: the model that is measured.
         batch: as in `gradients`; so are `tokenizer` and `max_length`.
-        objective: as in `gradients`; a pair of functions where those on native outputs differ from framework to framework.
-        call_a: calls the one model in another way, as `call` in `gradients`.
-        call_b: likewise the other.
-        tolerance: the relative L2 up to which values, and gradients, agree; None for what rounding makes of the models' dtype
-            and depth.
-        progress: True for a bar on the terminal, or a function that takes the passes done and their number.
+        objective: as in `gradients`; a pair of functions if functions of native outputs differ between the frameworks.
+        call_a: a function that calls `model_a`, as `call` in `gradients`.
+        call_b: a function that calls `model_b`, as `call` in `gradients`.
+        tolerance: the relative L2 up to which values, and gradients, agree; None for the rounding error to expect from the
+            models' dtype and depth.
+        progress: True for a bar on the terminal, or a function that takes the number of passes done and the number of all passes.
+
+    Returns:
+        A Bisection. Its `agrees` is True if no point differs.
 
     Raises:
         BackendError: no backend takes a model.
         BatchError: the batch is malformed, or an id lies outside a table.
         PointError: the models have no point in common.
         OutputError: the objective names an output that a model does not have.
-        ObjectiveError: the objective goes with neither model.
-        UnsupportedError: a backend cannot do this for its model.
+        ObjectiveError: the objective fits neither model.
+        UnsupportedError: a backend does not support this for its model.
     """
     from embgrad.comparison.bisection.pair import Side
     from embgrad.comparison.bisection.readings import Reader
-    from embgrad.comparison.bisection.search import Search, told
+    from embgrad.comparison.bisection.search import Search, describe
 
     tolerance = checked_tolerance(tolerance)
     expect_callable(call_a, "call_a")
@@ -138,29 +145,29 @@ def bisect(
     first, second = _pair(objective)
     with reporter(progress) as report:
         a, b = (
-            Side(Reader(model, tokens, one, call))
-            for model, one, call in ((model_a, first, call_a), (model_b, second, call_b))
+            Side(Reader(model, tokens, own_objective, call))
+            for model, own_objective, call in ((model_a, first, call_a), (model_b, second, call_b))
         )
-        found = Search(a, b, tokens, tolerance, report).run()
+        result = Search(a, b, tokens, tolerance, report).run()
     labels = (f"{side.reader.backend.name} {described(side.reader.model)}" for side in (a, b))
-    part = found.part
+    region = result.region
     return Bisection(
-        first=found.first,
-        direction=found.direction,
-        after=found.after,
-        module=None if part is None else part.module,
-        piece=None if part is None else part.piece,
-        parameters=found.parameters,
-        steps=found.steps,
-        tolerance=found.tolerance,
-        random=found.random,
+        first=result.first,
+        direction=result.direction,
+        after=result.after,
+        module=None if region is None else region.module,
+        piece=None if region is None else region.piece,
+        parameters=result.parameters,
+        steps=result.steps,
+        tolerance=result.tolerance,
+        random=result.random,
         labels=(next(labels), next(labels)),
-        text=told(found),
+        text=describe(result),
     )
 
 
 def _pair(objective: Any) -> tuple[Any, Any]:
-    """The objective of a, and that of b."""
+    """Return the objective of a, and that of b."""
     if not isinstance(objective, (tuple, list)):
         return objective, objective
     if len(objective) != 2:
@@ -172,5 +179,5 @@ def _pair(objective: Any) -> tuple[Any, Any]:
 
 
 def described(model: Any) -> str:
-    """A model's class, or its parts' classes."""
+    """Return the name of a model's class, or the names of the classes of its modules."""
     return " + ".join(type(part).__qualname__ for part in as_parts(model))

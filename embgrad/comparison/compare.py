@@ -1,4 +1,4 @@
-"""Whether two embedding gradients agree, by how much they differ, and why."""
+"""Comparison of two embedding gradients: whether they agree, by how much they differ, and why."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from embgrad.results.io import load
 
 __all__ = ["compare"]
 
-#: What to do where two gradients differ and nothing explains it.
+#: What to do if two gradients differ and no cause explains the difference.
 ADVICE = (
     "No known cause explains the difference. embgrad.bisect(model_a, model_b, batch, objective) finds the first point, forward "
-    "and then backward, at which the two models part."
+    "and then backward, at which the two models diverge."
 )
 ADVICE_WITH_MODELS = (
-    "No known cause can be told from the numbers alone. Pass models=(model_a, model_b), so that causes inside a model can be "
-    "tried, or find the first point at which the two part with embgrad.bisect(model_a, model_b, batch, objective)."
+    "The numbers alone show no known cause. Pass models=(model_a, model_b) to test causes inside a model, or find the first "
+    "point at which the two models diverge with embgrad.bisect(model_a, model_b, batch, objective)."
 )
 
 
@@ -63,23 +63,22 @@ def compare(
     tolerance: float | None = None,
     call: Call | tuple[Call | None, Call | None] | None = None,
 ) -> Comparison | Comparisons:
-    """Whether the gradients a and b agree, how far they lie apart, and why. Computed in float64.
+    """Compare the gradients a and b: whether they agree, by how much they differ, and why. Computed in float64.
 
-    The two are brought together by their ids: another order of examples, another length or side of padding, further or other
-    tokens are found and said in `notes`, and what is left is compared. Each known cause then predicts one side from the
-    other; those that explain the difference are `findings`, with how much of it they explain. Nothing is named that was not
-    measured so.
+    The two are aligned by their ids: another order of examples, another length or side of padding, and additional or different
+    tokens are reported in `notes`, and the remaining positions are compared. Then each known cause predicts one side from the
+    other. Those that explain the difference become `findings`, with the share of it that they explain; a cause is a finding only
+    if this share was measured, or if the results record it.
 
     Args:
-        a: a result of `embgrad.gradients`, the path of a saved one, or a mapping of names to either. What b is measured
-            against.
-        b: likewise.
-        models: the models that a and b come from, either of them None where it is not at hand. They are run anew, in other
-            ways, to try causes inside them: other inputs, other objectives, another GELU, other weights. They stay as they
-            were; while a weight is tried, theirs is another for that moment.
-        tolerance: the relative L2 up to which they agree; by default what rounding explains, from the dtype and the depth of
-            the models that the results remember.
-        call: how the models are called, as in `gradients`; a pair where they are called in two ways.
+        a: the reference: a result of `embgrad.gradients`, the path of a saved result, or a mapping of names to either.
+        b: what is compared with a, in the same forms.
+        models: the models that a and b come from, with None for one that is not available. They are run again in other ways, to
+            test causes inside them: other inputs, other objectives, another GELU, other weights. They are restored afterwards;
+            while a weight is tested, the model holds another value of it.
+        tolerance: the relative L2 up to which the gradients agree; by default the rounding error to expect from the dtype and
+            the depth of the models that the results record.
+        call: a function that calls the models, as in `gradients`; a pair if the two are called in different ways.
 
     Returns:
         A Comparison, or for mappings Comparisons by name.
@@ -87,19 +86,21 @@ def compare(
     Raises:
         BackendError: no backend takes one of the models.
         BatchError: the two have no text in common.
-        PointError: the two are of other points, of which the values have other shapes; or other names in mappings.
-        FileFormatError: a file is not embgrad's.
+        PointError: the two were taken at points whose values have different shapes, or the names in the mappings differ.
+        FileFormatError: a file was not written by embgrad.
         FileNotFoundError: there is no such file.
-        EmbgradError: a or b is nothing that can be compared, or holds numbers that are not finite.
+        EmbgradError: a or b cannot be compared, or contains numbers that are not finite.
     """
     tolerance = checked_tolerance(tolerance)
     models, calls = _models(models), _calls(call)
-    first, second = _given(a, "a"), _given(b, "b")
+    first, second = _results_of(a, "a"), _results_of(b, "b")
     if isinstance(first, EmbeddingGradients) and isinstance(second, EmbeddingGradients):
         return _compared(first, second, models, tolerance, calls)
     if not (isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys()):
         raise PointError(_other_names(first, second))
-    return Comparisons({name: _compared(one, second[name], models, tolerance, calls) for name, one in first.items()})
+    return Comparisons(
+        {name: _compared(result, second[name], models, tolerance, calls) for name, result in first.items()}
+    )
 
 
 def _compared(
@@ -118,13 +119,17 @@ def _compared(
     second = alignment.bring(b.values.astype(np.float64)) if by_position else b.values.astype(np.float64)
     if by_position:
         first[~alignment.matched] = 0
-    kept = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
+    shared = np.flatnonzero(alignment.examples() >= 0) if by_position else np.arange(len(first))
     figures = figures_of(first, second)
-    apart = _apart(first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype)))
-    agrees = figures.relative_l2 <= tolerance and not apart
+    differing_examples = _apart(
+        first, second, tolerance, unit_roundoff(a.provenance.get("compute_dtype", a.values.dtype))
+    )
+    agrees = figures.relative_l2 <= tolerance and not differing_examples
     notes = [*alignment.notes, *_known_differences(a, b, alignment)]
-    if apart and figures.relative_l2 <= tolerance:
-        notes.append(f"the examples {listed(apart)} differ, whose gradients are too small to show in the whole")
+    if differing_examples and figures.relative_l2 <= tolerance:
+        notes.append(
+            f"the examples {listed(differing_examples)} differ, but their gradients are too small to affect the overall figures"
+        )
     findings: tuple[Finding, ...] = ()
     if not agrees and by_position:
         findings, tried = diagnosed(a, b, alignment, models, tolerance, calls)
@@ -133,8 +138,8 @@ def _compared(
         agrees=agrees,
         tolerance=tolerance,
         figures=figures,
-        examples=tuple(kept.tolist()),
-        per_example=tuple(figures_of(first[i], second[i]) for i in kept),
+        examples=tuple(shared.tolist()),
+        per_example=tuple(figures_of(first[i], second[i]) for i in shared),
         per_position=position_figures(first, second, alignment.matched) if by_position else None,
         labels=(_label(a), _label(b)),
         notes=tuple(notes),
@@ -146,12 +151,12 @@ def _compared(
 
 
 def _apart(a: np.ndarray, b: np.ndarray, tolerance: float, roundoff: float) -> list[int]:
-    """The examples that differ, also where their gradients are too small to show in the whole.
+    """Return the examples that differ, including those whose gradients are too small to matter in the overall figures.
 
-    One example's rounding errors average out less than those of all; and where most of it cancels, they have the size that the
-    other examples' have.
+    The rounding errors of one example average out less than those of all examples; where most of an example's gradient cancels,
+    they are as large as those of the other examples.
     """
-    length, difference = (lengths(one.reshape(len(a), -1)) for one in (a, b - a))
+    length, difference = (lengths(values.reshape(len(a), -1)) for values in (a, b - a))
     allowed = PER_EXAMPLE * tolerance * length
     allowed += CANCELLED * roundoff * float(length.max(initial=0.0)) if tolerance else 0.0
     return [int(i) for i in np.flatnonzero(difference > allowed)]
@@ -164,9 +169,9 @@ def _has_positions(result: EmbeddingGradients) -> bool:
 def _expect_finite(result: EmbeddingGradients, name: str) -> None:
     wrong = np.argwhere(~np.isfinite(result.values))
     if wrong.size:
-        place = tuple(int(i) for i in wrong[0])
+        index = tuple(int(i) for i in wrong[0])
         raise EmbgradError(
-            f"{name} holds {result.values[place]} at {place}, and {len(wrong)} of its {result.values.size} numbers are not "
+            f"{name} holds {result.values[index]} at {index}, and {len(wrong)} of its {result.values.size} numbers are not "
             "finite: expected finite ones, as embgrad.gradients gives them"
         )
 
@@ -188,14 +193,14 @@ def _comparable(a: EmbeddingGradients, b: EmbeddingGradients) -> Alignment:
     return alignment
 
 
-#: How many times the tolerance one example may be off.
+#: The multiple of the tolerance by which a single example may differ.
 PER_EXAMPLE = 4.0
 
-#: How many roundings of the largest example's gradient another may be off, however small its own is.
+#: The number of rounding errors of the largest example's gradient by which any example may differ, however small its gradient.
 CANCELLED = 8.0
 
-#: What of the provenance says how a gradient was made, with what to call it.
-MADE_BY = {
+#: The entries of the provenance that record how a gradient was computed, with their names in notes.
+RECORDED = {
     "objective": "objective",
     "training": "training mode",
     "compute_dtype": "dtype",
@@ -209,14 +214,14 @@ MADE_BY = {
 
 
 def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: Alignment) -> Iterator[str]:
-    """What the results remember of how they were made, and is not the same."""
+    """Yield the recorded differences in how the two results were computed."""
     partners = alignment.examples()
-    for key, name in MADE_BY.items():
-        one, other = a.provenance.get(key), b.provenance.get(key)
-        if key == "objective" and isinstance(other, Mapping) and not (partners < 0).any():
-            other = {word: _in_order(value, partners, len(b.ids)) for word, value in other.items()}
-        if one != other:
-            yield f"{name}: {brief(one)} in a, {brief(other)} in b"
+    for key, name in RECORDED.items():
+        value_a, value_b = a.provenance.get(key), b.provenance.get(key)
+        if key == "objective" and isinstance(value_b, Mapping) and not (partners < 0).any():
+            value_b = {word: _in_order(value, partners, len(b.ids)) for word, value in value_b.items()}
+        if value_a != value_b:
+            yield f"{name}: {brief(value_a)} in a, {brief(value_b)} in b"
     if (a.mask is None) != (b.mask is None):
         yield f"{'a' if a.mask is None else 'b'} has no mask"
     if a.types is not None and b.types is not None:
@@ -226,14 +231,14 @@ def _known_differences(a: EmbeddingGradients, b: EmbeddingGradients, alignment: 
     elif any(types is not None and types.any() for types in (a.types, b.types)):
         yield f"{'a' if a.types is None else 'b'} has no types"
     if a.provenance.get("backend") == b.provenance.get("backend"):
-        versions = [one.provenance.get("versions") or {} for one in (a, b)]
+        versions = [result.provenance.get("versions") or {} for result in (a, b)]
         for package in versions[0].keys() & versions[1].keys():
             if versions[0][package] != versions[1][package]:
                 yield f"{package}: {versions[0][package]} in a, {versions[1][package]} in b"
 
 
 def _in_order(argument: Any, partners: np.ndarray, count: int) -> Any:
-    """An objective's argument of b, with one entry an example, in the order of a's."""
+    """Return an argument of b's objective in the order of a's examples, if it has one entry per example."""
     listed_by_example = isinstance(argument, list) and len(argument) == count
     return [argument[j] for j in partners] if listed_by_example else argument
 
@@ -243,17 +248,19 @@ def _models(models: Any) -> tuple[Any, Any]:
         return (None, None)
     if not isinstance(models, (tuple, list)) or len(models) != 2:
         raise EmbgradError(
-            f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not at hand"
+            f"models is {brief(models)}: expected a pair (model_a, model_b), with None for one that is not available"
         )
     for model in models:
         if model is not None:
-            backend_for(model)  # what is no model would else be passed over, and causes inside it never be tried
+            backend_for(
+                model
+            )  # otherwise an object that is no model would be skipped silently, and no cause inside it tested
     return (models[0], models[1])
 
 
 def _calls(call: Any) -> tuple[Call | None, Call | None]:
     calls = call if isinstance(call, (tuple, list)) else (call, call)
-    if len(calls) != 2 or not all(one is None or callable(one) for one in calls):
+    if len(calls) != 2 or not all(function is None or callable(function) for function in calls):
         raise EmbgradError(
             f"call is {brief(call)}: expected a function that calls the model, as in embgrad.gradients, or a pair of such, with "
             "None for a model that is called as usual"
@@ -261,20 +268,20 @@ def _calls(call: Any) -> tuple[Call | None, Call | None]:
     return (calls[0], calls[1])
 
 
-def _given(given: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
-    """A result, or results by name; files read."""
-    if isinstance(given, EmbeddingGradients):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return load(given)
-    if isinstance(given, Mapping) and given:
-        read = {key: _given(one, f"{name}[{key!r}]") for key, one in given.items()}
-        nested = [key for key, one in read.items() if not isinstance(one, EmbeddingGradients)]
+def _results_of(value: Any, name: str) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
+    """Return a result, or results by name, loading those that are given as files."""
+    if isinstance(value, EmbeddingGradients):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return load(value)
+    if isinstance(value, Mapping) and value:
+        read = {key: _results_of(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+        nested = [key for key, result in read.items() if not isinstance(result, EmbeddingGradients)]
         if nested:
             raise EmbgradError(f"{name} holds several results under {listed(nested)}: expected one under each name")
-        return {key: one for key, one in read.items() if isinstance(one, EmbeddingGradients)}
+        return {key: result for key, result in read.items() if isinstance(result, EmbeddingGradients)}
     raise EmbgradError(
-        f"{name} is of type {type(given).__name__}: expected a result of embgrad.gradients, the path of a saved one, or a "
+        f"{name} is of type {type(value).__name__}: expected a result of embgrad.gradients, the path of a saved one, or a "
         "mapping of names to either"
     )
 

@@ -1,4 +1,4 @@
-"""Golden files: results that are kept, so that a change of model, framework or version is seen, and what moved is said."""
+"""Golden files: stored results that reveal how a change of a model, framework or version changes gradients."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from embgrad.results.io import expect_results, load, save
 
 __all__ = ["Golden", "golden"]
 
-#: Of how many results that differ the message holds all figures; of the others it holds the verdict.
+#: The number of differing results for which the message contains all figures; for the others it contains the verdict alone.
 SHOWN: Final = 3
 
-#: The name of a result that has none.
+#: The name of a result; None for a single result without a name.
 Name = str | None
 
 
 @dataclass(frozen=True)
 class Golden:
-    """Results in a file, against which others are checked. Made by `embgrad.golden`.
+    """Results in a file, against which other results are checked. Made by `embgrad.golden`.
 
-    The golden results are `a` of the comparisons, and those that are checked `b`. Either may come from any backend: a file
-    that was made with one framework checks another.
+    In the comparisons the golden results are `a`, and the checked results are `b`. Either may come from any backend: a file made
+    with one framework can check another.
 
     Attributes:
         path: the file.
-        accept: what to do where a change is meant, for the message; by default the call of `update`.
+        accept: how to accept an intended change, for the message; by default the call of `update`.
     """
 
     path: Path
@@ -54,31 +54,33 @@ class Golden:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a file."""
+        """True if the file exists."""
         return self.path.exists()
 
     def load(self) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
-        """What the file holds.
+        """Return the results in the file.
 
         Raises:
             FileNotFoundError: there is no file.
-            FileFormatError: it is not whole, or not embgrad's.
+            FileFormatError: the file is incomplete, or was not written by embgrad.
         """
         return load(self.path)
 
     def update(self, results: EmbeddingGradients | Mapping[str, EmbeddingGradients]) -> None:
-        """Make these the golden results. Folders that are missing are made; the file appears whole or not at all.
+        """Make these the golden results. Missing folders are created; the file is replaced as a whole or not at all.
 
         Args:
             results: a result of `embgrad.gradients`, or several by name.
 
         Raises:
-            EmbgradError: `results` is nothing that a file can hold, or a gradient is not finite, with which none agrees.
+            EmbgradError: `results` cannot be stored in a file, or a gradient is not finite, so that nothing would agree with it.
             OSError: the file cannot be written.
         """
         for name, result in _named(results).items():
             if wrong := _not_finite(result):
-                raise EmbgradError(f"{_at(name)}{wrong}: expected finite numbers, since nothing agrees with others")
+                raise EmbgradError(
+                    f"{_prefix(name)}{wrong}: expected finite numbers, since no result can agree with others"
+                )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         save(results, self.path)
 
@@ -93,22 +95,22 @@ class Golden:
         """Check that results are those of the file: names, ids, gradients, activations and the objective's values.
 
         Args:
-            results: a result of `embgrad.gradients`, or several by name, as they were given to `update`.
-            models: the model that the results come from, so that causes inside it can be tried where they differ; or a pair
-                as in `embgrad.compare`, the golden results' model first.
-            tolerance: as in `embgrad.compare`, for the gradients, the activations and the objective alike.
-            call: how the model is called, as in `gradients`, where `models` are given.
+            results: a result of `embgrad.gradients`, or several by name, in the form that was passed to `update`.
+            models: the model that the results come from, so that causes inside it can be tested if they differ; or a pair as in
+                `embgrad.compare`, with the golden results' model first.
+            tolerance: as in `embgrad.compare`; it applies to the gradients, the activations and the objective.
+            call: a function that calls the model, as in `gradients`, if `models` are passed.
 
         Returns:
             The comparison; for several results comparisons by name.
 
         Raises:
-            GoldenError: there is no file, or the results are not those of the file; the message says what moved.
-            FileFormatError: the file is not whole, or not embgrad's.
-            EmbgradError: `results` are nothing that a file could hold.
+            GoldenError: there is no file, or the results differ from those of the file; the message says what changed.
+            FileFormatError: the file is incomplete, or was not written by embgrad.
+            EmbgradError: `results` cannot be stored in a file.
         """
         __tracebackhide__ = True  # pytest then shows the line of the test
-        given = _named(results)
+        checked = _named(results)
         if not self.exists:
             raise GoldenError(
                 f"there is no golden file {self.path}: expected one to check against. {self._how('write it')}"
@@ -117,42 +119,44 @@ class Golden:
             expected = _named(self.load())
         except FileFormatError as error:
             raise FileFormatError(f"{error.message}. {self._how('write it anew')}") from None
-        departures = list(_other_names(expected, given))
+        departures = list(_other_names(expected, checked))
         comparisons: dict[Name, Comparison] = {}
         pair: Any = models if isinstance(models, (tuple, list)) else (None, models)
-        for name in (name for name in expected if name in given):
-            a, b = expected[name], given[name]
+        for name in (name for name in expected if name in checked):
+            a, b = expected[name], checked[name]
             if wrong := _not_finite(a) or _not_finite(b):
-                departures.append(_Departure(f"{_at(name)}{wrong}"))
+                departures.append(_Departure(f"{_prefix(name)}{wrong}"))
                 continue
             try:
                 comparisons[name] = compare(a, b, models=pair, tolerance=tolerance, call=call)
-            except (BatchError, PointError) as error:  # which the two themselves are the reason for
-                departures.append(_Departure(f"{_at(name)}{error.message}"))
+            except (BatchError, PointError) as error:  # the two results cannot be compared
+                departures.append(_Departure(f"{_prefix(name)}{error.message}"))
             else:
                 departures += _departures(name, comparisons[name])
-        found = comparisons.get(None) or Comparisons({str(name): one for name, one in comparisons.items()})
+        result = comparisons.get(None) or Comparisons(
+            {str(name): comparison for name, comparison in comparisons.items()}
+        )
         if departures:
-            message = "\n".join(self._report(departures, expected, given))
-            raise GoldenError(message, found if comparisons else None)
-        return found
+            message = "\n".join(self._report(departures, expected, checked))
+            raise GoldenError(message, result if comparisons else None)
+        return result
 
     def _report(
         self,
         departures: Sequence[_Departure],
         expected: Mapping[Name, EmbeddingGradients],
-        given: Mapping[Name, EmbeddingGradients],
+        checked: Mapping[Name, EmbeddingGradients],
     ) -> Iterator[str]:
-        """The message: the gist first, then what moved, the figures and what explains them, and what to do."""
+        """Yield the lines of the message: first the summary, then what changed, with figures and findings, and what to do."""
         further = f" (and {len(departures) - 1} more)" if len(departures) > 1 else ""
-        yield f"{departures[0].gist}{further}: not as in the golden file {self.path}"
-        for number, one in enumerate(departures):
+        yield f"{departures[0].gist}{further}: differs from the golden file {self.path}"
+        for number, departure in enumerate(departures):
             if number:
-                yield f"\n{one.gist}"
+                yield f"\n{departure.gist}"
             if number < SHOWN:
-                yield from one.lines
-        yield "\na is the golden file, and b what was checked against it"
-        yield from _made_with(next(iter(expected.values())), next(iter(given.values())))
+                yield from departure.lines
+        yield "\na is the golden file, and b is the result checked against it"
+        yield from _made_with(next(iter(expected.values())), next(iter(checked.values())))
         yield self._how("accept them")
 
     def _how(self, what: str) -> str:
@@ -161,15 +165,15 @@ class Golden:
 
 
 def golden(path: str | os.PathLike[str]) -> Golden:
-    """The golden file at a path, which need not exist yet.
+    """Return the golden file at a path; the file need not exist yet.
 
-    `embgrad.golden("g.safetensors").update(results)` writes it, and `.check(results)` raises where other results differ.
+    `embgrad.golden("g.safetensors").update(results)` writes it, and `.check(results)` raises if other results differ.
 
     Args:
-        path: of a safetensors file, as `embgrad.save` writes it.
+        path: the path of a safetensors file, as `embgrad.save` writes it.
 
     Raises:
-        EmbgradError: it is no path.
+        EmbgradError: `path` is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise EmbgradError(
@@ -180,11 +184,11 @@ def golden(path: str | os.PathLike[str]) -> Golden:
 
 
 class _Departure(NamedTuple):
-    """One thing that is not as in the file.
+    """One difference from the golden file.
 
     Attributes:
-        gist: in one line.
-        lines: what else is to be said, with the figures.
+        gist: a summary in one line.
+        lines: the details, with figures.
     """
 
     gist: str
@@ -192,17 +196,17 @@ class _Departure(NamedTuple):
 
 
 def _departures(name: Name, comparison: Comparison) -> list[_Departure]:
-    """None, or the one that says all of what moved at a point."""
+    """Return a list with the one departure that describes every change at a point; empty if nothing changed."""
     moves = _moves(comparison)
     if not moves:
         return []
-    # Where the gradients agree their figures say nothing; what had to be brought together may.
+    # Where the gradients agree, their figures add nothing, but the notes of the alignment may.
     shown = [f"note: {note}" for note in comparison.notes] if comparison.agrees else repr(comparison).splitlines()
-    return [_Departure(f"{_at(name)}{moves[0]}", [*moves[1:], *shown])]
+    return [_Departure(f"{_prefix(name)}{moves[0]}", [*moves[1:], *shown])]
 
 
 def _moves(comparison: Comparison) -> list[str]:
-    """What moved: backward, and forward at the point and behind it; each where it lies beyond the tolerance."""
+    """Return what changed beyond the tolerance: the gradient, the value at the point, and the objective's values."""
     a, b, tolerance = comparison.a, comparison.b, comparison.tolerance
     if other := _other_ids(a, b):
         return [other]
@@ -215,10 +219,10 @@ def _moves(comparison: Comparison) -> list[str]:
     if comparison.agrees:
         return [*moves, "the gradient did not, within the tolerance"]
     if before:
-        return [*moves, "the forward pass differs at this point already"]
+        return [*moves, "the forward pass already differs at this point"]
     if behind:
-        return [*moves, "the forward pass is the same up to this point, and differs behind it"]
-    return [*moves, "of the forward pass nothing moved, within the tolerance"]
+        return [*moves, "the forward pass agrees up to this point and differs after it"]
+    return [*moves, "nothing in the forward pass moved, within the tolerance"]
 
 
 def _not_finite(result: EmbeddingGradients) -> str:
@@ -228,12 +232,12 @@ def _not_finite(result: EmbeddingGradients) -> str:
 
 def _other_ids(a: EmbeddingGradients, b: EmbeddingGradients) -> str:
     if a.ids.shape != b.ids.shape:
-        return f"the ids are others, of shape {b.ids.shape} where the golden file has {a.ids.shape}"
+        return f"the ids differ: shape {b.ids.shape} where the golden file has {a.ids.shape}"
     if np.array_equal(a.ids, b.ids):
         return ""
-    place = tuple(int(i) for i in np.argwhere(a.ids != b.ids)[0])
-    where = ", ".join(f"{axis} {i}" for axis, i in zip(("example", "position"), place, strict=False))
-    return f"the ids are others, first at {where}: {b.ids[place]} where the golden file has {a.ids[place]}"
+    index = tuple(int(i) for i in np.argwhere(a.ids != b.ids)[0])
+    where = ", ".join(f"{axis} {i}" for axis, i in zip(("example", "position"), index, strict=False))
+    return f"the ids differ, first at {where}: {b.ids[index]} where the golden file has {a.ids[index]}"
 
 
 def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
@@ -241,12 +245,12 @@ def _value_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float)
         return (
             f"the value at the point has the shape {b.activations.shape}, and {a.activations.shape} in the golden file"
         )
-    apart = _relative(a.activations, b.activations)
-    return "" if apart <= tolerance else f"the value at the point moved, relative L2 {apart:.2e}"
+    distance = _relative(a.activations, b.activations)
+    return "" if distance <= tolerance else f"the value at the point moved, relative L2 {distance:.2e}"
 
 
 def _objective_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: float) -> str:
-    if a.objective is None or b.objective is None:  # captured: the loss was the user's own
+    if a.objective is None or b.objective is None:  # a captured gradient: the user computed the loss
         return ""
     if a.objective.shape != b.objective.shape:
         return f"the objective has the shape {b.objective.shape}, and {a.objective.shape} in the golden file"
@@ -254,16 +258,16 @@ def _objective_moved(a: EmbeddingGradients, b: EmbeddingGradients, tolerance: fl
     if (excess <= 0).all():
         return ""
     most = int(excess.argmax())
-    before, now = (float(np.ravel(one.objective)[most]) for one in (a, b))
+    before, now = (float(np.ravel(result.objective)[most]) for result in (a, b))
     where = f", most at example {most}" if a.objective.ndim else ""
     return f"the objective moved{where}, from {before:.6g} to {now:.6g}"
 
 
 def _scale(a: EmbeddingGradients) -> np.ndarray:
-    """Of each objective value the size against which a difference is small.
+    """Return, for each objective value, the magnitude against which a difference counts as small.
 
-    The largest value, since those near zero are differences of large numbers; and to first order what the value moves by
-    where each activation moves by its own size, one up and another down.
+    It is the largest value, since values near zero are differences of large numbers, plus, to first order, the change of the
+    value if each activation changes by its own magnitude with random signs.
     """
     size = np.abs(a.objective).max(initial=0.0, where=np.isfinite(a.objective))
     pulls = a.values * np.where(np.isfinite(a.activations), a.activations, 0).astype(np.float64)
@@ -272,29 +276,32 @@ def _scale(a: EmbeddingGradients) -> np.ndarray:
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|b − a| in float64; 0 where both are the same infinity, and NaN only where one is NaN."""
+    """Return |b − a| in float64: 0 where both are the same infinity, and NaN only where one is NaN."""
     wide, other = np.asarray(a, np.float64), np.asarray(b, np.float64)
     with np.errstate(invalid="ignore"):
         return np.where(wide == other, 0.0, np.abs(other - wide))
 
 
 def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    """The relative L2 of b, over what is finite in a."""
+    """Return the relative L2 of b against a, over the entries that are finite in a."""
     difference, size = length(_difference(a, b)), length(np.where(np.isfinite(a), a, 0))
     return difference / size if size else float("inf") if difference else 0.0
 
 
 def _other_names(
-    expected: Mapping[Name, EmbeddingGradients], given: Mapping[Name, EmbeddingGradients]
+    expected: Mapping[Name, EmbeddingGradients], checked: Mapping[Name, EmbeddingGradients]
 ) -> Iterator[_Departure]:
     for side, other, what in (
-        (expected, given, "several results were checked against one"),
-        (given, expected, "one result was checked against several"),
+        (expected, checked, "several results were checked against one"),
+        (checked, expected, "one result was checked against several"),
     ):
         if None in side and None not in other:
             yield _Departure(f"{what}, {listed(other)}")
             return
-    missing, new = [name for name in expected if name not in given], [name for name in given if name not in expected]
+    missing, new = (
+        [name for name in expected if name not in checked],
+        [name for name in checked if name not in expected],
+    )
     if missing:
         near = did_you_mean(str(missing[0]), map(str, new))
         yield _Departure(f"{listed(missing)} is missing", [near.strip()] if near else [])
@@ -304,12 +311,16 @@ def _other_names(
 
 
 def _made_with(a: EmbeddingGradients, b: EmbeddingGradients) -> Iterator[str]:
-    """The versions that are others than in the golden file."""
+    """Yield a line with the versions that differ from those in the golden file."""
     before, now = _versions(a), _versions(b)
     changed = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
     if changed:
-        told = [", ".join(f"{name} {one[name]}" for name in sorted(changed) if name in one) for one in (before, now)]
-        yield f"the golden file was made with {told[0] or 'none of these'}, and this is {told[1] or 'without'}"
+        described = [
+            ", ".join(f"{name} {versions[name]}" for name in sorted(changed) if name in versions)
+            for versions in (before, now)
+        ]
+        golden_versions, versions = (text or "none of these" for text in described)
+        yield f"the golden file was made with {golden_versions}, and these results with {versions}"
 
 
 def _versions(result: EmbeddingGradients) -> dict[str, str]:
@@ -322,5 +333,5 @@ def _named(results: Any) -> Mapping[Name, EmbeddingGradients]:
     return {None: results} if isinstance(results, EmbeddingGradients) else dict(expect_results(results).items())
 
 
-def _at(name: Name) -> str:
+def _prefix(name: Name) -> str:
     return "" if name is None else f"at {brief(name)} "

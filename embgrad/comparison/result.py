@@ -1,4 +1,4 @@
-"""What a comparison of two results holds, and how it is shown."""
+"""The result of a comparison, and its representations as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ __all__ = ["Comparison", "Comparisons"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two results side by side.
+    """The comparison of two results.
 
     Attributes:
-        agrees: whether they are the same to rounding, where they can be compared.
+        agrees: whether the two are equal up to rounding at the positions that can be compared.
         tolerance: the relative L2 up to which they agree.
-        figures: over all examples.
-        examples: the numbers of a's examples that b has too.
-        per_example: of each of these.
-        per_position: of each position, (example, position) as in a, NaN where b has none; None at points without positions.
-        labels: what a and b are.
-        notes: what had to be done to bring the two together, and what is known to differ in how they were made.
-        findings: what explains the difference, best first; empty where they agree, or where nothing explains it.
-        a: the first result, as given.
-        b: the second, as given.
-        advice: what to do where they differ and nothing explains it; else empty.
+        figures: the figures over all examples.
+        examples: the indices of a's examples that b has too.
+        per_example: the figures of each of these examples.
+        per_position: the figures of each position, (example, position) as in a, NaN where b has none; None at points without
+            positions.
+        labels: descriptions of a and b.
+        notes: how the two had to be rearranged to match, and recorded differences in how they were computed.
+        findings: the causes that explain the difference, best first; empty if the two agree, or if no cause explains it.
+        a: the first result, unchanged.
+        b: the second result, unchanged.
+        advice: what to do if the two differ and no cause explains it; otherwise empty.
     """
 
     agrees: bool
@@ -52,7 +53,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """In one line."""
+        """The outcome in one line."""
         relative = f"relative L2 {self.figures.relative_l2:.2e}, tolerance {self.tolerance:.1e}"
         return f"{'agree' if self.agrees else 'differ'}: {relative}"
 
@@ -61,26 +62,29 @@ class Comparison:
         lines.append(f"{'':>12} relative L2     largest      cosine")
         rows = [
             ("all", self.figures),
-            *((f"example {i}", one) for i, one in zip(self.examples, self.per_example, strict=True)),
+            *((f"example {i}", figures) for i, figures in zip(self.examples, self.per_example, strict=True)),
         ]
-        lines += [f"{name:>12} {one.relative_l2:11.3e} {one.largest:11.3e} {one.cosine:11.8f}" for name, one in rows]
+        lines += [
+            f"{name:>12} {figures.relative_l2:11.3e} {figures.largest:11.3e} {figures.cosine:11.8f}"
+            for name, figures in rows
+        ]
         lines += [f"finding: {finding}" for finding in self.findings]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(map(visible, [*lines, self.advice] if self.advice else lines))
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show; None, and so the text, without the extra `report`."""
+        """Return the HTML that notebooks show; None, and so the text, without the extra `report`."""
         return rendered(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the results, as JSON can hold it."""
+        """Return everything except the results, in a form that JSON can hold."""
         return {
             "labels": list(self.labels),
             "agrees": self.agrees,
             "tolerance": self.tolerance,
             "figures": self.figures.to_dict(),
             "examples": list(self.examples),
-            "per_example": [one.to_dict() for one in self.per_example],
+            "per_example": [figures.to_dict() for figures in self.per_example],
             "per_position": None if self.per_position is None else _listed_by_position(self.per_position),
             "notes": list(self.notes),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -89,11 +93,11 @@ class Comparison:
 
 
 class Comparisons(Mapping[str, Comparison]):
-    """Comparisons by name, as of several points.
+    """Comparisons by name, for example of several points.
 
     Attributes:
-        agrees: whether all of them do.
-        findings: what explains the differences, of all of them, those that explain the most points first.
+        agrees: whether all comparisons agree.
+        findings: the causes that explain the differences, over all comparisons; those that explain the most points come first.
     """
 
     def __init__(self, comparisons: Mapping[str, Comparison]) -> None:
@@ -112,35 +116,35 @@ class Comparisons(Mapping[str, Comparison]):
 
     @property
     def agrees(self) -> bool:
-        """Whether all of them do."""
-        return all(one.agrees for one in self.values())
+        """True if all comparisons agree."""
+        return all(comparison.agrees for comparison in self.values())
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What explains the differences; of findings with the same causes the one that explains least."""
-        found: dict[tuple[str, ...], list[Finding]] = {}
-        for one in self.values():
-            for finding in one.findings:
-                found.setdefault(finding.causes, []).append(finding)
-        ordered = sorted(found.values(), key=lambda same: (-len(same), min(one.left for one in same)))
-        return tuple(max(same, key=lambda one: one.left) for same in ordered)
+        """The causes that explain the differences; of findings with the same causes the one that explains least."""
+        by_causes: dict[tuple[str, ...], list[Finding]] = {}
+        for comparison in self.values():
+            for finding in comparison.findings:
+                by_causes.setdefault(finding.causes, []).append(finding)
+        ordered = sorted(by_causes.values(), key=lambda same: (-len(same), min(finding.left for finding in same)))
+        return tuple(max(same, key=lambda finding: finding.left) for same in ordered)
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show; None, and so the text, without the extra `report`."""
+        """Return the HTML that notebooks show; None, and so the text, without the extra `report`."""
         return rendered(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Each comparison's, by name."""
-        return {"agrees": self.agrees, "comparisons": {name: one.to_dict() for name, one in self.items()}}
+        """Return the dictionary of each comparison, by name."""
+        return {"agrees": self.agrees, "comparisons": {name: comparison.to_dict() for name, comparison in self.items()}}
 
     def __repr__(self) -> str:
-        return "\n\n".join(f"{visible(name)}\n{one!r}" for name, one in self.items())
+        return "\n\n".join(f"{visible(name)}\n{comparison!r}" for name, comparison in self.items())
 
 
 def _listed_by_position(figures: PositionFigures) -> dict[str, list[list[float | None]]]:
-    """As lists, with None where JSON has no number."""
+    """Return the figures as nested lists, with None for numbers that JSON cannot hold."""
     arrays = {"relative_l2": figures.relative_l2, "largest": figures.largest, "cosine": figures.cosine}
     return {
-        name: [[float(one) if np.isfinite(one) else None for one in row] for row in array]
+        name: [[float(number) if np.isfinite(number) else None for number in row] for row in array]
         for name, array in arrays.items()
     }

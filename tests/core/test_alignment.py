@@ -65,21 +65,21 @@ class TestFound:
         assert comparison.agrees
         assert comparison.notes == (
             "a is padded to 5 positions and b to 6",
-            "3 tokens of b are not in a and were left out: id 3, at example 0, position 0",
+            "3 tokens of b are not in a and were skipped: id 3, at example 0, position 0",
         )
 
     def test_another_token(self) -> None:
         comparison = embgrad.compare(gradient(TEXTS), gradient([[1, 5, 20, 7, 2], *TEXTS[1:]]))
         assert comparison.agrees
         assert len(comparison.notes) == 2
-        assert "1 tokens of a are not in b and were left out: id 6, at example 0, position 2" in comparison.notes
+        assert "1 tokens of a are not in b and were skipped: id 6, at example 0, position 2" in comparison.notes
 
     def test_other_examples(self) -> None:
         comparison = embgrad.compare(gradient(TEXTS), gradient([TEXTS[1], [1, 21, 22, 23, 24, 25, 2]]))
         assert comparison.agrees
         assert len(comparison.per_example) == 1
-        assert "2 of the examples of a (0, 2) are not in b and were left out" in comparison.notes
-        assert "1 of the examples of b (1) are not in a and were left out" in comparison.notes
+        assert "2 of the examples of a (0, 2) are not in b and were skipped" in comparison.notes
+        assert "1 of the examples of b (1) are not in a and were skipped" in comparison.notes
 
     def test_all_ids_other_as_they_lie(self) -> None:
         comparison = embgrad.compare(gradient([[1, 2, 3]]), gradient([[4, 5, 6]]))

@@ -124,17 +124,17 @@ def test_a_computation_that_differs_while_the_weights_agree() -> None:
     found = embgrad.bisect(model(), model(hooks={"layers.1.up": scaled(1.01)}), IDS, OBJECTIVE)
     assert (found.first, found.module) == ("layer.1", "layers.1.up")
     assert [one.relation for one in found.parameters] == ["equal", "equal"]
-    assert "its 2 weights agree, it is what is computed there" in found.text
+    assert "Its 2 weights agree, so the computation there differs" in found.text
 
 
 def test_what_happens_between_modules_belongs_to_the_module_around() -> None:
     found = embgrad.bisect(model(), model(hooks={"layers.3.activation": scaled(1.01)}), IDS, OBJECTIVE)
     assert (found.first, found.module) == ("layer.3", "layers.3")
-    assert "part at 'layers.3.down:input' and agree at 'layers.3.up:output'" in found.text
+    assert "diverge at 'layers.3.down:input' and agree at 'layers.3.up:output'" in found.text
     assert found.parameters == ()
     dropped = embgrad.bisect(model(), model(hooks={"layers.0.residual": scaled(0.0)}), IDS, OBJECTIVE)
     assert (dropped.first, dropped.module) == ("layer.0", "layers.0")
-    assert "part at 'layers.0:output' and agree at 'layers.0.down:output'" in dropped.text
+    assert "diverge at 'layers.0:output' and agree at 'layers.0.down:output'" in dropped.text
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_a_backward_pass_that_differs_while_all_values_agree(place: str, module:
     by_name = {one.name: one for one in found.steps}
     assert all(by_name[f"layer.{n}"].agrees is (n > 1) for n in range(LAYERS))
     assert by_name["objective"].agrees
-    assert "All values agree; coming down from the objective" in found.text
+    assert "All values agree. In the backward pass the gradients agree at" in found.text
 
 
 def test_a_gradient_that_does_not_come_through() -> None:
     cut: Hooks = {"logits": lambda tensor: tensor.detach()}
     found = embgrad.bisect(model(), model(hooks=cut), IDS, OBJECTIVE)
     assert (found.first, found.direction, found.after) == ("layer.3", "backward", "objective")
-    assert "no gradient comes here in b" in found.text.lower()
+    assert "no gradient reaches this point in b" in found.text.lower()
     inside: Hooks = {
         "layers.2.activation": lambda tensor: tensor.detach(),
         "layers.2.residual": lambda tensor: tensor.detach(),
@@ -165,9 +165,9 @@ def test_a_gradient_that_does_not_come_through() -> None:
     assert (found.module or "").startswith("layers.2")
     both = embgrad.bisect(model(hooks=cut), model(hooks=cut), IDS, OBJECTIVE)
     assert both.agrees
-    assert both.text.startswith("They agree at all 7 points and in the objective, forward, within")
-    assert "There is no gradient at 'word', " in both.text
-    assert "so that none was compared there" in both.text
+    assert both.text.startswith("The models agree at all 7 points and in the objective, forward, within")
+    assert "Neither model has a gradient at 'word', " in both.text
+    assert "so none was compared there" in both.text
 
 
 def test_tables_and_what_is_looked_up_in_them() -> None:
@@ -210,7 +210,7 @@ def test_a_model_that_differs_from_itself(examples: int) -> None:
     assert dict(found.random) == {"b": "layer.1"}
     assert (found.first, found.direction, found.module) == ("layer.1", "forward", "layers.1.up")
     assert not found.agrees
-    assert "b differs from itself, first at 'layer.1'" in found.text
+    assert "b gives different results when run again, first at 'layer.1'" in found.text
     alone = embgrad.bisect(model(hooks={"layers.2.up": noisy(0.1)}), model(), ids, OBJECTIVE)
     assert dict(alone.random) == {"a": "layer.2"}
 
@@ -276,7 +276,7 @@ def test_what_it_is_told_as() -> None:
     assert told["parameters"][0]["relation"] == "differs"
     shown = repr(found).splitlines()
     assert shown[0] == "b = reference ReferenceModel against a = reference ReferenceModel"
-    assert any(line.split()[:1] == ["layer.1"] and line.endswith("parts") for line in shown)
+    assert any(line.split()[:1] == ["layer.1"] and line.endswith("diverges") for line in shown)
     assert shown[-1] == found.text
 
 
@@ -362,5 +362,5 @@ def test_two_models_that_differ_from_themselves() -> None:
         model(hooks={"layers.1.up": noisy(0.1)}), model(hooks={"layers.2.up": noisy(0.1)}), IDS, OBJECTIVE
     )
     assert dict(found.random) == {"a": "layer.1", "b": "layer.2"}
-    assert "a and b differ from themselves" in found.text
+    assert "a and b give different results when run again" in found.text
     assert ": they draw random numbers" in found.text

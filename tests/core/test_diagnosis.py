@@ -356,7 +356,7 @@ class TestModels:
         b = replace(single(), values=RANDOM.normal(size=(3, 7, DIM)))
         comparison = self.compared(b, (wrong, None))
         assert comparison.findings == ()
-        assert any("a is not what its model gives when it is run anew" in note for note in comparison.notes)
+        assert any("a's model does not reproduce a when it is run again" in note for note in comparison.notes)
 
     def test_a_model_that_cannot_run_costs_no_figures(self) -> None:
         def broken(model: Any, input_ids: Any) -> Any:

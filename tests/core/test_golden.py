@@ -136,7 +136,7 @@ def test_a_gradient_that_is_not_finite_is_not_kept(golden: embgrad.Golden, value
         golden.update({"word": broken})
     assert not golden.exists
     golden.update(one)
-    assert str(failure(golden, broken)).startswith(f"the gradient holds {value} at (0, 1, 2): not as in")
+    assert str(failure(golden, broken)).startswith(f"the gradient holds {value} at (0, 1, 2): differs from")
 
 
 def test_hidden_values_may_hold_infinities(golden: embgrad.Golden) -> None:
@@ -167,13 +167,13 @@ def test_a_change_of_the_model_says_figures_and_how_to_accept_it(golden: embgrad
     error = failure(golden, run(1.5))
     first, *rest = str(error).splitlines()
     assert first.startswith("the gradient moved, relative L2 5.00e-01, tolerance ")
-    assert first.endswith(f": not as in the golden file {golden.path}")
+    assert first.endswith(f": differs from the golden file {golden.path}")
     text = "\n".join(rest)
     for fragment in (
         "the objective moved, most at example",
-        "the forward pass is the same up to this point, and differs behind it",
+        "the forward pass agrees up to this point and differs after it",
         "example 1   5.000e-01",
-        "a is the golden file, and b what was checked against it",
+        "a is the golden file, and b is the result checked against it",
         f"accept them: call embgrad.golden({str(golden.path)!r}).update(results)",
     ):
         assert fragment in text
@@ -185,7 +185,7 @@ def test_a_change_of_the_backward_pass_alone(golden: embgrad.Golden) -> None:
     one = run()
     golden.update(one)
     text = str(failure(golden, replace(one, values=one.values / len(IDS))))
-    assert "of the forward pass nothing moved, within the tolerance" in text
+    assert "nothing in the forward pass moved, within the tolerance" in text
     assert "objective moved" not in text
     assert "value at the point moved" not in text
 
@@ -206,7 +206,7 @@ def test_a_change_of_the_table_shows_at_the_point(golden: embgrad.Golden) -> Non
     assert text.startswith("the value at the point moved, relative L2 1.00e-02")
     assert "the gradient did not, within the tolerance" in text
     both = replace(one, activations=one.activations * np.float32(1.01), values=one.values * np.float32(2))
-    assert "the forward pass differs at this point already" in str(failure(golden, both))
+    assert "the forward pass already differs at this point" in str(failure(golden, both))
 
 
 @pytest.mark.parametrize("unit", [1e-200, 1e200])
@@ -247,14 +247,14 @@ def test_other_ids_of_the_same_shape(golden: embgrad.Golden) -> None:
     ids = one.ids.copy()
     ids[1, 2] = 3
     error = failure(golden, replace(one, ids=ids))
-    assert str(error).startswith("the ids are others, first at example 1, position 2: 3 where the golden file has 0")
+    assert str(error).startswith("the ids differ, first at example 1, position 2: 3 where the golden file has 0")
 
 
 def test_the_same_examples_in_another_order_are_other_ids(golden: embgrad.Golden) -> None:
     golden.update(run())
     turned = embgrad.gradients(model(), IDS[::-1], embgrad.Logit([2, 0]))
     text = str(failure(golden, turned))
-    assert "the ids are others, first at example 0, position 0: 3 where" in text
+    assert "the ids differ, first at example 0, position 0: 3 where" in text
     assert "another order" in text  # which the comparison has found
 
 
@@ -270,7 +270,7 @@ def test_a_gradient_that_has_come_to_padding_moved(golden: embgrad.Golden) -> No
 def test_ids_of_another_shape(golden: embgrad.Golden) -> None:
     golden.update(run())
     longer = embgrad.gradients(model(), [[*one, 2] for one in IDS], embgrad.Logit([0, 2]))
-    assert "the ids are others, of shape (2, 4) where the golden file has (2, 3)" in str(failure(golden, longer))
+    assert "the ids differ: shape (2, 4) where the golden file has (2, 3)" in str(failure(golden, longer))
 
 
 def test_vectors_of_another_length_cannot_be_compared(golden: embgrad.Golden) -> None:
@@ -278,7 +278,7 @@ def test_vectors_of_another_length_cannot_be_compared(golden: embgrad.Golden) ->
     golden.update(one)
     cut = replace(one, values=one.values[..., :2], activations=one.activations[..., :2])
     error = failure(golden, cut)
-    assert "not as in the golden file" in str(error)
+    assert "differs from the golden file" in str(error)
     assert "(4,)" in str(error)
     assert error.comparison is None
 
@@ -290,7 +290,7 @@ def test_points_that_are_missing_or_new(golden: embgrad.Golden) -> None:
     one = run()
     golden.update({"word": one, "layer.-1": one, "layer.0": one})
     text = str(failure(golden, {"word": one, "layers.-1": one, "layer.0": one}))
-    assert text.startswith("'layer.-1' is missing (and 1 more): not as in the golden file")
+    assert text.startswith("'layer.-1' is missing (and 1 more): differs from the golden file")
     assert "'layers.-1' is new" in text
     assert "Did you mean 'layers.-1'?" in text
     assert "Did you mean 'layer.-1'?" in text
@@ -326,7 +326,7 @@ def test_versions_that_changed(golden: embgrad.Golden) -> None:
     golden.update(replace(one, provenance=source))
     now = {**source, "python": "3.13.0", "versions": {"torch": "2.13.0", "numpy": "1.26.4"}}
     text = str(failure(golden, replace(run(2.0), provenance=now)))
-    assert "made with python 3.10.1, torch 2.12.0, and this is python 3.13.0, torch 2.13.0" in text
+    assert "made with python 3.10.1, torch 2.12.0, and these results with python 3.13.0, torch 2.13.0" in text
     assert golden.check(replace(run(), provenance=now)).agrees  # versions alone are no change
     assert "made with" not in str(failure(golden, replace(run(2.0), provenance=source)))
 

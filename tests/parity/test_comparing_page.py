@@ -19,6 +19,6 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     )
     assert "100 % of the difference is the activation: GELU by the tanh approximation in b and GELU by" in with_a_model
     assert "encoder.layer.0.intermediate activation" in parted
-    assert "The values part at 'layer.0'" in parted
+    assert "The values diverge at 'layer.0'" in parted
     assert "is the activation: GELU by the error function in a and GELU by the tanh approximation in b" in pinned
-    assert re.search(r"the golden file was made with .*tensorflow \d.*, and this is .*torch \d", pinned)
+    assert re.search(r"the golden file was made with .*tensorflow \d.*, and these results with .*torch \d", pinned)

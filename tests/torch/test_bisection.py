@@ -174,7 +174,7 @@ def test_other_faults(model: Any, fault: Fault, module: str, piece: str, relatio
     assert differing.get(f"encoder.layer.2.{module}.weight") == relation
     assert bool(differing) is (relation is not None)
     if relation is None:
-        assert "it is what is computed there" in found.text
+        assert "so the computation there differs" in found.text
 
 
 class Pulled(torch.autograd.Function):
@@ -434,4 +434,4 @@ def test_layers_that_one_of_them_has_on_top(model: Any) -> None:
     found = embgrad.bisect(model, deeper, BATCH, POOLED)
     assert (found.after, found.module, found.piece) == (f"layer.{LAYERS - 1}", "encoder", None)
     assert f"A has {LAYERS} layers, b {LAYERS + 2}." in found.text
-    assert "That is the module (encoder)." in found.text
+    assert "The difference lies in the module (encoder)." in found.text

@@ -1,1 +1,1 @@
-"""Finds where two models part: reads both at their points, pairs what belongs together, and narrows down."""
+"""Steps of the bisection: read both models at their points, match the points, narrow down the difference, and describe it."""

@@ -1,4 +1,4 @@
-"""Finds in a stretch of two forward passes the first pair of points that part, and what lies before it."""
+"""The narrowing of a stretch of two forward passes to the first pair of points that differ."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from embgrad.comparison.bisection.pair import LAYER, Pair, Side, paired_points
 from embgrad.comparison.bisection.readings import Reading
 from embgrad.forward.points import INPUT
 
-__all__ = ["PIECES", "Judge", "Part", "Step", "narrowed"]
+__all__ = ["PIECES", "Judge", "Region", "Step", "narrowed"]
 
-#: In a layer of a BERT what each module is to people.
+#: Readable names of the modules of a BERT; those in a layer by their path inside the layer.
 PIECES: Final = {
     "attention.self.query": "query",
     "attention.self.key": "key",
@@ -33,7 +33,7 @@ PIECES: Final = {
     "pooler.dense": "pooler",
 }
 
-#: What computes the input of a module from what the modules before it gave: where it belongs, and what it is.
+#: For a module whose input differs: the module whose code computes that input from earlier outputs, and a readable name.
 BEFORE: Final = {
     "attention.output.dense": ("attention.self", "the attention itself"),
     "attention.output.LayerNorm": ("attention.output", "the residual around the attention"),
@@ -43,7 +43,7 @@ BEFORE: Final = {
     "pooler.dense": ("pooler", "the choice of the first position"),
 }
 
-#: What, beside the modules behind it, uses what a module gave, so that its gradient comes from there.
+#: For a module whose output's gradient differs: the module whose code also uses that output, and a readable name.
 AFTER: Final = {
     "attention.self.query": ("attention.self", "the attention itself"),
     "attention.self.key": ("attention.self", "the attention itself"),
@@ -56,7 +56,7 @@ AFTER: Final = {
     "embeddings.LayerNorm": ("attention.output", "the residual around the attention"),
 }
 
-#: A point's name less its number.
+#: The name of a module's point, which may end with a number.
 SIDED: Final = re.compile(r"(.+):(input|output)(#\d+)?")
 
 
@@ -66,10 +66,10 @@ class Step:
 
     Attributes:
         name: a role, the name of a module's input or output, or "objective".
-        forward: how far b's value is from a's; None where they cannot be compared.
-        backward: how far its gradient is; None where it was not read, or neither has one, or only one has.
-        agrees: whether neither parts there.
-        note: what else is to be said of it.
+        forward: how much b's value differs from a's; None if they cannot be compared.
+        backward: how much b's gradient differs from a's; None if it was not read, or if either model has none there.
+        agrees: whether the models agree at this point.
+        note: a remark about this point.
     """
 
     name: str
@@ -79,26 +79,26 @@ class Step:
     note: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON can hold it."""
+        """Return the fields in a form that JSON can hold."""
         figures = {"forward": self.forward, "backward": self.backward}
         return {
             "name": self.name,
-            **{name: None if one is None else one.to_dict() for name, one in figures.items()},
+            **{name: None if figure is None else figure.to_dict() for name, figure in figures.items()},
             "agrees": self.agrees,
             "note": self.note,
         }
 
 
 @dataclass(frozen=True)
-class Part:
-    """The smallest part of both models that was found to hold the difference.
+class Region:
+    """The smallest region of both models that is known to contain the difference.
 
     Attributes:
-        module: what holds it, in a checkpoint's names or by a's own path; None where no module does.
-        piece: what it is to people, such as "query"; None where nothing is known of it.
-        after: the last point, in the direction of the search, at which both agree; None where there is none.
-        at: the first at which they part; None where that is the end of the stretch itself.
-        weights: those that belong to it in a, and in b.
+        module: the module that contains it, by checkpoint name or by its path in a; None if no module does.
+        piece: a readable name of it, such as "query"; None if there is none.
+        after: the last point, in the direction of the search, at which both agree; None if there is none.
+        at: the first point at which they differ; None if that is the end of the stretch itself.
+        weights: the weights that belong to the region in a, and in b.
         steps: all points in the stretch, in order.
     """
 
@@ -111,14 +111,14 @@ class Part:
 
 
 class Judge:
-    """Says how far two readings of one point are apart, and whether that is more than rounding.
+    """The measure of how much two readings of a point differ, and whether by more than rounding.
 
     Args:
-        real: which positions are real, (example, position).
-        tolerance: the relative L2 up to which they agree.
-        dtype: in which both computed.
-        sharp: whether a difference within the tolerance counts where a later one, beyond it, comes of it.
-        order: see `Side`.
+        real: the mask of real positions, (example, position).
+        tolerance: the relative L2 up to which two readings agree.
+        dtype: the dtype in which both models computed.
+        sharp: whether a difference within the tolerance counts if a later one, beyond the tolerance, results from it.
+        order: the order of examples, as in `Side`.
     """
 
     def __init__(
@@ -131,57 +131,60 @@ class Judge:
         self.sharp = sharp
         self.order = order
 
-    def values(self, one: Reading, other: Reading) -> Figures | None:
-        """How far the other value is from the one, at real positions; None where the two cannot be laid side by side."""
-        a, b = one.value, other.value
+    def values(self, first: Reading, second: Reading) -> Figures | None:
+        """Return how much the second value differs from the first at real positions; None if their shapes cannot be matched."""
+        a, b = first.value, second.value
         if self.order is not None:
-            if not one.is_batch or one.shared:
+            if not first.is_batch or first.shared:
                 return None
             a = a[list(self.order)]
-        if one.is_batch and other.is_batch and a.shape[:2] == b.shape[:2] == self.real.shape:
+        if first.is_batch and second.is_batch and a.shape[:2] == b.shape[:2] == self.real.shape:
             a, b = a[self.real], b[self.real]
-            if a.size != b.size:  # of other widths, which is a difference, and none of layout
+            if a.size != b.size:  # different widths are a difference of the models, not of the layout
                 return Figures(float("inf"), float("inf"), 0.0)
         return _figures(a, b)
 
-    def gradients(self, one: Reading, other: Reading) -> Figures | None:
-        """How far the other gradient is from the one; None where one of them is missing."""
-        a, b = one.gradient, other.gradient
+    def gradients(self, first: Reading, second: Reading) -> Figures | None:
+        """Return how much the second gradient differs from the first; None if one of them is missing."""
+        a, b = first.gradient, second.gradient
         if a is None or b is None:
             return None
-        if one.shared or other.shared:
+        if first.shared or second.shared:
             a, b = a.sum(0, keepdims=True), b.sum(0, keepdims=True)
         return _figures(a, b)
 
-    def first(self, found: Sequence[Figures | None], scales: Sequence[float | None] = ()) -> int | None:
-        """The number of the first pair that parts; None where all agree.
+    def first(self, figures: Sequence[Figures | None], scales: Sequence[float | None] = ()) -> int | None:
+        """Return the index of the first pair that differs; None if all agree.
 
-        A pair within the tolerance is the first where it is far beyond what the pairs before it show of rounding, and near
-        what shows itself later on.
+        A pair within the tolerance is the first if it differs by far more than the rounding errors of the pairs before it, and by
+        an amount similar to that of the later difference.
 
         Args:
-            found: in the order of the search.
-            scales: the sizes beside which rounding is to be seen: what a pair was computed from; None where that is not known.
+            found: the figures of the pairs, in the order of the search.
+            scales: the magnitudes of the numbers that each pair was computed from, which determine its rounding errors; None if
+                they are not known.
         """
-        parted = [number for number, one in enumerate(found) if self._beyond(one, scales[number] if scales else None)]
-        if not parted or not self.sharp:
-            return parted[0] if parted else None
-        last, noise = parted[0], 0.0
-        final = found[last]
+        differing = [
+            number for number, figure in enumerate(figures) if self._beyond(figure, scales[number] if scales else None)
+        ]
+        if not differing or not self.sharp:
+            return differing[0] if differing else None
+        last, noise = differing[0], 0.0
+        final = figures[last]
         assert final is not None
-        for number, one in enumerate(found[:last]):
-            if one is None:
+        for number, figure in enumerate(figures[:last]):
+            if figure is None:
                 continue
             limit = min(self.tolerance, max(8 * self.unit, 10 * noise))
-            if one.relative_l2 > limit and final.relative_l2 < 30 * one.relative_l2:
+            if figure.relative_l2 > limit and final.relative_l2 < 30 * figure.relative_l2:
                 return number
-            noise = max(noise, one.relative_l2)
+            noise = max(noise, figure.relative_l2)
         return last
 
-    def _beyond(self, one: Figures | None, scale: float | None) -> bool:
-        if one is None or one.relative_l2 <= self.tolerance:
+    def _beyond(self, figure: Figures | None, scale: float | None) -> bool:
+        if figure is None or figure.relative_l2 <= self.tolerance:
             return False
-        return scale is None or one.largest > 4 * self.unit * scale
+        return scale is None or figure.largest > 4 * self.unit * scale
 
 
 def _figures(a: np.ndarray, b: np.ndarray) -> Figures | None:
@@ -206,84 +209,84 @@ def narrowed(
     block: tuple[str, str] = ("", ""),
     backward: bool = False,
     ends: tuple[Pair | None, Pair | None] = (None, None),
-) -> Part | None:
-    """The part of a stretch at which two models part; None where their points in it cannot be paired.
+) -> Region | None:
+    """Return the region of a stretch in which two models diverge; None if their points in the stretch cannot be paired.
 
     Args:
-        a: the one model.
-        b: the other.
-        judge: says what parts.
+        a: the first model.
+        b: the second model.
+        judge: decides which pairs differ.
         low: the time after which the stretch begins, in a and in b.
-        high: the time with which it ends.
-        block: see `paired_points`.
-        backward: look at the gradients, coming down, in place of the values.
-        ends: for gradients the pair at which the stretch begins, and the one at which it ends, which agrees.
+        high: the time at which it ends, in a and in b.
+        block: the paths of the enclosing block, see `paired_points`.
+        backward: compare the gradients, in the order of the backward pass, instead of the values.
+        ends: for gradients the pair at which the stretch begins, and the pair at which it ends, which agrees.
     """
     pairs = paired_points(a, b, low, high, block)
     if backward:
         known = {pair.a for pair in pairs}
-        pairs = [*(one for one in ends if one is not None and one.a not in known), *pairs]
-        pairs.sort(key=lambda one: -a.points[one.a].time)
+        pairs = [*(pair for pair in ends if pair is not None and pair.a not in known), *pairs]
+        pairs.sort(key=lambda pair: -a.points[pair.a].time)
     if not pairs:
         return None
     figures, scale, missing = _read(a, b, judge, pairs, backward)
-    parted = judge.first(figures, [scale] * len(figures))
-    first = min((number for number in (parted, *missing) if number is not None), default=None)
+    differing = judge.first(figures, [scale] * len(figures))
+    first = min((number for number in (differing, *missing) if number is not None), default=None)
     steps = [
         Step(
             pair.name,
-            None if backward else one,
-            one if backward else None,
-            number != first and number not in missing and (one is None or one.relative_l2 <= judge.tolerance),
+            None if backward else figure,
+            figure if backward else None,
+            number != first and number not in missing and (figure is None or figure.relative_l2 <= judge.tolerance),
             missing.get(number, ""),
         )
-        for number, (pair, one) in enumerate(zip(pairs, figures, strict=True))
+        for number, (pair, figure) in enumerate(zip(pairs, figures, strict=True))
     ]
     if first is None:
         return _behind_all(a, b, pairs, tuple(steps), high)
     weights = _between(a, b, pairs, first, _before(steps, first), low, backward)
-    module, piece = _place(a, pairs, first, backward)
+    module, piece = _containing_module(a, pairs, first, backward)
     if backward and all(_of_checkpoint(pair.name) is None for pair in pairs[first:]):
-        module, piece = _own_code(pairs, block[0] if pairs[first] is ends[0] else module)
+        module, piece = _block_code(pairs, block[0] if pairs[first] is ends[0] else module)
     before = _before(steps, first)
     after = None if before is None else pairs[before].name
-    return Part(module, piece, after, pairs[first].name, weights, tuple(steps))
+    return Region(module, piece, after, pairs[first].name, weights, tuple(steps))
 
 
 def _behind_all(
     a: Side, b: Side, pairs: Sequence[Pair], steps: tuple[Step, ...], high: tuple[float, float]
-) -> Part | None:
-    """What comes behind the last of the points, where they all agree."""
+) -> Region | None:
+    """Return the region after the last of the points, where all points agree."""
     last = _before(steps, len(steps))
     if last is None:
         return None
     times = a.points[pairs[last].a].time, b.points[pairs[last].b].time
     weights = a.owned(times[0], high[0]), b.owned(times[1], high[1])
-    return Part(None, None, pairs[last].name, None, weights, steps)
+    return Region(None, None, pairs[last].name, None, weights, steps)
 
 
 def _before(steps: Sequence[Step], first: int) -> int | None:
-    """The number of the last point that was compared before the first that parts."""
+    """Return the index of the last compared point before the first that differs."""
     return next((number for number in reversed(range(first)) if steps[number].forward or steps[number].backward), None)
 
 
 def _read(
     a: Side, b: Side, judge: Judge, pairs: Sequence[Pair], backward: bool
 ) -> tuple[list[Figures | None], float | None, dict[int, str]]:
-    """The figures of each pair; the largest gradient with which the stretch begins; which pairs have a gradient in one alone."""
+    """Return the figures of each pair, the largest gradient at the start of the stretch, and the pairs that lack one gradient."""
     keys = list(dict.fromkeys(pair.a for pair in pairs)), list(dict.fromkeys(pair.b for pair in pairs))
     if not backward:
-        one, other = a.reader.values(keys[0]), b.reader.values(keys[1])
-        return [judge.values(one[pair.a], other[pair.b]) for pair in pairs], None, {}
-    one, other = a.reader.gradients(keys[0]), b.reader.gradients(keys[1])
-    there = [(one[pair.a].gradient is not None, other[pair.b].gradient is not None) for pair in pairs]
+        readings_a, readings_b = a.reader.values(keys[0]), b.reader.values(keys[1])
+        return [judge.values(readings_a[pair.a], readings_b[pair.b]) for pair in pairs], None, {}
+    readings_a, readings_b = a.reader.gradients(keys[0]), b.reader.gradients(keys[1])
+    present = [(readings_a[pair.a].gradient is not None, readings_b[pair.b].gradient is not None) for pair in pairs]
     missing = {
-        number: f"no gradient comes here in {'b' if first else 'a'}"
-        for number, (first, second) in enumerate(there)
+        number: f"no gradient reaches this point in {'b' if first else 'a'}"
+        for number, (first, second) in enumerate(present)
         if first != second
     }
-    scale = one[pairs[0].a].largest
-    return [judge.gradients(one[pair.a], other[pair.b]) for pair in pairs], scale, missing
+    scale = readings_a[pairs[0].a].largest
+    return [judge.gradients(readings_a[pair.a], readings_b[pair.b]) for pair in pairs], scale, missing
 
 
 def _between(
@@ -295,23 +298,26 @@ def _between(
     low: tuple[float, float],
     backward: bool,
 ) -> tuple[list[Weight], list[Weight]]:
-    """The weights of both models between the last pair that agrees and the first that parts."""
+    """Return the weights of both models between the last pair that agrees and the first that differs."""
     last = low if before is None else (a.points[pairs[before].a].time, b.points[pairs[before].b].time)
     return _suspects(a, pairs[first].a, last[0], backward), _suspects(b, pairs[first].b, last[1], backward)
 
 
 def _suspects(side: Side, key: str, last: float, backward: bool) -> list[Weight]:
-    """The weights between the last point that agrees and the first that parts."""
+    """Return a model's weights between the last point that agrees and the first that differs."""
     point = side.points[key]
     early, late = sorted((last, float(point.time)))
     path = side.holder(point.path) if _is_whole(point.side, backward) else side.around(point.path)
-    found = {one.name: one for one in (*side.of_module(path), *side.owned(early, late))}
-    return [one for one in side.weights if one.name in found]
+    names = {weight.name: weight for weight in (*side.of_module(path), *side.owned(early, late))}
+    return [weight for weight in side.weights if weight.name in names]
 
 
-def _own_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, str | None]:
-    """Where all modules of a block agree and its own input parts: what passes them by, in a BERT the first residual."""
-    known = (found for pair in pairs if (found := _of_checkpoint(pair.name)) is not None)
+def _block_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, str | None]:
+    """Return the module and its readable name if all modules of a block agree and the gradient of the block's input differs.
+
+    The difference then lies in the code beside these modules; in a BERT that is the first residual.
+    """
+    known = (named for pair in pairs if (named := _of_checkpoint(pair.name)) is not None)
     name = next((name for name, _ in known), "")
     layer = LAYER.fullmatch(name)
     if layer is None:
@@ -321,16 +327,16 @@ def _own_code(pairs: Sequence[Pair], module: str | None) -> tuple[str | None, st
 
 
 def _is_whole(side: str | None, backward: bool) -> bool:
-    """Whether a point that parts is the far end of its module, which then holds the difference."""
+    """Return whether a differing point is the far end of its module, so that this module contains the difference."""
     return (side == INPUT) == backward
 
 
-def _place(a: Side, pairs: Sequence[Pair], first: int, backward: bool) -> tuple[str | None, str | None]:
-    """The module that holds the difference, and what it is to people."""
+def _containing_module(a: Side, pairs: Sequence[Pair], first: int, backward: bool) -> tuple[str | None, str | None]:
+    """Return the module that contains the difference, and its readable name."""
     at = a.points[pairs[first].a]
     whole = _is_whole(at.side, backward)
     own = SIDED.fullmatch(pairs[first].name)
-    known = next((found for pair in pairs[first:] if (found := _of_checkpoint(pair.name)) is not None), None)
+    known = next((named for pair in pairs[first:] if (named := _of_checkpoint(pair.name)) is not None), None)
     piece, around = None, None
     if known is not None:
         name, side = known
@@ -344,19 +350,19 @@ def _place(a: Side, pairs: Sequence[Pair], first: int, backward: bool) -> tuple[
     if whole:
         holder = a.holder(at.path)
         if _of_checkpoint(pairs[first].name) is None and not all(
-            one.startswith(f"{around}.") for one in a.known_in(at.path)
+            inner_name.startswith(f"{around}.") for inner_name in a.known_in(at.path)
         ):
-            piece = None  # all of an encoder, say, and none of its pieces
+            piece = None  # for example a whole encoder, which has no name in `PIECES`
         return (own[1] if own and holder == at.path else holder) or None, piece
     parent = a.around(at.path)
     return around or a.canonical.get(parent, parent) or None, piece
 
 
 def _of_checkpoint(name: str) -> tuple[str, str] | None:
-    """The module of a BERT and its side, of a point that goes by a checkpoint's name."""
-    found = SIDED.fullmatch(name)
-    if found is None:
+    """Return the module of a BERT and the side that a point named after a checkpoint refers to; None for other points."""
+    match = SIDED.fullmatch(name)
+    if match is None:
         return None
-    layer = LAYER.fullmatch(found[1])
-    inner = layer[1] if layer is not None else found[1]
-    return (found[1], found[2]) if inner in PIECES else None
+    layer = LAYER.fullmatch(match[1])
+    inner = layer[1] if layer is not None else match[1]
+    return (match[1], match[2]) if inner in PIECES else None

@@ -1,4 +1,4 @@
-"""Whether a model differs from itself, as one does that draws random numbers in evaluation mode, and from where on."""
+"""A test whether a model draws random numbers in evaluation mode, and the first point where its runs differ."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from embgrad.comparison.bisection.pair import Side
 from embgrad.comparison.bisection.readings import Reader, Reading
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["Differing", "differing"]
+__all__ = ["RunDifference", "run_difference"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Differing:
-    """A model that differs from itself.
+class RunDifference:
+    """The difference between two runs of one model.
 
     Attributes:
-        role: the first point at which it does.
-        after: the last role before it at which it does not; None where there is none.
-        other: the same model, as it is to be read to see it.
-        judge: says how far the two are apart.
+        role: the first point at which the runs differ.
+        after: the last role before it at which they agree; None if there is none.
+        other: the same model, prepared for the second run.
+        judge: measures the difference between the two runs.
     """
 
     role: str
@@ -32,41 +32,43 @@ class Differing:
     judge: Judge
 
 
-def differing(side: Side, names: Sequence[str], read: Mapping[str, Reading], judge: Judge) -> Differing | None:
-    """Where a model differs from itself, or None where it does not.
+def run_difference(side: Side, names: Sequence[str], read: Mapping[str, Reading], judge: Judge) -> RunDifference | None:
+    """Return where two runs of a model differ, or None if they agree.
 
-    It is run on its examples in another order, whatever that makes of each: where the random numbers are put back after a run,
-    as embgrad does, the same call draws the same twice. Where that cannot be done it is run as it was.
+    The second run has the examples in another order, because embgrad restores the random generators after a run, so that the same
+    call draws the same numbers twice. If this order cannot be run, the second run is the same call.
 
     Args:
         side: the model.
-        names: the roles to look at, in order.
-        read: what was read there.
-        judge: as for two models.
+        names: the roles to compare, in order.
+        read: the readings of the first run.
+        judge: the measure that is used for two models.
     """
     keys = [side.reader.roles[name] for name in names]
     other, again = _in_another_order(side, names)
     own = Judge(judge.real, judge.tolerance, judge.dtype, sharp=False, order=other.order)
     figures = [own.values(read[key], again[name]) for name, key in zip(names, keys, strict=True)]
-    parted = [number for number, one in enumerate(figures) if one is not None and one.relative_l2 > own.tolerance]
-    if not parted:
+    differs = [
+        number for number, figure in enumerate(figures) if figure is not None and figure.relative_l2 > own.tolerance
+    ]
+    if not differs:
         return None
-    first = parted[0]
-    return Differing(names[first], names[first - 1] if first else None, other, own)
+    first = differs[0]
+    return RunDifference(names[first], names[first - 1] if first else None, other, own)
 
 
 def _in_another_order(side: Side, names: Sequence[str]) -> tuple[Side, dict[str, Reading]]:
-    """The model on its examples in reverse, or on its only example twice; as it was, where it cannot be run on that."""
-    if side.reader.call is None:  # which may hold on to what goes with each example
+    """Run the model on its examples in reverse, or on its only example twice; on the same batch if it cannot be run on these."""
+    if side.reader.call is None:  # a custom call may depend on the order of the examples
         try:
             other = _reversed(side) if len(side.reader.batch) > 1 else _twice(side)
-            return other, _at(other, names)
-        except Exception:  # of the model, which may take one example alone, or of inputs that cannot be turned
-            return side, _at(side, names)
-    return side, _at(side, names)
+            return other, _read_roles(other, names)
+        except Exception:  # the model may take only one example, or inputs that cannot be reordered
+            return side, _read_roles(side, names)
+    return side, _read_roles(side, names)
 
 
-def _at(side: Side, names: Sequence[str]) -> dict[str, Reading]:
+def _read_roles(side: Side, names: Sequence[str]) -> dict[str, Reading]:
     keys = [side.reader.roles[name] for name in names]
     read = side.reader.values(list(dict.fromkeys(keys)))
     return {name: read[key] for name, key in zip(names, keys, strict=True)}
@@ -79,7 +81,7 @@ def _reversed(side: Side) -> Side:
 
 def _twice(side: Side) -> Side:
     reader = side.reader
-    return Side(Reader(reader.model, _doubled(reader.batch), reader.given), [0, 0], side.weights)
+    return Side(Reader(reader.model, _doubled(reader.batch), reader.original_objective), [0, 0], side.weights)
 
 
 def _doubled(batch: TokenBatch) -> TokenBatch:

@@ -1,4 +1,4 @@
-"""Reads values and gradients at many points of one model's forward pass, for who compares models point by point."""
+"""A reader of values and gradients at many points of a model's forward pass, for comparisons point by point."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ __all__ = ["Reader", "Reading"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read at a point.
+    """The value and the gradient at a point.
 
     Attributes:
-        value: the value, (example, position, dim) at a role, else in the tensor's own axes, examples first if that can be told.
-        gradient: likewise; None where the graph has no way from the objective to the point, or where it was not asked for.
+        value: the value, (example, position, dim) at a role, otherwise in the tensor's own axes, with examples first if these
+            can be determined.
+        gradient: the gradient, in the same axes; None if the objective does not depend on the point, or if it was not requested.
         is_batch: whether the first two axes are the batch's examples and positions.
-        shared: whether all examples share one tensor, whose gradient is then that of all of them: (1, position, dim).
+        shared: whether all examples share one tensor, whose gradient is then the sum over all of them: (1, position, dim).
     """
 
     value: np.ndarray
@@ -44,48 +45,48 @@ class Reading:
 
     @property
     def largest(self) -> float | None:
-        """The largest entry of the gradient; None where there is none."""
+        """The largest absolute entry of the gradient; None if there is no gradient."""
         return None if self.gradient is None else float(np.abs(self.gradient).max(initial=0.0))
 
 
 class Reader:
-    """One model on one batch.
+    """The readings of one model on one batch.
 
     Args:
         model: as in `gradients`.
-        batch: what it is run on.
+        batch: the batch that the model runs on.
         objective: as in `gradients`.
-        call: calls it in another way.
+        call: a function that calls the model, as in `gradients`.
 
     Attributes:
-        given: the objective as it was given.
-        points: what a forward pass reaches, by key.
-        roles: by role the keys of the points that can be read there.
-        objective: the objective's values, once gradients were read; None where it has none.
-        size: likewise of what they are made of, see `Respond`; 0 where that is not known.
-        dtype: the dtype in which the model computed, once something was read.
-        failure: why there are no gradients; None where there are.
+        original_objective: the objective as the user passed it.
+        points: the points that a forward pass reaches, by key.
+        roles: the keys of the points that can be read at a role, by role.
+        objective: the objective's values, after gradients were read; None if it has none.
+        size: the magnitude of the numbers that the objective's values are computed from, see `Respond`; 0 if it is not known.
+        dtype: the dtype in which the model computed, after something was read.
+        failure: the reason why there are no gradients; None if there are.
     """
 
     def __init__(self, model: Any, batch: TokenBatch, objective: Any, call: Call | None = None) -> None:
         self._bound = bind(model, call)
         self.model = self._bound.model
         self.batch = batch
-        self.given = objective
+        self.original_objective = objective
         self.call = call
         self.backend: Backend = self._bound.backend
         self._task = Task(self._bound, as_objective(objective), GradientOptions(()))
         with explained_errors(self._bound, batch):
             self.points = {point.key: point for point in self._seen()}
         self._turned = self._batch_axes()
-        self._places: dict[str, Arrangement] = {}
+        self._arrangements: dict[str, Arrangement] = {}
         self.roles: dict[str, str] = {}
         for role, key in self._named().items():
             try:
-                self._places[key] = self._at_role(role, self.points[key])
+                self._arrangements[key] = self._at_role(role, self.points[key])
             except (
                 UnsupportedError
-            ):  # it is not (example, position, dim) in this model, and so not what others have there
+            ):  # the value is not (example, position, dim), so it cannot be compared with that of another model
                 continue
             self.roles[role] = key
         self.objective: np.ndarray | None = None
@@ -94,26 +95,26 @@ class Reader:
         self.failure: EmbgradError | None = None
 
     def on(self, batch: TokenBatch) -> Reader:
-        """The same for another batch of as many examples and positions, whose points are where they were."""
+        """Return a reader of another batch with as many examples and positions, in which the points have the same keys."""
         other = copy.copy(self)
         other.batch = batch
         return other
 
     def weights(self) -> list[Weight]:
-        """The model's weights; none where the backend cannot tell them."""
+        """Return the model's weights; an empty list if the backend does not support this."""
         return weights_of(self.model) if "weights" in self.backend.supports else []
 
     def values(self, keys: Sequence[str]) -> dict[str, Reading]:
-        """What goes on at the points with these keys; nothing is pulled back."""
+        """Return the values at the points with these keys, without a backward pass."""
         request = Request(tuple(keys), lambda outputs: [], call=self.call)
         run = self._bound.run(self.batch, request)
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 
     def gradients(self, keys: Sequence[str]) -> dict[str, Reading]:
-        """The values and the gradients at the points with these keys, from one pass, and the objective.
+        """Return the values and gradients at the points with these keys, from one pass; store the objective's values.
 
-        Where the objective cannot be pulled back, or is not finite, `failure` says so, and there are values alone.
+        If the objective has no gradient, or is not finite, set `failure` and return the values alone.
         """
         respond = self._task.respond(self.batch, sized=True)
         request = replace(self._task.request(respond, tuple(keys)), several=False)
@@ -128,29 +129,29 @@ class Reader:
         self.dtype = run.compute_dtype
         return {key: self._reading(key, run.points[key]) for key in keys}
 
-    # Where things are
+    # Points, roles and axes
 
     def _seen(self) -> list[Point]:
         seen = self._bound.points(self.batch)
         try:
             return word_resolved(self._bound, self.batch, seen)
-        except AmbiguousPointError:  # then no lookup is `word`, and all others are what they are
+        except AmbiguousPointError:  # then no lookup has the role `word`; the other roles are unaffected
             return [replace(point, roles=tuple(role for role in point.roles if role != WORD)) for point in seen]
 
     def _named(self) -> dict[str, str]:
-        """By role the point's key; several lookups of the ids are `word#0`, `word#1`, …"""
+        """Return the points' keys by role; several lookups of the ids are `word#0`, `word#1`, …"""
         words = [key for key, point in self.points.items() if WORD in point.roles]
-        found = {f"{WORD}#{number}": key for number, key in enumerate(words)} if len(words) > 1 else {}
+        keys = {f"{WORD}#{number}": key for number, key in enumerate(words)} if len(words) > 1 else {}
         for key, point in self.points.items():
             for role in point.roles:
                 if role != WORD or len(words) == 1:
-                    found.setdefault(role, key)
-        return found
+                    keys.setdefault(role, key)
+        return keys
 
     def _batch_axes(self) -> Mapping[str, int]:
-        """Where there are as many examples as positions: by key which of the first two axes is the examples.
+        """Return, by key, which of the first two axes holds the examples, if there are as many examples as positions.
 
-        A forward pass with one example less shows it, for all points at once.
+        A forward pass with one example less determines it for all points at once.
         """
         examples, positions = self.batch.shape
         if examples != positions or examples == 1:
@@ -167,16 +168,16 @@ class Reader:
         lookup = with_layout(self._bound, self.batch, point.lookup)
         return of_lookup(role, lookup, self.batch, None if lookup.layout else axis, by_role=True)
 
-    def _place(self, key: str) -> Arrangement:
-        if key not in self._places:
+    def _arrangement(self, key: str) -> Arrangement:
+        if key not in self._arrangements:
             point = self.points[key]
             axis = self._turned.get(key)
-            self._places[key] = of_module(point.name, point.shape, self.batch, axis, by_role=False)
-        return self._places[key]
+            self._arrangements[key] = of_module(point.name, point.shape, self.batch, axis, by_role=False)
+        return self._arrangements[key]
 
     def _reading(self, key: str, read: PointValues) -> Reading:
-        place = self._place(key)
+        arrangement = self._arrangement(key)
         gradient = read.gradients[0] if read.gradients else None
         if gradient is not None:
-            gradient = gradient.reshape(1, *place.shape[1:]) if place.shared else place.seen(gradient)
-        return Reading(place.seen(read.activation), gradient, place.is_batch, place.shared)
+            gradient = gradient.reshape(1, *arrangement.shape[1:]) if arrangement.shared else arrangement.seen(gradient)
+        return Reading(arrangement.seen(read.activation), gradient, arrangement.is_batch, arrangement.shared)

@@ -1,4 +1,4 @@
-"""The search for the point at which two models part: over their roles forward, then backward, then inside the stretch."""
+"""The search for the point at which two models diverge: over roles forward, then backward, then inside the stretch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from embgrad.backend.protocol import Weight
 from embgrad.common.metrics import figures_of
 from embgrad.common.tolerance import HALVES, coarsest, tolerance_for
-from embgrad.comparison.bisection.messages import Found, by_weights, module_of, told
-from embgrad.comparison.bisection.narrow import Judge, Part, Step, narrowed
+from embgrad.comparison.bisection.messages import SearchResult, by_weights, describe, module_of
+from embgrad.comparison.bisection.narrow import Judge, Region, Step, narrowed
 from embgrad.comparison.bisection.pair import Pair, Side, uncounted
-from embgrad.comparison.bisection.randomness import differing
+from embgrad.comparison.bisection.randomness import run_difference
 from embgrad.comparison.bisection.readings import Reading
 from embgrad.comparison.bisection.suspects import suspects
 from embgrad.errors import ObjectiveError, PointError, listed
@@ -22,34 +22,34 @@ from embgrad.forward.points import WORD
 from embgrad.forward.roles import EMBEDDINGS, LAYER, POSITION, TYPE
 from embgrad.inputs.batch import TokenBatch
 
-__all__ = ["OBJECTIVE", "Found", "Search", "told"]
+__all__ = ["OBJECTIVE", "Search", "SearchResult", "describe"]
 
-#: The name of the step behind all points: the objective's values.
+#: The name of the last step: the objective's values.
 OBJECTIVE: Final = "objective"
 
-#: The roles of lookups, and what a checkpoint of a BERT calls their tables.
+#: The roles of lookups, with the names of their tables in a BERT checkpoint.
 TABLES: Final = {
     WORD: "embeddings.word_embeddings.weight",
     POSITION: "embeddings.position_embeddings.weight",
     TYPE: "embeddings.token_type_embeddings.weight",
 }
 
-#: The role that the last layer has beside its number.
+#: The second role of the last layer, in addition to the one with its number.
 LAST: Final = f"{LAYER}.-1"
 
-#: How often a model is run: for its values and gradients, twice for its randomness, and inside the stretch.
+#: The number of runs of each model: one for values and gradients, two for its randomness, one inside the stretch.
 PASSES: Final = 4
 
 
 class Search:
-    """One search.
+    """One search for the point at which two models diverge.
 
     Args:
-        a: the one model.
-        b: the other.
-        batch: what both are run on.
-        tolerance: what the user gave; None for what the models' dtype and depth make of it.
-        report: takes the passes that are done, and their number.
+        a: the first model.
+        b: the second model.
+        batch: the batch that both models run on.
+        tolerance: the tolerance that the user chose; None for one from the models' dtype and depth.
+        report: takes the number of passes done, and the number of all passes.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Search:
         self._given = tolerance
         self._real = batch.real
 
-    def run(self) -> Found:
-        """Search."""
+    def run(self) -> SearchResult:
+        """Run the search and return its result."""
         read = tuple(self._read(side) for side in (self._a, self._b))
         failures = [side.reader.failure for side in (self._a, self._b)]
         if isinstance(failures[0], ObjectiveError) and failures[1] is not None:
@@ -73,44 +73,44 @@ class Search:
         random = self._random(read)
         if random is not None:
             return replace(random, steps=(*steps, *random.steps))
-        found = self._forward(steps) or self._failed(steps) or self._backward(steps, read)
+        result = self._forward(steps) or self._failed(steps) or self._backward(steps, read)
         self._tick(2 * PASSES)
-        if found is None:
-            return Found(self._judge.tolerance, tuple(steps), notes=(*self._unseen(read), *self._notes()))
-        marked = self._marked(steps, found)
-        inside = [one for one in found.steps if one.name not in self._names]
-        return replace(found, steps=(*marked, *inside), notes=(*found.notes, *self._notes()))
+        if result is None:
+            return SearchResult(self._judge.tolerance, tuple(steps), notes=(*self._unseen(read), *self._notes()))
+        marked = self._marked(steps, result)
+        inside = [step for step in result.steps if step.name not in self._names]
+        return replace(result, steps=(*marked, *inside), notes=(*result.notes, *self._notes()))
 
-    # What is read
+    # Readings
 
     def _read(self, side: Side) -> dict[str, Reading]:
         keys = [side.reader.roles[name] for name in self._names]
-        found = side.reader.gradients(list(dict.fromkeys(keys)))
+        readings = side.reader.gradients(list(dict.fromkeys(keys)))
         self._tick(1)
-        return {name: found[key] for name, key in zip(self._names, keys, strict=True)}
+        return {name: readings[key] for name, key in zip(self._names, keys, strict=True)}
 
     def _judging(self) -> Judge:
         dtypes = [side.reader.dtype for side in (self._a, self._b)]
         halves = all(name in HALVES for name in dtypes)
         coarse = coarsest(dtypes)
         dtype = coarse if halves or coarse not in HALVES else "float32"
-        depths = [sum(one.is_matrix for one in side.weights) for side in (self._a, self._b) if side.weights]
+        depths = [sum(weight.is_matrix for weight in side.weights) for side in (self._a, self._b) if side.weights]
         tolerance = tolerance_for(dtype, max(depths, default=None)) if self._given is None else float(self._given)
         return Judge(self._real, tolerance, dtype, sharp=self._given is None)
 
     def _steps(self, read: Sequence[Mapping[str, Reading]]) -> list[Step]:
         steps = []
         for name in self._names:
-            one, other = read[0][name], read[1][name]
-            forward, backward = self._judge.values(one, other), self._judge.gradients(one, other)
-            alone = (one.gradient is None) != (other.gradient is None)
-            note = f"no gradient comes here in {'a' if one.gradient is None else 'b'}" if alone else ""
+            first, second = read[0][name], read[1][name]
+            forward, backward = self._judge.values(first, second), self._judge.gradients(first, second)
+            alone = (first.gradient is None) != (second.gradient is None)
+            note = f"no gradient reaches this point in {'a' if first.gradient is None else 'b'}" if alone else ""
             agrees = not alone and all(f is None or f.relative_l2 <= self._judge.tolerance for f in (forward, backward))
             steps.append(Step(name, forward, backward, agrees, note))
         values = [side.reader.objective for side in (self._a, self._b)]
         if values[0] is not None and values[1] is not None and values[0].shape == values[1].shape:
             figures = figures_of(values[0], values[1])
-            # What cancels in it leaves the rounding of what it was made of.
+            # If terms cancel in the objective, its rounding error is that of the terms.
             own, made_of = float(np.linalg.norm(values[0])), self._a.reader.size / max(values[0].size, 1) ** 0.5
             if 0 < own < made_of:
                 figures = replace(figures, relative_l2=figures.relative_l2 * own / made_of)
@@ -121,50 +121,50 @@ class Search:
         self._done = min(self._done + passes, 2 * PASSES)
         self._report(self._done, 2 * PASSES)
 
-    # What is found
+    # Results
 
-    def _random(self, read: Sequence[Mapping[str, Reading]]) -> Found | None:
-        """Where a model differs from itself; that of b, where both do."""
-        found: dict[str, Found] = {}
+    def _random(self, read: Sequence[Mapping[str, Reading]]) -> SearchResult | None:
+        """Return the point where a model's runs differ from one another, for b if both models' do; None if neither model's do."""
+        results: dict[str, SearchResult] = {}
         random: dict[str, str] = {}
         for label, side, own in (("a", self._a, read[0]), ("b", self._b, read[1])):
             by_key = {side.reader.roles[name]: own[name] for name in self._names}
-            apart = differing(side, self._names, by_key, self._judge)
+            difference = run_difference(side, self._names, by_key, self._judge)
             self._tick(2)
-            if apart is None:
+            if difference is None:
                 continue
-            random[label] = apart.role
-            low, high, block = self._stretch(apart.role, (side, apart.other))
-            part = narrowed(side, apart.other, apart.judge, low, high, block=block)
-            steps = () if part is None else part.steps
-            own_weights = [] if part is None else part.weights[0]
+            random[label] = difference.role
+            low, high, block = self._stretch(difference.role, (side, difference.other))
+            region = narrowed(side, difference.other, difference.judge, low, high, block=block)
+            steps = () if region is None else region.steps
+            own_weights = [] if region is None else region.weights[0]
             pairs = suspects(side, side, (own_weights, own_weights))
             tolerance = self._judge.tolerance
-            found[label] = Found(tolerance, steps, apart.role, "forward", apart.after, part, pairs)
-        if not found:
+            results[label] = SearchResult(tolerance, steps, difference.role, "forward", difference.after, region, pairs)
+        if not results:
             return None
-        return replace(found.get("b") or found["a"], random=random, notes=self._notes())
+        return replace(results.get("b") or results["a"], random=random, notes=self._notes())
 
-    def _forward(self, steps: Sequence[Step]) -> Found | None:
-        number = self._judge.first([one.forward for one in steps])
+    def _forward(self, steps: Sequence[Step]) -> SearchResult | None:
+        number = self._judge.first([step.forward for step in steps])
         if number is None:
             return None
         name = steps[number].name
-        after = next((one.name for one in reversed(steps[:number]) if one.forward is not None), None)
-        base = Found(
+        after = next((step.name for step in reversed(steps[:number]) if step.forward is not None), None)
+        base = SearchResult(
             self._judge.tolerance, (), name, "forward", after, figures=steps[number].forward, notes=self._rows(name)
         )
         if name.partition("#")[0] in TABLES:
             tables = (self._tables(self._a, name), self._tables(self._b, name))
-            module = next((module_of(one) for one in tables[0]), None)
-            part = Part(module, f"the lookup {name!r}", after, name, tables, ())
-            return replace(base, part=part, parameters=suspects(self._a, self._b, tables))
+            module = next((module_of(weight) for weight in tables[0]), None)
+            region = Region(module, f"the lookup {name!r}", after, name, tables, ())
+            return replace(base, region=region, parameters=suspects(self._a, self._b, tables))
         low, high, block = self._stretch(name, (self._a, self._b))
         narrow = narrowed(self._a, self._b, self._judge, low, high, block=block)
         return self._with(base, narrow, low, high, name == OBJECTIVE)
 
-    def _failed(self, steps: Sequence[Step]) -> Found | None:
-        """One model's objective has no value or no gradient, and the other's has."""
+    def _failed(self, steps: Sequence[Step]) -> SearchResult | None:
+        """Return the result if one model's objective has no value or no gradient, and the other model's has."""
         sides = ("a", self._a), ("b", self._b)
         failures = [(label, failure) for label, side in sides if (failure := side.reader.failure) is not None]
         if len(failures) != 1:
@@ -174,44 +174,48 @@ class Search:
         first = OBJECTIVE if forward else self._names[-1]
         after = self._names[-1] if forward else OBJECTIVE
         note = f"{label} alone: {failure.message}"
-        base = Found(self._judge.tolerance, (), first, "forward" if forward else "backward", after, notes=(note,))
+        base = SearchResult(
+            self._judge.tolerance, (), first, "forward" if forward else "backward", after, notes=(note,)
+        )
         low, high, block = self._stretch(OBJECTIVE, (self._a, self._b))
-        part = narrowed(self._a, self._b, self._judge, low, high, block=block) if forward else None
-        return self._with(base, part, low, high, True)
+        region = narrowed(self._a, self._b, self._judge, low, high, block=block) if forward else None
+        return self._with(base, region, low, high, True)
 
-    def _backward(self, steps: Sequence[Step], read: Sequence[Mapping[str, Reading]]) -> Found | None:
+    def _backward(self, steps: Sequence[Step], read: Sequence[Mapping[str, Reading]]) -> SearchResult | None:
         """All values agree: the first gradient that parts, coming down from the objective."""
         down = list(reversed(self._names))
-        by_name = {one.name: one for one in steps}
+        by_name = {step.name: step for step in steps}
         scales = [None, *(read[0][name].largest for name in down)]
-        parted = self._judge.first([by_name[name].backward for name in down], scales)
+        first_differing = self._judge.first([by_name[name].backward for name in down], scales)
         alone = [number for number, name in enumerate(down) if by_name[name].note]
-        number = min((one for one in (parted, *alone[:1]) if one is not None), default=None)
+        number = min((index for index in (first_differing, *alone[:1]) if index is not None), default=None)
         if number is None:
             return None
         name = down[number]
-        above = next((one for one in reversed(down[:number]) if self._a.points[self._key(0, one)].lookup is None), None)
-        keys = [None if one is None else Pair(one, self._key(0, one), self._key(1, one)) for one in (name, above)]
+        above = next(
+            (role for role in reversed(down[:number]) if self._a.points[self._key(0, role)].lookup is None), None
+        )
+        keys = [None if role is None else Pair(role, self._key(0, role), self._key(1, role)) for role in (name, above)]
         low, high, block = self._stretch(above or OBJECTIVE, (self._a, self._b), below=name)
-        part = narrowed(self._a, self._b, self._judge, low, high, block=block, backward=True, ends=(keys[0], keys[1]))
+        region = narrowed(self._a, self._b, self._judge, low, high, block=block, backward=True, ends=(keys[0], keys[1]))
         notes = (by_name[name].note,) if by_name[name].note else ()
-        base = Found(
+        base = SearchResult(
             self._judge.tolerance, (), name, "backward", above or OBJECTIVE, figures=by_name[name].backward, notes=notes
         )
-        return self._with(base, part, low, high, above is None)
+        return self._with(base, region, low, high, above is None)
 
     def _with(
-        self, base: Found, part: Part | None, low: tuple[float, float], high: tuple[float, float], head: bool
-    ) -> Found:
-        """With the part that was narrowed down to, and its weights; without one, with those of the whole stretch."""
-        if part is None:
+        self, base: SearchResult, region: Region | None, low: tuple[float, float], high: tuple[float, float], head: bool
+    ) -> SearchResult:
+        """Return the result with the narrowed region and its weights; without a region, with the weights of the whole stretch."""
+        if region is None:
             weights = (self._a.owned(low[0], high[0]), self._b.owned(low[1], high[1]))
             return by_weights(replace(base, parameters=suspects(self._a, self._b, weights)))
-        first = part.at if head and base.direction == "forward" and part.at else base.first
-        parameters = suspects(self._a, self._b, part.weights)
-        return by_weights(replace(base, first=first, part=part, steps=part.steps, parameters=parameters))
+        first = region.at if head and base.direction == "forward" and region.at else base.first
+        parameters = suspects(self._a, self._b, region.weights)
+        return by_weights(replace(base, first=first, region=region, steps=region.steps, parameters=parameters))
 
-    # Where things are
+    # Positions of points and tables
 
     def _key(self, number: int, name: str) -> str:
         return (self._a, self._b)[number].reader.roles[name]
@@ -219,9 +223,9 @@ class Search:
     def _stretch(
         self, name: str, sides: tuple[Side, Side], below: str | None = None
     ) -> tuple[tuple[float, float], tuple[float, float], tuple[str, str]]:
-        """The times between which a role's tensor is made, on both sides, and the paths of what makes it."""
+        """Return the times between which a role's tensor is computed, on both sides, and the paths of the enclosing blocks."""
         before = self._names[: self._names.index(name)] if name in self._names else self._names
-        lower = below if below is not None else next((one for one in reversed(before) if not _is_lookup(one)), None)
+        lower = below if below is not None else next((role for role in reversed(before) if not _is_lookup(role)), None)
         low, high = [], []
         for side in sides:
             roles = side.reader.roles
@@ -232,24 +236,28 @@ class Search:
         return (low[0], low[1]), (high[0], high[1]), (paths[0], paths[1]) if shown else _heads(paths[0], paths[1])
 
     def _path(self, side: Side, name: str | None) -> str:
-        """The path of a layer; without a name that of the last one."""
-        layers = [one for one in self._names if one.startswith(f"{LAYER}.")]
+        """Return the path of a layer; without a name that of the last layer."""
+        layers = [role for role in self._names if role.startswith(f"{LAYER}.")]
         key = side.reader.roles[name or layers[-1]] if name or layers else None
         return "" if key is None else side.points[key].path
 
     def _tables(self, side: Side, name: str) -> list[Weight]:
-        """The table that is looked up at a role."""
+        """Return the table that a role's lookup reads."""
         source = TABLES[name.partition("#")[0]]
-        known = [one for one in side.weights if one.canonical == source]
+        known = [weight for weight in side.weights if weight.canonical == source]
         lookup = side.points[side.reader.roles[name]].lookup
         if known or lookup is None:
             return known
-        fitting = [one for one in side.weights if one.shape == (lookup.rows, lookup.dim)]
-        named = [one for one in fitting if lookup.path in (one.name, one.module, one.name.removesuffix(".weight"))]
+        fitting = [weight for weight in side.weights if weight.shape == (lookup.rows, lookup.dim)]
+        named = [
+            weight
+            for weight in fitting
+            if lookup.path in (weight.name, weight.module, weight.name.removesuffix(".weight"))
+        ]
         return (named or fitting)[:1]
 
     def _rows(self, name: str) -> tuple[str, ...]:
-        """What is said where a lookup parts because other rows are looked up."""
+        """Return a note if the two models look up different rows at a role."""
         if name.partition("#")[0] not in TABLES:
             return ()
         rows = []
@@ -258,23 +266,23 @@ class Search:
             if lookup is None:
                 return ()
             rows.append(lookup.indices if lookup.layout is None else lookup.layout.indices(lookup.indices))
-        flat = [one.reshape(-1, one.shape[-1])[0] for one in rows]
+        flat = [row.reshape(-1, row.shape[-1])[0] for row in rows]
         if flat[0].shape == flat[1].shape and not np.array_equal(flat[0], flat[1]):
-            shown = (" ".join(map(str, one[:6].tolist())) for one in flat)
+            shown = (" ".join(map(str, row[:6].tolist())) for row in flat)
             return (f"a looks up the rows {next(shown)} …, b {next(shown)} …",)
         return ()
 
-    def _marked(self, steps: Sequence[Step], found: Found) -> list[Step]:
-        return [replace(one, agrees=False) if one.name == found.first else one for one in steps]
+    def _marked(self, steps: Sequence[Step], result: SearchResult) -> list[Step]:
+        return [replace(step, agrees=False) if step.name == result.first else step for step in steps]
 
     def _unseen(self, read: Sequence[Mapping[str, Reading]]) -> tuple[str, ...]:
-        """What is said of gradients that were not compared, since neither model has them."""
-        names = [name for name in self._names if all(one[name].gradient is None for one in read)]
+        """Return a note about gradients that were not compared because neither model has them."""
+        names = [name for name in self._names if all(readings[name].gradient is None for readings in read)]
         if not names:
             return ()
         failure = self._a.reader.failure
         why = "" if failure is None else f": {failure.message}"
-        return (f"there is no gradient at {listed(names)} in either, so that none was compared there{why}",)
+        return (f"neither model has a gradient at {listed(names)}, so none was compared there{why}",)
 
     def _notes(self) -> tuple[str, ...]:
         dtypes = [side.reader.dtype for side in (self._a, self._b)]
@@ -282,55 +290,55 @@ class Search:
         return (*self._depths(), *computed)
 
     def _depths(self) -> tuple[str, ...]:
-        # The last layer has two roles.
+        # The last layer has two roles, so that it would count twice.
         counts = [max(0, _layers(side) - 1) for side in (self._a, self._b)]
         same = self._a.reader.backend.name == self._b.reader.backend.name
-        told = not same or any(one.startswith(f"{LAYER}.") for one in self._names)
-        return (f"a has {counts[0]} layers, b {counts[1]}",) if counts[0] != counts[1] and told else ()
+        relevant = not same or any(role.startswith(f"{LAYER}.") for role in self._names)
+        return (f"a has {counts[0]} layers, b {counts[1]}",) if counts[0] != counts[1] and relevant else ()
 
 
 def _layers(side: Side) -> int:
-    """The number of roles of layers."""
+    """Return the number of roles of layers."""
     return sum(role.startswith(f"{LAYER}.") for role in side.reader.roles)
 
 
 def _common(a: Side, b: Side) -> list[str]:
-    """The roles that both have, in the order of the forward pass.
+    """Return the roles that both models have, in the order of the forward pass.
 
-    Layers, and what comes before them, are each other's where there are as many of them, or where they are called the same:
-    in a model whose layers all lie side by side, which of them are the repeated ones may hang on how they are counted.
+    Layers, and the roles before them, match if both models have the same number of layers, or if their paths are equal: in a
+    model whose layers are all siblings, which of them count as the repeated ones may depend on how they are counted.
     """
     names = [role for role in a.reader.roles if role in b.reader.roles and role != LAST]
     if _layers(a) != _layers(b):
         same = a.reader.backend.name == b.reader.backend.name
-        names = [one for one in names if _is_lookup(one) or (same and _called(a, one) == _called(b, one))]
+        names = [name for name in names if _is_lookup(name) or (same and _called(a, name) == _called(b, name))]
     if not names:
         raise PointError(
             f"the two models have no role in common: a has {', '.join(a.reader.roles) or 'none'}, b "
             f"{', '.join(b.reader.roles) or 'none'}; expected both to look up the batch's ids"
         )
-    kinds = (WORD, POSITION, TYPE, EMBEDDINGS, LAYER)
+    groups = (WORD, POSITION, TYPE, EMBEDDINGS, LAYER)
 
     def place(name: str) -> tuple[int, int]:
         number = name.replace("#", ".").rpartition(".")[2]
-        kind = next(place for place, one in enumerate(kinds) if name.startswith(one))
-        return kind, int(number) if number.isdigit() else 0
+        group_index = next(index for index, group in enumerate(groups) if name.startswith(group))
+        return group_index, int(number) if number.isdigit() else 0
 
     return sorted(names, key=place)
 
 
 def _called(side: Side, role: str) -> str:
-    """The path of the point with a role, without the numbers that differ from one copy of a model to the next."""
+    """Return the path of the point with a role, without the counters that differ between two copies of a model."""
     return uncounted(side.points[side.reader.roles[role]].path)
 
 
 def _heads(a: str, b: str) -> tuple[str, str]:
-    """What two paths have before the end that they share: "bert." and "" of `bert.encoder.layer.3` and `encoder.layer.3`."""
+    """Return what two paths have before their common end: "bert." and "" for `bert.encoder.layer.3` and `encoder.layer.3`."""
     shared = 0
     while shared < min(len(a), len(b)) and a[-1 - shared] == b[-1 - shared]:
         shared += 1
     heads = a[: len(a) - shared], b[: len(b) - shared]
-    return heads if all(not one or one.endswith(".") for one in heads) else ("", "")
+    return heads if all(not head or head.endswith(".") for head in heads) else ("", "")
 
 
 def _is_lookup(name: str) -> bool:

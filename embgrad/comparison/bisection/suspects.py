@@ -1,4 +1,4 @@
-"""How the weights of a part differ between two models: by how much, transposed, or swapped with one another."""
+"""Differences between the weights of a region of two models: by how much, transposed, or swapped with one another."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Suspect", "suspects"]
 
 @dataclass(frozen=True)
 class Suspect:
-    """A weight of the part at which two models part.
+    """A weight in the region in which two models diverge.
 
     Attributes:
-        a: its name in the one model; None where that has none to go with b's.
-        b: its name in the other.
-        relative_l2: how far b's is from a's, laid as a's; infinite where they cannot be compared.
+        a: its name in the first model; None if that has no counterpart.
+        b: its name in the second model; None if that has no counterpart.
+        relative_l2: how much b's values differ from a's, arranged as a's; infinite if they cannot be compared.
         relation: "equal", "differs", "transposed", "swapped with …", "holds a's …", "of shape …", "only in a" or "only in b".
-        canonical: what a BERT's checkpoint calls it; None for others.
-        module: the path of the module in a that owns it, or in b where a has none.
+        canonical: its name in a BERT checkpoint; None for others.
+        module: the path of the module in a that owns it, or in b if a has none.
     """
 
     a: str | None
@@ -39,16 +39,16 @@ class Suspect:
 
     @property
     def name(self) -> str:
-        """A name for people."""
+        """A readable name."""
         return self.canonical or self.a or self.b or ""
 
     @property
     def differs(self) -> bool:
-        """Whether it sets the models apart."""
+        """True if the two models differ in this weight."""
         return self.relation != "equal"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the fields in a form that JSON can hold."""
         relative = self.relative_l2 if np.isfinite(self.relative_l2) else None
         return {
             "a": self.a,
@@ -60,63 +60,63 @@ class Suspect:
 
 
 def suspects(a: Side, b: Side, weights: tuple[Sequence[Weight], Sequence[Weight]]) -> tuple[Suspect, ...]:
-    """The weights of a part of both models, those that differ first, by how much.
+    """Return the weights of a region of both models; those that differ come first, largest difference first.
 
     Args:
-        a: the one model.
-        b: the other.
-        weights: those of the part in a, and in b.
+        a: the first model.
+        b: the second model.
+        weights: the weights of the region in a, and in b.
     """
     same = a.reader.backend.name == b.reader.backend.name
     known, *_ = paired_weights(a.weights, b.weights, same=same)
-    inside = {id(one) for one in (*weights[0], *weights[1])}
+    inside = {id(weight) for weight in (*weights[0], *weights[1])}
     pairs: list[tuple[Weight | None, Weight | None]] = [
         pair for pair in known if id(pair[0]) in inside or id(pair[1]) in inside
     ]
-    paired = {id(one) for pair in known for one in pair}
-    more, left, others = paired_by_order(*([one for one in side if id(one) not in paired] for side in weights))
-    pairs += [*more, *((one, None) for one in left), *((None, two) for two in others)]
-    found = [_compared(one, other, same) for one, other in pairs]
-    if any(one.differs and one.a and one.b for one in found):
+    paired = {id(weight) for pair in known for weight in pair}
+    more, left, others = paired_by_order(*([weight for weight in side if id(weight) not in paired] for side in weights))
+    pairs += [*more, *((weight, None) for weight in left), *((None, weight) for weight in others)]
+    compared = [_compared(first, second, same) for first, second in pairs]
+    if any(suspect.differs and suspect.a and suspect.b for suspect in compared):
         elsewhere = _Elsewhere(a, b, [*known, *more])
-        found = [elsewhere.told(one) if one.differs else one for one in found]
-    return tuple(sorted(found, key=lambda one: (not one.differs, -one.relative_l2)))
+        compared = [elsewhere.located(suspect) if suspect.differs else suspect for suspect in compared]
+    return tuple(sorted(compared, key=lambda suspect: (not suspect.differs, -suspect.relative_l2)))
 
 
 def laid(weight: Weight) -> np.ndarray:
-    """Its values, in a BERT's encoder laid as a checkpoint's."""
+    """Return the values of a weight; in a BERT's encoder, with the axes in the checkpoint's order."""
     value = weight.get()
     return np.ascontiguousarray(value.T) if weight.transposed else value
 
 
-def _compared(one: Weight | None, other: Weight | None, same: bool) -> Suspect:
-    if one is None or other is None:
-        present = one or other
+def _compared(first: Weight | None, second: Weight | None, same: bool) -> Suspect:
+    if first is None or second is None:
+        present = first or second
         assert present is not None
-        only = f"only in {'b' if one is None else 'a'}"
-        names = [None if weight is None else weight.name for weight in (one, other)]
+        only = f"only in {'b' if first is None else 'a'}"
+        names = [None if weight is None else weight.name for weight in (first, second)]
         return Suspect(names[0], names[1], float("inf"), only, present.canonical, present.module)
-    a, b = laid(one), laid(other)
-    relation, relative = _relation(a, b, _slack(one, other), turns=not same and one.canonical is None)
-    return Suspect(one.name, other.name, relative, relation, one.canonical, one.module)
+    a, b = laid(first), laid(second)
+    relation, relative = _relation(a, b, _slack(first, second), turns=not same and first.canonical is None)
+    return Suspect(first.name, second.name, relative, relation, first.canonical, first.module)
 
 
-def _slack(one: Weight, other: Weight) -> float:
-    """By how much a value may change as it is held in the coarser of two dtypes."""
-    return 0.0 if one.dtype == other.dtype else 2 * max(unit_roundoff(one.dtype), unit_roundoff(other.dtype))
+def _slack(first: Weight, second: Weight) -> float:
+    """Return how much a value may change when it is stored in the coarser of two dtypes."""
+    return 0.0 if first.dtype == second.dtype else 2 * max(unit_roundoff(first.dtype), unit_roundoff(second.dtype))
 
 
 def _relation(a: np.ndarray, b: np.ndarray, slack: float, *, turns: bool) -> tuple[str, float]:
-    """How b is related to a.
+    """Return how b is related to a, and the relative L2.
 
     Args:
-        a: the one's values.
-        b: the other's.
+        a: the values of the first weight.
+        b: the values of the second weight.
         slack: the relative L2 up to which they are equal.
-        turns: whether the frameworks may hold them turned, so that the transpose is equal.
+        turns: whether the frameworks may store them transposed, so that the transpose counts as equal.
     """
     if [size for size in a.shape if size != 1] == [size for size in b.shape if size != 1]:
-        b = b.reshape(a.shape)  # a bias may have an axis more
+        b = b.reshape(a.shape)  # a bias may have an additional axis of size 1
     straight = figures_of(a, b).relative_l2 if a.shape == b.shape else float("inf")
     if straight <= slack:
         return "equal", straight
@@ -131,23 +131,23 @@ def _relation(a: np.ndarray, b: np.ndarray, slack: float, *, turns: bool) -> tup
 
 
 class _Elsewhere:
-    """All weights of both models by their bits, so that one is found in another's place."""
+    """An index of all weights of both models by their bits, which finds a weight of a in another weight's place in b."""
 
     def __init__(self, a: Side, b: Side, pairs: Iterable[tuple[Weight, Weight]]) -> None:
-        self._b_of = {one.name: other.name for one, other in pairs}
-        self._a = {one.name: one for one in a.weights}
-        self._b = {one.name: one for one in b.weights}
+        self._b_of = {first.name: second.name for first, second in pairs}
+        self._a = {weight.name: weight for weight in a.weights}
+        self._b = {weight.name: weight for weight in b.weights}
         self._holding: Mapping[bytes, list[str]] = _by_bits(a.weights)
 
-    def told(self, suspect: Suspect) -> Suspect:
-        """The same, with what b holds in its place."""
+    def located(self, suspect: Suspect) -> Suspect:
+        """Return the suspect with the relation that names the weight which b holds in its place, if there is one."""
         if suspect.a is None or suspect.b is None or suspect.relation != "differs":
             return suspect
         held = _bits(self._b[suspect.b])
-        there = [name for name in self._holding.get(held, ()) if name != suspect.a]
-        if len(there) != 1:  # zeros and ones are everywhere
+        matches = [name for name in self._holding.get(held, ()) if name != suspect.a]
+        if len(matches) != 1:  # many weights are all zeros, or all ones
             return suspect
-        (name,) = there
+        (name,) = matches
         shown = self._a[name].canonical or name
         partner = self._b_of.get(name)
         swapped = partner is not None and _bits(self._b[partner]) == _bits(self._a[suspect.a])
@@ -156,10 +156,10 @@ class _Elsewhere:
 
 
 def _by_bits(weights: Sequence[Weight]) -> dict[bytes, list[str]]:
-    found: dict[bytes, list[str]] = {}
-    for one in weights:
-        found.setdefault(_bits(one), []).append(one.name)
-    return found
+    names: dict[bytes, list[str]] = {}
+    for weight in weights:
+        names.setdefault(_bits(weight), []).append(weight.name)
+    return names
 
 
 def _bits(weight: Weight) -> bytes:

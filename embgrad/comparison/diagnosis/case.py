@@ -1,4 +1,4 @@
-"""The question that hypotheses answer: predict one gradient, the target, from the other, the source."""
+"""One direction of a comparison: the prediction of one gradient, the target, from the other, the source."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["EXACT", "Case", "Match", "Measure", "objective_of"]
 
-#: Predictions that lie within so many tolerances of the target are right to rounding.
+#: The number of tolerances within which a prediction equals the target up to rounding.
 EXACT: Final = 5.0
 
-#: What a model in half precision may be off, of what is allowed where two are to agree: small BERTs are off by a fortieth to a
-#: twelfth of that, hardly any by a sixth. A wider bound would take other faults for rounding.
+#: The error to expect from half precision, as a share of half precision's tolerance: small BERTs are off by a fortieth to a
+#: twelfth of it, and hardly any by a sixth. A wider bound would attribute other faults to rounding.
 OF_HALF: Final = 0.25
 
-#: Below this relative L2 the difference of sums of squares holds too few digits.
+#: The relative L2 below which a difference of sums of squares has too few correct digits.
 CANCELLED: Final = 1e-5
 
-#: How much of the target's positions a prediction must cover.
+#: The share of the target's positions that a prediction must cover.
 LEAST_COVERED: Final = 0.5
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How well a prediction does.
+    """The accuracy of a prediction.
 
     Attributes:
-        explained: the share of the squared difference between target and source that is gone.
-        remaining: relative L2 of the target against the prediction.
-        scale: the factor by which the prediction would do best; 1 where it has the right size.
+        explained: the share of the squared difference between target and source that the prediction removes.
+        remaining: the relative L2 of the target against the prediction.
+        scale: the factor by which the prediction would fit best; 1 if it has the right size.
     """
 
     explained: float
@@ -51,13 +51,13 @@ class Case:
     """One direction of a comparison.
 
     Attributes:
-        source: what is predicted from.
-        target: what is predicted.
-        alignment: for each position of the source its partner in the target.
-        tolerance: the relative L2 up to which the two would agree.
-        model: the source's; None where it is not at hand.
-        other: the target's, likewise.
-        call: how the source's model is called.
+        source: the result that predictions start from.
+        target: the result that is predicted.
+        alignment: the partner in the target of each position of the source.
+        tolerance: the relative L2 up to which the two agree.
+        model: the source's model; None if it is not available.
+        other: the target's model; None if it is not available.
+        call: a function that calls the source's model; None for the usual call.
         side: "a" or "b": which of the two the target is.
     """
 
@@ -77,12 +77,12 @@ class Case:
 
     @cached_property
     def wanted(self) -> np.ndarray:
-        """The target's, arranged as the source's; zeros where it has none."""
+        """The target's gradient, arranged as the source's; zeros where it has no partner."""
         return self.alignment.bring(_three_axes(self.target.values))
 
     @property
     def matched(self) -> np.ndarray:
-        """Where the two can be compared, bool, (example, position)."""
+        """The positions at which the two can be compared, bool, (example, position)."""
         return self.alignment.matched
 
     @cached_property
@@ -92,52 +92,52 @@ class Case:
 
     @cached_property
     def half(self) -> str | None:
-        """The dtype of half precision in which the target, and not the source, was computed; None for none."""
-        found = [half_of(one) for one in (self.target, self.source)]
-        return found[0] if found[0] != found[1] else None
+        """The dtype of half precision in which the target, but not the source, was computed; None if there is none."""
+        dtypes = [half_of(result) for result in (self.target, self.source)]
+        return dtypes[0] if dtypes[0] != dtypes[1] else None
 
     @cached_property
     def exact(self) -> float:
-        """The remaining relative L2 up to which a prediction is right to rounding."""
+        """The remaining relative L2 up to which a prediction equals the target up to rounding."""
         depth = remembered_depth(self.target)
         return max(EXACT * self.tolerance, OF_HALF * tolerance_for(self.half, depth) if self.half else 0.0)
 
     @property
     def other_texts(self) -> bool:
-        """Whether the target's ids are not the source's, or lie elsewhere."""
-        places = np.arange(self.source.ids.shape[1])
-        straight = self.matched.all() and (self.alignment.position == places).all()
+        """True if the target's ids differ from the source's, or are at other positions."""
+        positions = np.arange(self.source.ids.shape[1])
+        straight = self.matched.all() and (self.alignment.position == positions).all()
         return not straight or bool((self.alignment.bring(self.target.ids) != self.source.ids).any())
 
     @property
     def only_padding(self) -> bool:
-        """Whether the target's texts are the source's, at other places."""
+        """True if the target's texts equal the source's, at other positions."""
         lengths = self.target.real.sum(1)[self.alignment.examples()]
         same = (self.alignment.bring(self.target.ids) == self.source.ids)[self.matched].all()
         return bool(same and self.matched[self.real].all() and (lengths == self.real.sum(1)).all())
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the source and the target are called."""
+        """The names of the source and the target: "a" and "b", or "b" and "a"."""
         return ("a", "b") if self.side == "b" else ("b", "a")
 
     def cut(self, examples: slice) -> Case:
-        """The question over some of the source's examples."""
+        """Return the case for some of the source's examples."""
         alignment = Alignment(self.alignment.example[examples], self.alignment.position[examples], ())
         return replace(self, source=_cut(self.source, examples), alignment=alignment)
 
     def measured(self, predicted: np.ndarray) -> Measure | None:
-        """How well a prediction, (example, position, dim), does where it is finite; None where that is hardly anywhere."""
+        """Return the accuracy of a prediction, (example, position, dim), where it is finite; None if that is hardly anywhere."""
         match = self.match(predicted)
         return None if match is None else match.measured(np.ones(len(predicted)))
 
     @cached_property
     def ground(self) -> Ground:
-        """What all predictions are measured against that say something wherever the two can be compared."""
+        """The reference for predictions that are finite at all positions that can be compared."""
         return Ground(self, self.matched)
 
     def match(self, predicted: np.ndarray) -> Match | None:
-        """The prediction beside the target, to be measured times numbers; None where it is hardly finite anywhere, or zero."""
+        """Return a match that measures multiples of the prediction; None if the prediction is hardly finite anywhere, or zero."""
         counted = self.matched & np.isfinite(predicted).all(-1)
         if counted.sum() < max(1.0, LEAST_COVERED * self.matched.sum()):
             return None
@@ -147,42 +147,42 @@ class Case:
 
 
 class Ground:
-    """The target beside the source, where some predictions are measured.
+    """The target and the source, at the positions where some predictions are measured.
 
     Args:
-        case: the question.
-        counted: where the two are compared, bool, (example, position).
+        case: the direction of the comparison.
+        counted: the positions at which the two are compared, bool, (example, position).
 
     Attributes:
         target: the target, float64, (example, position, dim).
-        counted: as given.
-        unit: the target's largest number there, in units of which it is held: the products of tiny ones would underflow.
-        differs: whether there is a target, and it is not the source.
+        counted: the positions at which the two are compared, bool, (example, position).
+        unit: the target's largest absolute number there, by which it is divided: the products of tiny numbers would underflow.
+        differs: whether the target is not zero, and differs from the source.
         wanted: the target in that unit; zeros elsewhere.
-        squares: the sum of its squares, (example,).
-        before: the length of the difference between the two, in that unit.
+        squares: the sums of its squares, (example,).
+        before: the length of the difference between target and source, in that unit.
     """
 
     def __init__(self, case: Case, counted: np.ndarray) -> None:
         self.target, self.counted = case.wanted, counted
-        wanted, found = (np.where(counted[..., None], one, 0.0) for one in (case.wanted, case.values))
+        wanted, source = (np.where(counted[..., None], values, 0.0) for values in (case.wanted, case.values))
         self.unit = float(np.abs(wanted).max(initial=0.0))
-        self.differs = bool(self.unit) and bool((wanted != found).any())
+        self.differs = bool(self.unit) and bool((wanted != source).any())
         if self.differs:
             self.wanted = wanted / self.unit
             self.squares = np.einsum("epd,epd->e", self.wanted, self.wanted)
-            self.before = length(self.wanted - found / self.unit)
+            self.before = length(self.wanted - source / self.unit)
 
 
 class Match:
-    """A prediction beside the target: what is needed to measure it times one number an example, without a pass over all.
+    """The sums that give the accuracy of a prediction, times one number per example, without a pass over all entries.
 
     Args:
-        ground: what it is measured against, and where.
-        predicted: float64, (example, position, dim).
+        ground: the reference, and the positions at which it is compared.
+        predicted: the prediction, float64, (example, position, dim).
 
     Attributes:
-        usable: whether there is anything to predict, and it is not predicted to be zero.
+        usable: whether the target differs from the source and the prediction is not zero.
     """
 
     def __init__(self, ground: Ground, predicted: np.ndarray) -> None:
@@ -196,40 +196,43 @@ class Match:
             self._products = np.einsum("epd,epd->e", guess, ground.wanted)
 
     def best_numbers(self) -> tuple[float, np.ndarray | None]:
-        """The number that fits best, and one for each example; None where an example has nothing to go by."""
+        """Return the number that fits best, and one for each example; None for the latter if an example's prediction is zero."""
         ratio = self._ground.unit / self._unit
         each = self._products / self._squares * ratio if self._squares.all() else None
         return float(self._products.sum()) / float(self._squares.sum()) * ratio, each
 
     def fewest(self) -> int:
-        """How many numbers are compared of the example that has the fewest."""
+        """Return the smallest count of numbers that are compared in an example."""
         return int(self._ground.counted.sum(1).min()) * int(self._predicted.shape[-1])
 
     def explained(self, numbers: np.ndarray) -> np.ndarray:
-        """What the prediction times each row of numbers, (row, example), explains, (row,): to the digits of sums of squares."""
+        """Return the share that the prediction times each row of numbers, (row, example), explains, (row,).
+
+        It is computed from sums of squares, to as many digits as they have.
+        """
         left, before = self._left(numbers), self._ground.before
-        # What is so large that its square is no number explains nothing.
+        # A prediction so large that its square overflows explains nothing.
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(1 - left / np.square(before)) if before else np.zeros(len(left))
 
     def measured(self, numbers: np.ndarray) -> Measure:
-        """How well the prediction times these numbers, (example,), does."""
+        """Return the accuracy of the prediction times these numbers, (example,)."""
         scaled, before = self._scaled(numbers), self._ground.before
         own = float(np.sqrt(self._ground.squares.sum()))
         size = float((scaled**2 * self._squares).sum())
         after = float(np.sqrt(max(float(self._left(numbers)), 0.0)))
-        if after < CANCELLED * own:  # too little is left of the sums to tell how much
+        if after < CANCELLED * own:  # too many digits of the sums cancel
             after = self._directly(numbers)
         scale = float((scaled * self._products).sum()) / size if size else 0.0
         return Measure(1 - (after / before) ** 2 if before else 0.0, after / own, scale)
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
-        """The numbers for the prediction and the target in their units."""
+        """Return the numbers in units of the prediction and the target."""
         return numbers * (self._unit / self._ground.unit)
 
     def _left(self, numbers: np.ndarray) -> np.ndarray:
         scaled = self._scaled(numbers)
-        with np.errstate(over="ignore", invalid="ignore"):  # of a number far too large, which explains nothing
+        with np.errstate(over="ignore", invalid="ignore"):  # a number so large that this overflows explains nothing
             return np.asarray((self._ground.squares - 2 * scaled * self._products + scaled**2 * self._squares).sum(-1))
 
     def _directly(self, numbers: np.ndarray) -> float:
@@ -239,13 +242,13 @@ class Match:
 
 
 def objective_of(result: EmbeddingGradients) -> Mapping[str, Any]:
-    """What a result says of its objective; nothing where it was made by hand and says nothing that can be read."""
+    """Return the recorded description of a result's objective; an empty mapping if there is none, or none that can be read."""
     described = result.provenance.get("objective")
     return described if isinstance(described, Mapping) else {}
 
 
 def half_of(result: EmbeddingGradients) -> str | None:
-    """The dtype of half precision that a result was computed in, as it remembers or as its numbers show; None for none."""
+    """Return the dtype of half precision in which a result was computed, as recorded or shown by its numbers; None if none."""
     remembered = str(result.provenance.get("compute_dtype"))
     if remembered in HALVES:
         return remembered
@@ -254,7 +257,7 @@ def half_of(result: EmbeddingGradients) -> str | None:
     values = result.values[result.values != 0].astype(np.float32)
     if values.size < 8:
         return None
-    # Of numbers in float32 one in 2**16 is one of bfloat16, and one in 2**13 of float16.
+    # One in 2**16 numbers in float32 is also a number in bfloat16, and one in 2**13 a number in float16.
     if not (values.view(np.uint32) & 0xFFFF).any():
         return "bfloat16"
     largest = float(np.abs(values).max())

@@ -1,4 +1,4 @@
-"""Hypotheses that a model computes something otherwise inside: another activation, another epsilon in its norms."""
+"""Hypotheses about computations inside a model: another activation function, or another epsilon in its layer norms."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from embgrad.forward.points import INPUT, split_name
 
 __all__ = ["COMPUTED", "EPSILONS", "Inside", "LayerNormEpsilon"]
 
-#: The epsilons that libraries and papers have in their norms.
+#: The epsilons that libraries and papers use in layer norms.
 EPSILONS: Final = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 
-#: Below, an epsilon is hardly to be told from none.
+#: The epsilon below which its effect hardly differs from that of 0.
 TINY: Final = 1e-6
 
-#: How many runs are spent on guesses in one place.
+#: The most runs that are spent on guesses about single layers.
 MOST_SINGLY: Final = 60
 
 
 class Inside:
-    """The values, activations and norms inside a model, found by one forward pass.
+    """The values, activations and norms inside a model, recorded in one forward pass.
 
     Args:
         source: the model with its batch.
 
     Attributes:
-        other: the same of the target's model; None where that cannot be run.
+        other: the same of the target's model; None if that cannot be run.
     """
 
     def __init__(self, source: Source) -> None:
@@ -53,28 +53,28 @@ class Inside:
 
     @cached_property
     def values(self) -> Mapping[str, np.ndarray]:
-        """What each module is given and gives, by key."""
+        """The inputs and outputs of each module, by key."""
         return recorded(self._source)
 
     @cached_property
-    def seen(self) -> bool:
-        """Return whether the model can be watched inside."""
+    def readable(self) -> bool:
+        """True if values inside the model can be read."""
         supports = backend_for(self._source.case.model).supports
         known = {"modules", "add", "edit"} <= supports
         return known and self._source.attempt("activation", lambda: self.values) is not None
 
     @cached_property
     def activations(self) -> list[Span]:
-        """Where it computes a known activation."""
+        """The spans in which the model computes a known activation function."""
         return activation_spans(self.values)
 
     @cached_property
     def norms(self) -> list[Norm]:
-        """Its layer norms."""
+        """The model's layer norms."""
         return norm_spans(self.values, EPSILONS)
 
-    def given_alike(self, path: str) -> bool:
-        """Return whether the module with this path receives the same values in the other model, as far as both are watched."""
+    def receives_same_values(self, path: str) -> bool:
+        """Return whether the module with this path receives the same values in the other model, as far as both can be read."""
         keys = [key for key in self.values if split_name(key).path == path and f":{INPUT}" in key]
         others = {} if self.other is None else self.other.values
         return bool(keys) and all(key in others and same_values(self.values[key], others[key]) for key in keys)
@@ -84,15 +84,15 @@ class Inside:
         return all(span.before in self.values and span.behind in self.values for span in spans)
 
     def function_at(self, span: Span, theirs: Inside) -> Function | None:
-        """Return the function that is computed where the other model has a span: at the same points, or else by the order."""
+        """Return the function that is computed at the other model's span: between the same points, otherwise by order."""
         if span.before in self.values and span.behind in self.values:
             return function_between(self.values[span.before], self.values[span.behind])
         number = theirs.activations.index(span)
         return self.activations[number].function if len(self.activations) == len(theirs.activations) else None
 
     def epsilon_at(self, norm: Norm, theirs: Inside) -> float | None:
-        """Return the epsilon where the other model has a norm, likewise; the norm's own where that fits as well."""
-        same = [one for one in self.norms if one.span.before == norm.span.before]
+        """Return the epsilon at the other model's norm, found in the same way; the norm's own epsilon if that fits as well."""
+        same = [candidate for candidate in self.norms if candidate.span.before == norm.span.before]
         if not same and len(self.norms) == len(theirs.norms):
             same = [self.norms[theirs.norms.index(norm)]]
         if not same:
@@ -102,24 +102,24 @@ class Inside:
 
 
 class Activation:
-    """Another activation: in every feed-forward block, or in one layer.
+    """The hypothesis of another activation function, in every feed-forward block or in one layer.
 
-    Where both models can be run, what each computes is known. Else it is guessed, and a guess counts only where it gives the
-    target to rounding.
+    If both models can be run, what each computes is known. Otherwise it is guessed, and a guess is a finding only if it gives the
+    target up to rounding.
     """
 
     causes: ClassVar[tuple[str, ...]] = ("gelu", "activation")
 
     def variants(self, source: Source, inside: Inside) -> Iterator[Variant]:
-        """Yield what the other model computes; or else each of the known activations in all places of another."""
+        """Yield the functions of the other model; otherwise each known activation in place of another, wherever that occurs."""
         spans = inside.activations
         if inside.other is not None:
             theirs = {
                 span: function for span in spans if (function := inside.other.function_at(span, inside)) is not None
             }
-            found = {span: function for span, function in theirs.items() if function.name != span.function.name}
-            if found:
-                yield self._with(source, spans, found)
+            differing = {span: function for span, function in theirs.items() if function.name != span.function.name}
+            if differing:
+                yield self._with(source, spans, differing)
             if inside.other.has(spans):
                 return
         for own, function in itertools.product(dict.fromkeys(span.function.name for span in spans), REPLACEMENTS):
@@ -128,48 +128,48 @@ class Activation:
                 yield self._with(source, spans, alike, fitted=True)
 
     def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
-        """Yield each of the known activations in one place, where these are few and the other model is not known."""
+        """Yield each known activation in one layer, if there are not too many layers and the other model is not known."""
         spans = inside.activations
-        few = len(spans) > 1 and len(spans) * len(REPLACEMENTS) <= MOST_SINGLY
-        if not few or (inside.other is not None and inside.other.has(spans)):
+        feasible = len(spans) > 1 and len(spans) * len(REPLACEMENTS) <= MOST_SINGLY
+        if not feasible or (inside.other is not None and inside.other.has(spans)):
             return
         for span, function in itertools.product(spans, REPLACEMENTS):
             if span.function.name != function.name:
                 yield self._with(source, spans, {span: function}, fitted=True)
 
     def itself(self, inside: Inside) -> Variant | None:
-        """The same functions put in their own places, which must change nothing."""
+        """Return the variant that replaces each activation by itself, which must change nothing."""
         changes = replaced(inside.activations, lambda span: span.function)
         return Variant(self.causes[:1], "", changes=changes) if inside.activations else None
 
     def _with(
-        self, source: Source, spans: Sequence[Span], found: Mapping[Span, Function], *, fitted: bool = False
+        self, source: Source, spans: Sequence[Span], replacements: Mapping[Span, Function], *, fitted: bool = False
     ) -> Variant:
-        """Put other functions in some places; the text says where, unless it is everywhere."""
-        pairs = list(dict.fromkeys((span.function.name, function.name) for span, function in found.items()))
-        said = ", or ".join(f"{theirs} in {source.target} and {own} in {source.named}" for own, theirs in pairs)
+        """Return the variant with other functions in some spans; its text names the spans, unless it replaces all."""
+        pairs = list(dict.fromkeys((span.function.name, function.name) for span, function in replacements.items()))
+        described = ", or ".join(f"{theirs} in {source.target} and {own} in {source.name}" for own, theirs in pairs)
         alike = [span for span in spans if span.function.name in dict(pairs)]
-        where = "" if len(found) == len(alike) > 1 else f" of {_listed(span.place for span in found)}"
+        where = "" if len(replacements) == len(alike) > 1 else f" of {_listed(span.place for span in replacements)}"
         gelus = all(name.startswith("GELU") for names in pairs for name in names)
-        changes = replaced(found, lambda span: found[span])
-        text = f"the activation{where}: {said}"
+        changes = replaced(replacements, lambda span: replacements[span])
+        text = f"the activation{where}: {described}"
         return Variant(("gelu" if gelus else "activation",), text, changes=changes, fitted=fitted)
 
 
 class LayerNormEpsilon:
-    """Another epsilon: in every norm, or in one layer's; known or guessed in the same way."""
+    """The hypothesis of another epsilon, in every layer norm or in one, known or guessed as for `Activation`."""
 
     causes: ClassVar[tuple[str, ...]] = ("layer-norm-epsilon",)
 
     def variants(self, source: Source, inside: Inside) -> Iterator[Variant]:
-        """Yield the epsilons that the other model has; or else each of the usual ones in all norms."""
+        """Yield the epsilons of the other model; otherwise each usual epsilon in all norms."""
         if inside.other is not None:
             theirs = {
                 norm: epsilon for norm in inside.norms if (epsilon := inside.other.epsilon_at(norm, inside)) is not None
             }
-            found = {norm: epsilon for norm, epsilon in theirs.items() if epsilon != norm.epsilon}
-            if found:
-                yield self._with(source, inside, found)
+            differing = {norm: epsilon for norm, epsilon in theirs.items() if epsilon != norm.epsilon}
+            if differing:
+                yield self._with(source, inside, differing)
             if inside.other.has(norm.span for norm in inside.norms):
                 return
         for epsilon in EPSILONS:
@@ -177,21 +177,21 @@ class LayerNormEpsilon:
                 yield self.with_epsilon(source, inside, epsilon, fitted=True)
 
     def singly(self, source: Source, inside: Inside) -> Iterator[Variant]:
-        """Yield each of the usual epsilons in one norm, likewise."""
+        """Yield each usual epsilon in one norm, if there are not too many norms and the other model is not known."""
         norms = inside.norms
-        few = len(norms) > 1 and len(norms) * len(EPSILONS) <= MOST_SINGLY
-        if not few or (inside.other is not None and inside.other.has(norm.span for norm in norms)):
+        feasible = len(norms) > 1 and len(norms) * len(EPSILONS) <= MOST_SINGLY
+        if not feasible or (inside.other is not None and inside.other.has(norm.span for norm in norms)):
             return
         for norm, epsilon in itertools.product(norms, EPSILONS):
             if norm.epsilon != epsilon:
                 yield self._with(source, inside, {norm: epsilon}, fitted=True)
 
     def with_epsilon(self, source: Source, inside: Inside, epsilon: float, *, fitted: bool = False) -> Variant:
-        """One epsilon in all norms."""
+        """Return the variant with one epsilon in all norms."""
         return self._with(source, inside, dict.fromkeys(inside.norms, epsilon), fitted=fitted, number=epsilon)
 
     def itself(self, inside: Inside) -> Variant | None:
-        """The same norms put in their own places, which must change nothing."""
+        """Return the variant that replaces each norm by itself, which must change nothing."""
         norms = {norm.span: norm for norm in inside.norms}
         changes = replaced(norms, lambda span: norms[span].function(norms[span].epsilon))
         return Variant(self.causes, "", changes=changes) if norms else None
@@ -200,35 +200,39 @@ class LayerNormEpsilon:
         self,
         source: Source,
         inside: Inside,
-        found: Mapping[Norm, float],
+        changed: Mapping[Norm, float],
         *,
         fitted: bool = False,
         number: float = -1.0,
     ) -> Variant:
-        # Between tiny epsilons there is hardly a difference to be named.
-        telling = {norm: one for norm, one in found.items() if one != norm.epsilon and max(one, norm.epsilon) >= TINY}
-        found = telling or found
-        epsilons = {norm.span: (norm, epsilon) for norm, epsilon in found.items()}
+        # The effects of two tiny epsilons hardly differ, so that a difference between them is not reported.
+        noticeable = {
+            norm: epsilon
+            for norm, epsilon in changed.items()
+            if epsilon != norm.epsilon and max(epsilon, norm.epsilon) >= TINY
+        }
+        changed = noticeable or changed
+        epsilons = {norm.span: (norm, epsilon) for norm, epsilon in changed.items()}
         whose = "the layer norms' epsilon"
-        if len(found) < len(inside.norms) or len(inside.norms) == 1:
-            whose = f"the epsilon of {_listed(norm.span.place for norm in found)}"
-        theirs, own = _about(found.values()), _about(norm.epsilon for norm in found)
-        text = f"{whose}: {theirs} in {source.target}, and {own} in {source.named}"
+        if len(changed) < len(inside.norms) or len(inside.norms) == 1:
+            whose = f"the epsilon of {_listed(norm.span.place for norm in changed)}"
+        theirs, own = _about(changed.values()), _about(norm.epsilon for norm in changed)
+        text = f"{whose}: {theirs} in {source.target}, and {own} in {source.name}"
         changes = replaced(epsilons, lambda span: epsilons[span][0].function(epsilons[span][1]))
         return Variant(self.causes, text, changes=changes, fitted=fitted, number=number)
 
 
 def _about(epsilons: Iterable[float]) -> str:
-    """Spell the epsilons for people; of tiny ones only an upper bound is known."""
+    """Format epsilons for a text; for tiny ones only an upper bound is known."""
     known = list(epsilons)
     if max(known) < TINY:
         return f"{max(known):.3g} or less" if max(known) else "about 0"
-    return " and ".join(dict.fromkeys(f"{one:.3g}" for one in known))
+    return " and ".join(dict.fromkeys(f"{epsilon:.3g}" for epsilon in known))
 
 
-def _listed(places: Iterable[str]) -> str:
-    """Spell some places."""
-    names = list(dict.fromkeys(places))
+def _listed(layers: Iterable[str]) -> str:
+    """Format the names of some layers for a text."""
+    names = list(dict.fromkeys(layers))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

@@ -1,4 +1,4 @@
-"""Hypotheses that one gradient is the other times a number, the same for all or one an example."""
+"""Hypotheses that one gradient is the other times a number, the same for all examples or one per example."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ __all__ = ["FACTORS", "LEAST_DIM", "Factor", "FactorHypothesis", "fitted_factor"
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """By what the source is multiplied.
+    """The numbers by which the source is multiplied.
 
     Attributes:
         cause: a key of `embgrad.comparison.diagnosis.findings.CAUSES`.
-        text: what it is.
+        text: a description.
         numbers: one for each example, float64, (example,).
-        fitted: whether it was made to fit, rather than known beforehand.
+        fitted: whether it was fitted to the target, rather than known beforehand.
         mean_on: "target" or "source", the side that took a mean; "" for neither.
-        whole: whether it is a whole number, or one over it, without being a count: with a mean it may be anything by chance.
+        whole: whether it is a whole number, or one over it, that is not a count: together with a mean it may match any number by
+            chance.
     """
 
     cause: str
@@ -37,53 +38,53 @@ class Factor:
     whole: bool = False
 
     def cut(self, examples: slice) -> Factor:
-        """For some of the examples."""
+        """Return the factor for some of the examples."""
         return replace(self, numbers=self.numbers[examples])
 
 
 class FactorHypothesis(Protocol):
-    """Knows numbers that one side may be multiplied by."""
+    """A source of numbers by which one side may be multiplied."""
 
     cause: ClassVar[str]
 
     def factors(self, case: Case) -> Iterator[Factor]:
-        """The factors that are thinkable here."""
+        """Yield the possible factors in this case."""
         ...
 
 
-#: One over a larger count is not told as such.
+#: The smallest factor that is described as one over a count.
 SMALLEST_SHARE: Final = 1e-9
 
-#: The root of a smaller dimension is a number that anything may be.
+#: The least dimension whose root is tested: the root of a smaller one may match by chance.
 LEAST_DIM: Final = 8
 
 
 class Means(ABC):
-    """A mean over something that can be counted, taken on one side and not on the other."""
+    """A mean over something countable, taken on one side and not on the other."""
 
     cause: ClassVar[str]
 
     def factors(self, case: Case) -> Iterator[Factor]:
-        """By one over the count, where the target took the mean, and by the count, where the source did."""
+        """Yield one over the count, if the target took the mean, and the count, if the source did."""
         source, target = case.names
         aligned = case.alignment.examples()
         for counts, what in self.counts(_with_labels(case)):
-            found = counts[np.maximum(aligned, 0)]
-            if _tells(found):
-                text = f"a factor {_one_over(found)}: {target} took the mean over {what}"
-                yield Factor(self.cause, text, 1 / found, mean_on="target")
+            aligned_counts = counts[np.maximum(aligned, 0)]
+            if _is_informative(aligned_counts):
+                text = f"a factor {_one_over(aligned_counts)}: {target} took the mean over {what}"
+                yield Factor(self.cause, text, 1 / aligned_counts, mean_on="target")
         for counts, what in self.counts(case.source):
-            if _tells(counts):
+            if _is_informative(counts):
                 text = f"a factor {_times(counts)}: {source} took the mean over {what}"
                 yield Factor(self.cause, text, counts, mean_on="source")
 
     @abstractmethod
     def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """How many there are of what the mean may be taken over, float64, (example,), and what that is."""
+        """Yield the counts that the mean may be taken over, float64, (example,), with a description of what is counted."""
 
 
-def _tells(counts: np.ndarray) -> bool:
-    """Whether a mean over so many differs from a sum; over none, as in an example of nothing but padding, there is no mean."""
+def _is_informative(counts: np.ndarray) -> bool:
+    """Return whether a mean over these counts differs from a sum; an example of only padding, with a count of 0, has no mean."""
     return bool((counts > 0).all() and (counts != 1).any())
 
 
@@ -93,18 +94,18 @@ class MeanOverBatch(Means):
     cause: ClassVar[str] = "mean-over-batch"
 
     def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """The number of examples."""
+        """Yield the number of examples."""
         examples = len(result.ids)
         yield _all(result, examples), f"the batch of {examples} examples"
 
 
 class MeanOverTokens(Means):
-    """The mean over tokens: an example's own, or all; real ones or with padding; those that have a label, or all but one."""
+    """The mean over tokens: per example or over all; real ones or with padding; those with a label, or all but one."""
 
     cause: ClassVar[str] = "mean-over-tokens"
 
     def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """The numbers of tokens that a mean is commonly taken over."""
+        """Yield the numbers of tokens over which a mean is commonly taken."""
         examples, positions = result.ids.shape
         own = result.real.sum(1).astype(np.float64)
         yield own, "each example's own tokens"
@@ -130,7 +131,7 @@ class MeanOverClasses(Means):
     cause: ClassVar[str] = "mean-over-batch-and-classes"
 
     def counts(self, result: EmbeddingGradients) -> Iterator[tuple[np.ndarray, str]]:
-        """The number of entries of the output, in all and of an example."""
+        """Yield the number of entries of the output, of the batch and of an example."""
         shape = result.provenance.get("output_shape")
         if not isinstance(shape, (list, tuple)) or len(shape) < 2 or not all(isinstance(n, int) for n in shape):
             return
@@ -145,39 +146,39 @@ class MeanOverClasses(Means):
 
 
 class ScaledLookup:
-    """The square root of the dimension, by which many models multiply what they look up."""
+    """The square root of the dimension, by which many models multiply the rows that they look up."""
 
     cause: ClassVar[str] = "scaled-lookup"
 
     def factors(self, case: Case) -> Iterator[Factor]:
-        """√dim and one over it."""
+        """Yield √dim and one over it."""
         dim = case.values.shape[-1]
         root = float(np.sqrt(dim))
         if dim < LEAST_DIM:
             return
         source, target = case.names
-        for number, spelled, behind in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
-            text = f"a factor {number:.6g} = {spelled}: {behind} was differentiated behind the lookup's scaling by √dim"
+        for number, spelled, side in ((root, f"√{dim}", source), (1 / root, f"1/√{dim}", target)):
+            text = f"a factor {number:.6g} = {spelled}: {side} was differentiated after the lookup's scaling by √dim"
             yield Factor(self.cause, text, _all(case.source, number), whole=root.is_integer())
 
 
 class Sign:
-    """The other sign: the log-likelihood for the loss, a maximiser's gradient for a minimiser's."""
+    """The opposite sign: the log-likelihood instead of the loss, or the gradient for maximising instead of minimising."""
 
     cause: ClassVar[str] = "sign"
 
     def factors(self, case: Case) -> Iterator[Factor]:
-        """Minus one."""
+        """Yield -1."""
         yield Factor(self.cause, "the sign", _all(case.source, -1.0))
 
 
 class Probability:
-    """The gradient of the label's probability p where the other is that of −log p: they differ by −p."""
+    """The gradient of the label's probability p instead of that of −log p: they differ by the factor −p."""
 
     cause: ClassVar[str] = "probability-objective"
 
     def factors(self, case: Case) -> Iterator[Factor]:
-        """Minus p of each example, told by its cross-entropy."""
+        """Yield −p for each example, computed from its cross-entropy."""
         losses = _losses(case)
         if losses is not None:
             target = case.names[1]
@@ -186,12 +187,12 @@ class Probability:
 
 
 class OtherOfTwo:
-    """The gradient of the other label's cross-entropy, of two classes: they differ by −p/(1 − p), for the label's p."""
+    """The gradient of the other label's cross-entropy, with two classes: they differ by −p/(1 − p), for the label's p."""
 
     cause: ClassVar[str] = "label-shift"
 
     def factors(self, case: Case) -> Iterator[Factor]:
-        """−p/(1 − p) of each example, told by its cross-entropy."""
+        """Yield −p/(1 − p) for each example, computed from its cross-entropy."""
         shape = case.source.provenance.get("output_shape")
         of_two = isinstance(shape, (list, tuple)) and len(shape) == 2 and shape[1] == 2
         losses = _losses(case)
@@ -213,7 +214,7 @@ FACTORS: Final[tuple[FactorHypothesis, ...]] = (
 
 
 def fitted_factor(case: Case, number: float) -> Factor:
-    """The factor that fits best, as a hypothesis."""
+    """Return the factor that fits best, as a hypothesis."""
     spelled = f"{number:.6g}"
     near = round(1 / number) if abs(number) > SMALLEST_SHARE else 0
     if abs(near) > 1 and abs(near * number - 1) < 1e-4:
@@ -222,13 +223,13 @@ def fitted_factor(case: Case, number: float) -> Factor:
 
 
 def fitted_factors(numbers: np.ndarray) -> Factor:
-    """One an example, each fitted."""
+    """Return fitted factors, one per example, as a hypothesis."""
     shown = ", ".join(f"{number:.4g}" for number in numbers[:6]) + (", …" if len(numbers) > 6 else "")
     return Factor("constant-factor", f"a factor of its own for each example ({shown})", numbers, fitted=True)
 
 
 def _losses(case: Case) -> np.ndarray | None:
-    """The source's cross-entropy of each example, with one label each; None where its objective is another."""
+    """Return the source's cross-entropy of each example, with one label each; None if its objective is another."""
     objective, described = case.source.objective, objective_of(case.source)
     if described.get("class") != "CrossEntropy" or np.ndim(described.get("labels", 0)) > 1:
         return None
@@ -238,8 +239,8 @@ def _losses(case: Case) -> np.ndarray | None:
 
 
 def _with_labels(case: Case) -> EmbeddingGradients:
-    """The target; with the source's labels, where its objective was a function of the user's, which keeps none."""
-    target, objectives = case.target, [objective_of(one) for one in (case.source, case.target)]
+    """Return the target, with the source's labels if its objective was a function, of which no labels are recorded."""
+    target, objectives = case.target, [objective_of(result) for result in (case.source, case.target)]
     if "labels" in objectives[1] or "labels" not in objectives[0] or not case.alignment.trivial:
         return target
     return replace(target, provenance={**target.provenance, "objective": objectives[0]})

@@ -1,4 +1,4 @@
-"""What a diagnosis finds: a cause that explains by how much two gradients differ."""
+"""Findings of a diagnosis: causes, and how much of the difference between two gradients they explain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 __all__ = ["CAUSES", "Finding"]
 
-#: Every cause that can be named, with what it says.
+#: Every cause that a finding can name, with a description.
 CAUSES: Final[dict[str, str]] = {
     "mean-over-batch": "one side took the mean over the examples, the other the sum",
     "mean-over-tokens": "one side took the mean over tokens, the other the sum",
@@ -17,7 +17,7 @@ CAUSES: Final[dict[str, str]] = {
     "absolute-value": "one side holds magnitudes without a sign",
     "normalised": "one side was scaled to length 1",
     "gradient-times-input": "one side is multiplied by the embedding",
-    "summed-repeats": "one side holds the table's gradient, summed over a token's repeats, in the place of each position's",
+    "summed-repeats": "one side holds the table's gradient, summed over a token's repeats, instead of each position's",
     "position-shift": "one side is shifted by positions",
     "pads-zeroed": "one side was set to zero at padding",
     "half-precision": "one side was computed in half precision",
@@ -32,13 +32,13 @@ CAUSES: Final[dict[str, str]] = {
     "position-ids-offset": "one side's position ids are offset",
     "other-ids": "one side looked up other ids",
     "other-point": "the two were taken at different points",
-    "after-norm": "one side was taken behind the embedding block instead of at the raw lookup",
+    "after-norm": "one side was taken after the embedding block instead of at the raw lookup",
     "head-share": "one side holds the head's share of a tied table",
     "scaled-lookup": "one side scales what it looks up",
     "gelu": "the two compute GELU differently",
     "activation": "the two compute different activations",
     "layer-norm-epsilon": "the two have different epsilons in their layer norms",
-    "attention-scale": "the two scale attention's scores differently",
+    "attention-scale": "the two scale attention scores differently",
     "dropout": "one side ran with dropout on",
     "transposed-weight": "a weight is transposed",
     "swapped-weights": "weights are swapped",
@@ -55,11 +55,11 @@ class Finding:
 
     Attributes:
         causes: keys of `CAUSES`, one or two.
-        text: the same for a person, with the figure.
-        explained: the share of the squared difference ‖b − a‖² that is gone once one side is predicted from the other, from 0
-            to 1; None where the cause is known from what the results remember, and was not measured.
-        remaining: the relative L2 that is left between that side and its prediction; None likewise.
-        side: "a" or "b", the side that departs from the usual, as the sum and not the mean; "" where neither does.
+        text: a description of the causes with their numbers; `str` adds the share that they explain.
+        explained: the share of the squared difference ‖b − a‖² that is removed when one side is predicted from the other, from 0
+            to 1; None if the cause is recorded in the results, and was not measured.
+        remaining: the relative L2 between that side and its prediction; None if the cause was not measured.
+        side: "a" or "b", the side that departs from the usual, for example by a sum instead of a mean; "" if neither does.
     """
 
     causes: tuple[str, ...]
@@ -70,19 +70,19 @@ class Finding:
 
     @property
     def left(self) -> float:
-        """`remaining` to sort by: infinite where it was not measured."""
+        """The value of `remaining` for sorting: infinite if it was not measured."""
         return float("inf") if self.remaining is None else self.remaining
 
     def __str__(self) -> str:
         if self.explained is None:
-            return f"known from the results, and not measured: {self.text}"
+            return f"recorded in the results, not measured: {self.text}"
         percent = 100 * self.explained
-        digits = 1 if percent < 99.9 else 3  # "100 %" is said of what is right to rounding, and no earlier
+        digits = 1 if percent < 99.9 else 3  # "100 %" appears only for an explanation that is right up to rounding
         figure = "100" if percent > 99.9995 else f"{round(percent, digits):g}"
         return f"{figure} % of the difference is {self.text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
+        """Return the fields in a form that JSON can hold."""
         return {
             "causes": list(self.causes),
             "text": str(self),

@@ -1,4 +1,4 @@
-"""Hypotheses that the two are gradients of different objectives, and objectives that stand for what goes wrong."""
+"""Hypotheses that the two are gradients of different objectives, with objectives that reproduce common faults."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from embgrad.inputs.checks import IGNORED
 from embgrad.objectives.objectives import CrossEntropy, Logit, Objective, Sum
 from embgrad.objectives.selection import Rows
 
-__all__ = ["OtherObjective", "Seen"]
+__all__ = ["OtherMask", "OtherObjective"]
 
 
-class Seen(Objective):
-    """An objective that goes by another mask than the model.
+class OtherMask(Objective):
+    """An objective that uses another mask than the model.
 
     Args:
         inner: the objective.
-        mask: what it goes by; None for none.
+        mask: the mask that the objective uses; None for no mask.
     """
 
     any_shape = True
@@ -32,7 +32,7 @@ class Seen(Objective):
         self._mask = mask
 
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-        """The inner objective's, with its own mask."""
+        """Return the inner objective's values and cotangents, with the objective's mask."""
         return self._inner.evaluate(output, batch.replace(mask=self._mask))
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -43,11 +43,11 @@ class Probability(Logit):
     """The softmax probability of one entry of the output."""
 
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        _, one = super()._rows(rows)
+        _, one_hot = super()._rows(rows)
         raised = np.exp(rows.values - rows.values.max(1, keepdims=True))
         probabilities = raised / raised.sum(1, keepdims=True)
-        chosen = (probabilities * one).sum(1)
-        return chosen, chosen[:, None] * (one - probabilities)
+        chosen = (probabilities * one_hot).sum(1)
+        return chosen, chosen[:, None] * (one_hot - probabilities)
 
 
 class OtherObjective:
@@ -56,33 +56,33 @@ class OtherObjective:
     cause: ClassVar[str] = "other-objective"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The sum, the logit, the probability and the cross-entropy of the same entry, shifted labels, and the target's own."""
+        """Yield the sum; the logit, probability and cross-entropy of the same entry; shifted labels; the target's objective."""
         own, target = source.objective, source.target
-        place: dict[str, Any] = {"output": own.output, "position": own.position}
+        where: dict[str, Any] = {"output": own.output, "position": own.position}
         entry = own.labels if isinstance(own, CrossEntropy) else getattr(own, "index", None)
         if not isinstance(own, Sum):
             text = f"that {target} is the gradient of the sum of the output, and not of {_spelled(own)}"
-            yield Variant(("sum-objective",), text, objective=Sum(**place))
+            yield Variant(("sum-objective",), text, objective=Sum(**where))
         if entry is not None and entry.ndim < 2 and getattr(own, "of", "logits") == "logits":
             text = f"that {target} is the gradient of the probability, and not of {_spelled(own)}"
-            yield Variant(("probability-objective",), text, objective=Probability(entry, **place))
+            yield Variant(("probability-objective",), text, objective=Probability(entry, **where))
             if not isinstance(own, Logit):
                 text = f"that {target} is the gradient of the logit alone, and not of {_spelled(own)}"
-                yield Variant((self.cause,), text, objective=Logit(entry, **place))
+                yield Variant((self.cause,), text, objective=Logit(entry, **where))
             if not isinstance(own, CrossEntropy):
                 text = f"that {target} is the gradient of the cross-entropy, and not of {_spelled(own)}"
                 yield Variant(
-                    (self.cause,), text, objective=CrossEntropy(np.broadcast_to(entry, len(source.batch)), **place)
+                    (self.cause,), text, objective=CrossEntropy(np.broadcast_to(entry, len(source.batch)), **where)
                 )
         if isinstance(own, CrossEntropy):
             yield from self._shifted(own, source)
         if isinstance(own, Logit):
             yield from self._next_entries(own, source)
-        given = source.target_objective
-        if given is not None and given.describe() != own.describe():
-            spelled = _spelled(given)
-            other = repr(given) if spelled == _spelled(own) else spelled
-            yield Variant((self.cause,), f"the objective: {target}'s is {other}", objective=given)
+        recorded = source.target_objective
+        if recorded is not None and recorded.describe() != own.describe():
+            spelled = _spelled(recorded)
+            other = repr(recorded) if spelled == _spelled(own) else spelled
+            yield Variant((self.cause,), f"the objective: {target}'s is {other}", objective=recorded)
 
     @staticmethod
     def _next_entries(own: Logit, source: Source) -> Iterator[Variant]:
@@ -97,23 +97,23 @@ class OtherObjective:
     def _shifted(own: CrossEntropy, source: Source) -> Iterator[Variant]:
         shape = source.case.source.provenance.get("output_shape") or [0]
         classes = int(shape[-1])
-        place: dict[str, Any] = {"output": own.output, "position": own.position, "of": own.of}
+        where: dict[str, Any] = {"output": own.output, "position": own.position, "of": own.of}
         if own.labels.ndim == 2:
             for offset in (1, -1):
                 moved = np.roll(own.labels, offset, axis=1)
                 moved[:, 0 if offset > 0 else -1] = IGNORED
                 text = f"that {source.target}'s labels are shifted by {offset:+d} position"
-                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **place))
+                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
         elif classes > 1:
             for offset in (1, -1):
                 if classes == 2 and offset < 0:
                     continue
                 moved = (own.labels + offset) % classes
                 text = f"that {source.target}'s labels are each {offset:+d}"
-                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **place))
+                yield Variant(("label-shift",), text, objective=CrossEntropy(moved, **where))
             if len(own.labels) > 1:
                 text = f"that {source.target}'s labels are those of the example before"
-                yield Variant(("label-shift",), text, objective=CrossEntropy(np.roll(own.labels, 1), **place))
+                yield Variant(("label-shift",), text, objective=CrossEntropy(np.roll(own.labels, 1), **where))
 
 
 def _spelled(objective: Objective) -> str:

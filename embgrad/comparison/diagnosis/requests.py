@@ -1,4 +1,4 @@
-"""Hypotheses that a model was asked otherwise: other inputs, another objective, another point."""
+"""Hypotheses that the target's gradient was requested differently: other inputs, another objective, or another point."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from embgrad.backend.registry import backend_for
 from embgrad.comparison.diagnosis.factors import LEAST_DIM
-from embgrad.comparison.diagnosis.objectives import OtherObjective, Seen
+from embgrad.comparison.diagnosis.objectives import OtherMask, OtherObjective
 from embgrad.comparison.diagnosis.rearrangements import order_padded_on
 from embgrad.comparison.diagnosis.rerun import Source, Variant
 from embgrad.engine.table_gradients import table_gradients
@@ -20,54 +20,56 @@ from embgrad.forward.points import WORD
 from embgrad.inputs.batch import TokenBatch
 from embgrad.objectives.objectives import CrossEntropy, Objective
 
-__all__ = ["ASKED", "Hypothesis"]
+__all__ = ["REQUESTS", "Hypothesis"]
 
-#: By how much position ids, and token ids, are commonly off: RoBERTa begins its positions at 2.
+#: The common offsets of position ids and of token ids: RoBERTa begins its positions at 2.
 OFFSETS: Final = (1, 2, -1, -2)
 
 
 class Hypothesis(Protocol):
-    """Knows other ways to run the source's model that may give the target."""
+    """A source of other ways to run the source's model that may give the target."""
 
     cause: ClassVar[str]
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The other ways that are thinkable here."""
+        """Yield the possible variants for this source."""
         ...
 
 
 class MaskIgnored:
-    """The model did not see the mask; the objective may or may not."""
+    """A model that did not receive the mask; the objective may have used it or not."""
 
     cause: ClassVar[str] = "mask-ignored"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """Without the mask in the model alone, and in both."""
+        """Yield runs without the mask: in the model alone, and in both the model and the objective."""
         if source.batch.padded:
             text = f"that {source.target} ran without the mask"
-            yield Variant((self.cause,), text, batch=(_blind,), objective=Seen(source.objective, source.batch.mask))
-            yield Variant((self.cause,), f"{text}, and counts padding", batch=(_blind,))
+            yield Variant(
+                (self.cause,), text, batch=(_without_mask,), objective=OtherMask(source.objective, source.batch.mask)
+            )
+            yield Variant((self.cause,), f"{text}, and counts padding", batch=(_without_mask,))
 
 
 class PadsCounted:
-    """The objective counts padding, which the model masks."""
+    """An objective that counts padding, which the model masks."""
 
     cause: ClassVar[str] = "pads-counted"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The objective without a mask."""
+        """Yield the objective without a mask."""
         if source.batch.padded:
             text = f"that {source.target}'s objective counts padding"
-            yield Variant((self.cause,), text, objective=Seen(source.objective, None))
+            yield Variant((self.cause,), text, objective=OtherMask(source.objective, None))
 
 
 class TypesIgnored:
-    """The model did not see the segment ids."""
+    """A model that did not receive the segment ids."""
 
     cause: ClassVar[str] = "types-ignored"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """Zeros, which most models take for none, or none."""
+        """Yield runs with segment ids of zeros, which most models take for none, and without segment ids."""
         if source.batch.types is not None and source.batch.types.any():
             text = f"that {source.target} ran without the segment ids"
             yield Variant((self.cause,), text, batch=(lambda batch: batch.replace(types=np.zeros_like(batch.ids)),))
@@ -75,12 +77,12 @@ class TypesIgnored:
 
 
 class PaddingSide:
-    """The padding was on the other side, in a model that is not blind to that."""
+    """Padding on the other side, in a model whose result depends on the side."""
 
     cause: ClassVar[str] = "padding-side"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """With the padding on the left, and on the right."""
+        """Yield runs with the padding on the left, and on the right."""
         if not source.batch.padded:
             return
         for side in ("left", "right"):
@@ -91,12 +93,12 @@ class PaddingSide:
 
 
 class OtherBatch:
-    """The other side's own ids, mask and types, where they are others."""
+    """The target's ids, mask and types, if they differ from the source's."""
 
     cause: ClassVar[str] = "other-ids"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The target's batch in the source's model."""
+        """Yield a run of the source's model on the target's batch."""
         case, batch = source.case, source.batch
         partners = case.alignment.examples()
         if (partners < 0).any():
@@ -105,25 +107,25 @@ class OtherBatch:
         mask, types = (None if array is None else array[partners] for array in (case.target.mask, case.target.types))
         if not case.other_texts:
             return
-        given = TokenBatch(ids, mask, types, convention=batch.convention)
+        target_batch = TokenBatch(ids, mask, types, convention=batch.convention)
         cause = "padding-side" if case.only_padding else self.cause
         text = (
-            f"the padding: {source.target} has its texts at other places"
+            f"the padding: {source.target} has its texts at other positions"
             if case.only_padding
-            else f"the ids: {source.target} was given other ones"
+            else f"the ids: {source.target} has other ids"
         )
         labels = getattr(source.target_objective, "labels", np.zeros(1))
-        objective = source.target_objective if labels.ndim == 2 else None  # which lie as the texts do
-        yield Variant((cause,), text, (lambda _: given,), objective, moved=True)
+        objective = source.target_objective if labels.ndim == 2 else None  # labels of positions move with the texts
+        yield Variant((cause,), text, (lambda _: target_batch,), objective, moved=True)
 
 
 class OtherIds:
-    """The rows of other ids were looked up: all off by a number, or those that the target's embeddings show."""
+    """Rows of other ids were looked up: all shifted by a number, or those that the target's embeddings show."""
 
     cause: ClassVar[str] = "other-ids"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """Ids off by one or two, and the rows of the table that the target holds."""
+        """Yield ids shifted by one or two, or the ids whose rows the target contains."""
         if source.case.source.vocab is None:
             return
         seen = self._seen(source)
@@ -143,7 +145,7 @@ class OtherIds:
 
     @staticmethod
     def _seen(source: Source) -> np.ndarray | None:
-        """The ids whose rows in the source's table are the target's embeddings; None where they are the source's own, or none."""
+        """Return the ids whose rows in the source's table are the target's embeddings; None if not found, or if no id differs."""
         case = source.case
         shown = case.alignment.bring(case.target.activations.astype(np.float64))
         own = case.source.activations.astype(np.float64)
@@ -151,25 +153,25 @@ class OtherIds:
             return None
         for table in _tables(source):
             rows = {row.astype(np.float32).tobytes(): number for number, row in enumerate(table)}
-            found = np.array([[rows.get(one.astype(np.float32).tobytes(), -1) for one in example] for example in shown])
-            found = np.where(case.matched, found, source.batch.ids)
-            if (found >= 0).all():
-                return found
+            ids = np.array([[rows.get(row.astype(np.float32).tobytes(), -1) for row in example] for example in shown])
+            ids = np.where(case.matched, ids, source.batch.ids)
+            if (ids >= 0).all():
+                return ids
         return None
 
 
 class OtherTable:
-    """The table holds other rows for the same ids."""
+    """A table with other rows for the same ids."""
 
     cause: ClassVar[str] = "different-table"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The target's embeddings in the place of the source's."""
+        """Yield a run with the target's embeddings in place of the source's."""
         case = source.case
         if case.source.vocab is None or case.target.vocab is None or source.at != case.target.provenance.get("point"):
             return
         if (case.alignment.bring(case.target.ids) != case.source.ids)[case.matched].any():
-            return  # other values may then be those of other ids
+            return  # the values may differ because the ids do
         own = case.source.activations.astype(np.float64)
         shown = case.alignment.bring(case.target.activations.astype(np.float64))
         if shown.shape != own.shape:
@@ -184,18 +186,18 @@ class OtherTable:
 
 
 class ScaledLookup:
-    """The model multiplies what it looks up by √dim, as the Transformer of Vaswani et al., 2017, and Gemma do."""
+    """A model that multiplies its looked-up rows by √dim, like the Transformer of Vaswani et al., 2017, and Gemma."""
 
     cause: ClassVar[str] = "scaled-lookup"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The lookup's value times √dim, and its gradient with it; and both divided."""
+        """Yield the lookup's value and its gradient times √dim, and both divided by it."""
         dim = source.case.values.shape[-1]
         if source.at != WORD or dim < LEAST_DIM:
             return
         ways = (
             (dim**0.5, f"multiplies its lookup by √{dim}"),
-            (dim**-0.5, f"lacks the factor √{dim} behind its lookup"),
+            (dim**-0.5, f"lacks the factor √{dim} after its lookup"),
         )
         for factor, what in ways:
             change = {"override": {WORD: partial(_times, factor=factor)}}
@@ -203,12 +205,12 @@ class ScaledLookup:
 
 
 class PositionOffset:
-    """The position ids begin elsewhere, as RoBERTa's do at 2."""
+    """Position ids that begin at another number, like RoBERTa's at 2."""
 
     cause: ClassVar[str] = "position-ids-offset"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """The rows of the position table moved up and down."""
+        """Yield runs with the rows of the position table moved up and down."""
         backend = backend_for(source.case.model)
         seen = backend.points(source.case.model, source.batch, source.case.call)
         tables = {point.path for point in seen if "position" in point.roles}
@@ -223,23 +225,21 @@ class PositionOffset:
 
 
 class OtherPoint:
-    """The gradient at another point: behind the embedding block, or where the target says that it was taken."""
+    """The gradient at another point: after the embedding block, or at the point that the target records."""
 
     cause: ClassVar[str] = "other-point"
 
     def variants(self, source: Source) -> Iterator[Variant]:
-        """At the embedding block's output, and at the target's point."""
+        """Yield runs at the embedding block's output, and at the target's point."""
         if source.at != "embeddings":
-            text = (
-                f"that {source.target} was taken behind the embedding block (with its norm), and not at {source.at!r}"
-            )
+            text = f"that {source.target} was taken after the embedding block (with its norm), and not at {source.at!r}"
             yield Variant(("after-norm",), text, at="embeddings")
-        there = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
-        if there not in (source.at, "embeddings"):
-            yield Variant((self.cause,), f"the point: {source.target} was taken at {there!r}", at=there)
+        point = str(case_point) if (case_point := source.case.target.provenance.get("point")) else source.at
+        if point not in (source.at, "embeddings"):
+            yield Variant((self.cause,), f"the point: {source.target} was taken at {point!r}", at=point)
 
 
-ASKED: Final[tuple[Hypothesis, ...]] = (
+REQUESTS: Final[tuple[Hypothesis, ...]] = (
     MaskIgnored(),
     PadsCounted(),
     TypesIgnored(),
@@ -255,10 +255,10 @@ ASKED: Final[tuple[Hypothesis, ...]] = (
 
 
 def head_shares(source: Source) -> Iterator[tuple[str, np.ndarray]]:
-    """What a tied table's own gradient puts at each position, with the head's share: what it is, and float64 values."""
+    """Yield descriptions and float64 values of a tied table's own gradient at each position, with the head's share."""
     try:
         ledger = table_gradients(source.case.model, source.batch, source.objective, call=source.case.call)
-    except EmbgradError:  # no table, or none that is a parameter: then there is no head's share either
+    except EmbgradError:  # there is no table that is a parameter, and so no head's share
         return
     if not ledger.head.any():
         return
@@ -272,7 +272,7 @@ def head_shares(source: Source) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _tables(source: Source) -> Iterator[np.ndarray]:
-    """The weights that may be the table that was looked up in."""
+    """Yield the weights that may be the table of the lookup."""
     shape = (source.case.source.vocab, source.case.source.values.shape[-1])
     for weight in weights_of(source.case.model):
         if weight.shape == shape:
@@ -280,7 +280,7 @@ def _tables(source: Source) -> Iterator[np.ndarray]:
 
 
 def _laid_anew(source: Source, side: str) -> Objective | None:
-    """The objective where the texts are moved: labels of positions go with them; None for the same as it was."""
+    """Return the objective with the labels of positions moved with the texts; None if it needs no change."""
     own = source.objective
     if not isinstance(own, CrossEntropy) or own.labels.ndim < 2:
         return None
@@ -292,7 +292,7 @@ def _times(value: np.ndarray, factor: float) -> np.ndarray:
     return np.asarray(value * factor, value.dtype)
 
 
-def _blind(batch: TokenBatch) -> TokenBatch:
+def _without_mask(batch: TokenBatch) -> TokenBatch:
     return batch.replace(mask=None)
 
 
@@ -301,7 +301,7 @@ def _off_by(batch: TokenBatch, offset: int) -> TokenBatch:
 
 
 def _padded_on(batch: TokenBatch, side: str) -> TokenBatch:
-    """The same texts with their padding on one side."""
+    """Return the same texts with their padding on one side."""
     order = order_padded_on(batch.real, side)
 
     def moved(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Runs the source's model anew in other ways, to see whether it then gives the target's gradient."""
+"""Runs of the source's model in other ways, to test whether it then gives the target's gradient."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from embgrad.objectives.native import rebuilt
 from embgrad.objectives.objectives import Objective
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["MOST_EXAMPLES", "Source", "Variant", "departure", "failures_of", "source_of"]
+__all__ = ["MOST_EXAMPLES", "Source", "Variant", "failures_of", "reproduction_failure", "source_of"]
 
 Made = TypeVar("Made")
 
-#: On how many examples a cause is tried, before it is measured on all.
+#: The most examples on which a cause is tested.
 MOST_EXAMPLES: Final = 6
 
-#: What a run without any change is called.
+#: The name of a run without any change.
 AS_IT_WAS: Final = "the model as it was"
 
 
@@ -40,17 +40,17 @@ class Variant:
 
     Attributes:
         causes: keys of `embgrad.comparison.diagnosis.findings.CAUSES`.
-        text: what is done otherwise.
-        batch: what is made of the source's batch, one after the other.
-        objective: in place of the source's.
-        at: the point, in place of the source's.
+        text: a description of the change.
+        batch: functions that are applied to the source's batch, one after the other.
+        objective: the objective; None for the source's.
+        at: the point; None for the source's.
         changes: by option ("override", "add", "edit") changes by the names of points.
-        weights: by native name what is put in the place of a weight.
-        moved: whether the batch has its tokens at other places, so that the result is brought back by its ids.
-        fitted: whether something in it was made to fit.
-        training: in training mode.
-        times: by what the gradient is multiplied.
-        number: the number that is otherwise, where it is one.
+        weights: replacements of weights, by native name.
+        moved: whether the batch has its tokens at other positions, so that the result must be aligned by its ids.
+        fitted: whether something in it was fitted to the target.
+        training: whether the model runs in training mode.
+        times: the number by which the gradient is multiplied.
+        number: the number that is changed, if it is one.
     """
 
     causes: tuple[str, ...]
@@ -67,7 +67,7 @@ class Variant:
     number: float = 0.0
 
     def with_(self, other: Variant) -> Variant | None:
-        """Both together; None where they change the same thing, or are one cause."""
+        """Return both variants together; None if they change the same thing, or have a cause in common."""
         one_of_each = [(getattr(self, name), getattr(other, name)) for name in ("objective", "at")]
         same_names = any(self.changes.get(option, {}).keys() & named.keys() for option, named in other.changes.items())
         clash = any(first is not None and second is not None for first, second in one_of_each) or same_names
@@ -90,24 +90,24 @@ class Variant:
 
 
 class Source:
-    """The source's model with what it was given.
+    """The source's model with its batch, objective and point.
 
     Args:
-        case: the whole question.
-        examples: which of the examples are run.
-        objective: the source's, of all examples.
+        case: the direction of the comparison, with all examples.
+        examples: the examples that are run.
+        objective: the source's objective, of all examples.
 
     Attributes:
-        examples: which of the examples are run.
-        case: the question over these examples.
-        batch: what is run.
-        objective: likewise.
+        examples: the examples that are run.
+        case: the direction of the comparison, over these examples.
+        batch: the batch that is run.
+        objective: the objective of these examples.
         at: the point.
-        named: what the source is called.
-        target: what the target is called.
-        target_objective: the target's objective in the order of the source's examples, where a result keeps it and has all.
-        refused: what embgrad said of the last run that it refused.
-        failures: by cause why a variant could not be run: the framework's own errors.
+        name: the name of the source, "a" or "b".
+        target: the name of the target, "a" or "b".
+        target_objective: the target's objective in the order of the source's examples; None if it is not recorded or has not all.
+        refused: the message of embgrad's error in the last run that failed with one.
+        failures: by cause the framework's error because of which a variant could not be run.
     """
 
     def __init__(self, case: Case, examples: slice, objective: Objective) -> None:
@@ -116,30 +116,30 @@ class Source:
         self.batch = batch_of_result(self.case.source)
         self.objective = objective.take(examples, len(case.source.ids))
         self.at = str(case.source.provenance.get("point"))
-        self.named, self.target = case.names
-        given = rebuilt(objective_of(case.target))
+        self.name, self.target = case.names
+        recorded = rebuilt(objective_of(case.target))
         partners = case.alignment.examples()
         self.target_objective: Objective | None = None
-        if given is not None and (partners >= 0).all():
-            with contextlib.suppress(ObjectiveError):  # of a file that says otherwise than embgrad writes it
-                self.target_objective = given.take(partners[examples], len(case.target.ids))
+        if recorded is not None and (partners >= 0).all():
+            with contextlib.suppress(ObjectiveError):  # a file may contain what embgrad does not write
+                self.target_objective = recorded.take(partners[examples], len(case.target.ids))
         self.failures: dict[str, str] = {}
         self.refused = ""
 
     def result(self, variant: Variant) -> EmbeddingGradients:
-        """The result of a variant.
+        """Return the result of a variant.
 
         Raises:
-            EmbgradError: the model cannot be run so.
+            EmbgradError: the model cannot be run in this way.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore", EmbgradWarning)  # the user has heard them with the results
+            warnings.simplefilter("ignore", EmbgradWarning)  # they were shown when the results were computed
             if variant.weights:
                 stack.enter_context(substituted(self.case.model, variant.weights))
             result: EmbeddingGradients = gradients(
                 self.case.model,
-                functools.reduce(lambda batch, made: made(batch), variant.batch, self.batch),
+                functools.reduce(lambda batch, change: change(batch), variant.batch, self.batch),
                 self.objective if variant.objective is None else variant.objective,
                 at=self.at if variant.at is None else variant.at,
                 call=self.case.call,
@@ -153,7 +153,7 @@ class Source:
         return result
 
     def values(self, variant: Variant) -> np.ndarray | None:
-        """The gradient of a variant, float64, arranged as the source's; None where the model cannot be run so."""
+        """Return the gradient of a variant, float64, arranged as the source's; None if the model cannot be run in this way."""
         result = self.attempt(" + ".join(variant.causes), lambda: self.result(variant))
         if result is None:
             return None
@@ -161,63 +161,63 @@ class Source:
         if variant.moved:
             values = aligned(self.case.source, result).bring(values)
         values = values.reshape(*values.shape[:2], -1)
-        return values if values.shape == self.case.values.shape else None  # another point may be of another size
+        return values if values.shape == self.case.values.shape else None  # another point may have another size
 
     def attempt(self, cause: str, run: Callable[[], Made]) -> Made | None:
-        """What a run gives; None where the model cannot be run so, which `failures` then tells of."""
+        """Return the result of a function; None if it fails, with the framework's error in `failures`."""
         try:
             return run()
-        except EmbgradError as error:  # what does not apply to this model
+        except EmbgradError as error:  # the cause does not apply to this model
             self.refused = error.message
-        except Exception as error:  # the framework's own, of what it cannot do with: told in the notes
+        except Exception as error:  # the framework cannot run this variant: reported in the notes
             self.failures[cause] = f"{type(error).__name__}: {error}"
         return None
 
 
 def source_of(case: Case) -> Source | str:
-    """The source's model on some of the examples; or why it cannot be run anew."""
+    """Return the source's model on some of the examples, or a message why it cannot be run again."""
     name, provenance = case.names[0], case.source.provenance
     described = objective_of(case.source)
     objective = rebuilt(described)
     if objective is None:
         return (
-            f"{name}'s objective was a function ({described.get('name', described.get('class'))}), which a result does not keep, "
-            "so that no cause that takes another run of its model was tried: expected one of embgrad's objectives"
+            f"{name}'s objective was a function ({described.get('name', described.get('class'))}), which results do not "
+            "store, so causes that need another run of its model were not tested: expected one of embgrad's objectives"
         )
-    kept = [option for option in ("override", "add", "edit", "extras", "captured") if provenance.get(option)]
-    if kept:
+    unrecorded = [option for option in ("override", "add", "edit", "extras", "captured") if provenance.get(option)]
+    if unrecorded:
         return (
-            f"{name} was made with {', '.join(kept)}, which a result does not keep, so that no cause that takes another run of "
-            "its model was tried"
+            f"{name} was made with {', '.join(unrecorded)}, which results do not store, so causes that need another run of its "
+            "model were not tested"
         )
     try:
         return Source(case, _window(case), objective)
-    except EmbgradError as error:  # of a file that says otherwise than embgrad writes it
-        return f"{name} does not tell how it was made, so that its model was not run anew: {error.message}"
+    except EmbgradError as error:  # a file may contain what embgrad does not write
+        return f"{name} does not record how it was made, so its model was not run again: {error.message}"
 
 
-def departure(source: Source) -> str | None:
-    """Why nothing can be told by running the source's model: it does not give the source; None where it does."""
-    case, name = source.case, source.named
+def reproduction_failure(source: Source) -> str | None:
+    """Return a message if the source's model does not reproduce the source, so that runs of it prove nothing; None if it does."""
+    case, name = source.case, source.name
     base = source.values(Variant((AS_IT_WAS,), ""))
     if base is None:
-        return f"{name}'s model cannot be run anew: {source.failures.pop(AS_IT_WAS, None) or source.refused}"
+        return f"{name}'s model cannot be run again: {source.failures.pop(AS_IT_WAS, None) or source.refused}"
     distance = figures_of(case.values, base).relative_l2
     if distance <= 2 * EXACT * case.tolerance:
         return None
     if source.at != WORD and case.source.vocab is not None:
         return (
-            f"{name} was taken at the lookup {source.at!r}, whose ids are not those that the model was given, which a result "
-            "does not keep then, so that no cause inside it was tried"
+            f"{name} was taken at the lookup {source.at!r}, whose ids are not those that the model received. Results do not "
+            "store these ids, so causes inside the model were not tested"
         )
     return (
-        f"{name} is not what its model gives when it is run anew (relative L2 {distance:.2e}), so that no cause inside it was "
-        "tried: was it made with another model, in another mode, or by other code than embgrad.gradients?"
+        f"{name}'s model does not reproduce {name} when it is run again (relative L2 {distance:.2e}), so causes inside it were "
+        f"not tested: was {name} made with another model, in another mode, or by other code than embgrad.gradients?"
     )
 
 
 def batch_of_result(result: EmbeddingGradients) -> TokenBatch:
-    """The batch that a result was made of."""
+    """Return the batch that a result was computed from."""
     return TokenBatch(
         result.ids,
         result.mask,
@@ -228,19 +228,21 @@ def batch_of_result(result: EmbeddingGradients) -> TokenBatch:
 
 
 def _window(case: Case) -> slice:
-    """Some neighbouring examples: with padding and with two segments, where there are such."""
+    """Return a slice of neighbouring examples, with padding and with two segments if there are such examples."""
     count = len(case.source.ids)
     if count <= MOST_EXAMPLES:
         return slice(0, count)
     types = case.source.types
-    telling = (~case.real).any(1).astype(int) + (0 if types is None else (types != types[:, :1]).any(1))
-    found = case.matched.any(1)
-    scores = [int((telling + found)[start : start + MOST_EXAMPLES].sum()) for start in range(count - MOST_EXAMPLES + 1)]
+    informative = (~case.real).any(1).astype(int) + (0 if types is None else (types != types[:, :1]).any(1))
+    matched = case.matched.any(1)
+    scores = [
+        int((informative + matched)[start : start + MOST_EXAMPLES].sum()) for start in range(count - MOST_EXAMPLES + 1)
+    ]
     start = int(np.argmax(scores))
     return slice(start, start + MOST_EXAMPLES)
 
 
 def failures_of(source: Source) -> Iterator[str]:
-    """What could not be tried, for the notes: what the framework refused, not what does not apply."""
+    """Yield a note for each cause that could not be tested because of the framework, without those that do not apply."""
     for cause, why in source.failures.items():
-        yield f"{cause} could not be tried: {why}"
+        yield f"{cause} could not be tested: {why}"

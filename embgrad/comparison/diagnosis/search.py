@@ -1,4 +1,4 @@
-"""Finds which hypotheses, alone or two together, explain a difference."""
+"""The search for hypotheses, alone or two together, that explain a difference."""
 
 from __future__ import annotations
 
@@ -14,66 +14,76 @@ from embgrad.comparison.diagnosis.factors import FACTORS, Factor, fitted_factor,
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction
 
-__all__ = ["Candidate", "candidates", "chosen", "halved", "is_exact", "known_factors", "rearranged", "told"]
+__all__ = [
+    "Candidate",
+    "candidates",
+    "finding_of",
+    "half_precision",
+    "is_exact",
+    "known_factors",
+    "rearranged",
+    "select",
+]
 
-#: The causes that rearrange.
+#: The causes that rearrange a gradient.
 STRUCTURAL: Final = frozenset(hypothesis.cause for hypothesis in STRUCTURES)
 
 HALF: Final = "half-precision"
 
-#: Causes that say less than another that explains as much.
+#: Causes that are less specific than another cause that explains as much.
 GENERAL: Final = frozenset({"other-objective", "other-point", "different-weight"})
 
-#: What a hypothesis must explain of the squared difference to be named.
+#: The share of the squared difference that a hypothesis must explain to become a finding.
 LEAST_EXPLAINED: Final = 0.9
 
-#: How far, in relative L2, the target may be from a prediction that is not right to rounding: what a model gives when it is run
-#: in another way, what is rearranged, the source times a known number, and two at once. The more can be made to look like a
-#: gradient, the nearer it must come.
+#: The largest relative L2 between the target and a prediction that is not right up to rounding: for another run of a model,
+#: for the source times a known number, for a rearrangement, and for two hypotheses at once. The more gradients a hypothesis
+#: can be made to resemble, the closer it must come.
 MOST_OF_RUN: Final = 0.3
 MOST_OF_FACTOR: Final = 0.15
 MOST_OF_STRUCTURE: Final = 0.1
 MOST_OF_PAIR: Final = 0.05
 
-#: How far the best fitting size of a prediction may be from its own.
+#: The largest deviation of a prediction's best fitting scale from 1.
 SCALE: Final = 0.1
 SCALE_OF_FACTOR: Final = 0.005
 
-#: How much of what half precision leaves may be of one direction, that of the prediction itself: rounding goes in all.
+#: The largest share of the remaining difference in the direction of the prediction, for half precision: rounding has none.
 SCALE_OF_HALF: Final = 0.8
 
-#: In half precision what leaves so many times more than another is no explanation: only the other is.
+#: In half precision, the ratio of remaining differences from which the worse hypothesis is dropped.
 WORSE: Final = 1.5
 
-#: What leaves up to so many times more than another does as well.
+#: The ratio of remaining differences up to which two hypotheses count as equally good.
 HARDLY_WORSE: Final = 1.1
 
-#: A factor that is made to fit says nothing where it gives nearly the source again: any small fault may look like that.
+#: The relative L2 below which a fitted prediction equals the source too closely: any small fault may look like that.
 NEARLY_ONE: Final = 0.01
 
-#: How much less two hypotheses must leave than one, to be named beside it.
+#: The factor by which two hypotheses must leave less than one, to become a finding in addition to it.
 BETTER: Final = 3.0
 
-#: How many numbers must be compared, so that chance does not explain them.
+#: The fewest numbers that must be compared, so that a match is not by chance.
 LEAST_NUMBERS: Final = 8
 
-#: How many findings are given.
+#: The most findings that are returned.
 MOST_FINDINGS: Final = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A hypothesis, or two, with how well it does.
+    """A hypothesis, or two together, with its accuracy.
 
     Attributes:
-        case: the question that it answers.
+        case: the direction of the comparison.
         causes: keys of `embgrad.comparison.diagnosis.findings.CAUSES`.
-        text: what they are.
-        measure: how well it does.
-        fitted: whether something in it was made to fit.
+        text: a description of the causes.
+        measure: the accuracy.
+        fitted: whether something in it was fitted to the target.
         factor: whether it is the source times known numbers.
-        side: "a" or "b", the side that departs; "" for neither.
-        chance: whether it is a product of whole numbers, the same for all: it may be any, and a factor made to fit says as much.
+        side: "a" or "b", the side that departs from the usual; "" for neither.
+        chance: whether it is a product of whole numbers, the same for all examples, which may match any number by chance, as a
+            fitted factor does.
     """
 
     case: Case
@@ -87,9 +97,9 @@ class Candidate:
 
 
 def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
-    """The source as it is, and rearranged, once and where asked for twice."""
+    """Return the source itself, and its rearrangements: single ones, and pairs of them if requested."""
     plain = Prediction((), "", case.values)
-    once = [one for hypothesis in STRUCTURES for one in hypothesis.predictions(case, case.values)]
+    once = [prediction for hypothesis in STRUCTURES for prediction in hypothesis.predictions(case, case.values)]
     again = [
         Prediction((*first.causes, *second.causes), f"{first.text}, and {second.text}", second.values)
         for first in (once if twice else ())
@@ -101,20 +111,24 @@ def rearranged(case: Case, *, twice: bool = True) -> list[Prediction]:
 
 
 def candidates(case: Case, predictions: Iterable[Prediction], factors: Sequence[Factor]) -> Iterator[Candidate]:
-    """Those worth a look: each prediction as it is, and times each factor, where no more than two causes come together."""
+    """Yield the useful candidates: each prediction, and each prediction times each factor, with at most two causes together."""
     products = list(_products(factors))
     for prediction in predictions:
         match = case.match(prediction.values)
         if match is None:
             continue
-        taken: list[tuple[Factor, ...]] = [()] if prediction.causes else list(products)
+        combinations: list[tuple[Factor, ...]] = [()] if prediction.causes else list(products)
         if len(prediction.causes) < 2:
-            taken += [(factor,) for factor in (*factors, *_fits(case, prediction, match))]
-        numbers = np.stack([_numbers(case, one) for one in taken]) if taken else np.zeros((0, len(case.values)))
-        for one, explained in zip(taken, match.explained(numbers), strict=True):
-            causes = (*prediction.causes, *(factor.cause for factor in one))
+            combinations += [(factor,) for factor in (*factors, *_fits(case, prediction, match))]
+        numbers = (
+            np.stack([_numbers(case, product) for product in combinations])
+            if combinations
+            else np.zeros((0, len(case.values)))
+        )
+        for product, explained in zip(combinations, match.explained(numbers), strict=True):
+            causes = (*prediction.causes, *(factor.cause for factor in product))
             if explained >= LEAST_EXPLAINED and len(set(causes)) == len(causes):
-                yield _candidate(case, prediction, match, one)
+                yield _candidate(case, prediction, match, product)
 
 
 def _numbers(case: Case, factors: tuple[Factor, ...]) -> np.ndarray:
@@ -122,12 +136,12 @@ def _numbers(case: Case, factors: tuple[Factor, ...]) -> np.ndarray:
 
 
 def known_factors(case: Case) -> list[Factor]:
-    """The numbers by which the source may be multiplied."""
+    """Return the known factors by which the source may be multiplied."""
     return [factor for hypothesis in FACTORS for factor in hypothesis.factors(case)]
 
 
 def is_exact(candidate: Candidate) -> bool:
-    """Whether a prediction is right to rounding, which in half precision is so coarse that it must look like that too."""
+    """Return whether a prediction is right up to rounding; in half precision, the remainder must resemble rounding errors too."""
     measure, case = candidate.measure, candidate.case
     if measure.explained < LEAST_EXPLAINED or measure.remaining > case.exact:
         return False
@@ -135,7 +149,7 @@ def is_exact(candidate: Candidate) -> bool:
 
 
 def accepted(candidate: Candidate) -> bool:
-    """Whether it may be named."""
+    """Return whether a candidate may become a finding."""
     measure, case = candidate.measure, candidate.case
     if case.matched.sum() * case.values.shape[-1] < LEAST_NUMBERS:
         return False
@@ -155,53 +169,67 @@ def _most(candidate: Candidate) -> float:
     return MOST_OF_STRUCTURE if candidate.causes[0] in STRUCTURAL else MOST_OF_RUN
 
 
-def chosen(found: Iterable[Candidate]) -> list[Candidate]:
-    """Those to be named, best first: what is right to rounding, or else the best alone, and the best two that leave far less."""
+def select(explanations: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidates that become findings, best first.
+
+    These are the ones that are right up to rounding; if there are none, the best single cause, and the best pair of causes if it
+    leaves far less of the difference.
+    """
     same: dict[tuple[str, ...], list[Candidate]] = {}
-    for one in _near_the_best([one for one in found if accepted(one)]):
-        same.setdefault(tuple(sorted(one.causes)), []).append(one)
+    for candidate in _near_the_best([candidate for candidate in explanations if accepted(candidate)]):
+        same.setdefault(tuple(sorted(candidate.causes)), []).append(candidate)
     ranked = sorted((_best(alike) for alike in same.values()), key=_rank)
     if not ranked:
         return []
     best = ranked[0]
     if is_exact(best):
         alike = [
-            one for one in ranked if is_exact(one) and (_plain(one) == _plain(best) or (best.fitted and one.chance))
+            candidate
+            for candidate in ranked
+            if is_exact(candidate) and (_plain(candidate) == _plain(best) or (best.fitted and candidate.chance))
         ]
-        alike = [one for one in alike if one is best or not GENERAL & set(one.causes)]
-        partial = [one for one in ranked if len(one.causes) == 1 and one not in alike and not one.fitted]
+        alike = [candidate for candidate in alike if candidate is best or not GENERAL & set(candidate.causes)]
+        partial = [
+            candidate
+            for candidate in ranked
+            if len(candidate.causes) == 1 and candidate not in alike and not candidate.fitted
+        ]
         return alike if len(best.causes) == 1 else [*alike[: MOST_FINDINGS - 1], *partial[:1]]
-    singles = [one for one in ranked if len(one.causes) == 1]
-    pairs = [one for one in ranked if len(one.causes) > 1]
+    singles = [candidate for candidate in ranked if len(candidate.causes) == 1]
+    pairs = [candidate for candidate in ranked if len(candidate.causes) > 1]
     if singles and pairs and pairs[0].measure.remaining * BETTER > singles[0].measure.remaining:
         pairs = []
     return [*pairs[:1], *singles[:1]]
 
 
-def _near_the_best(found: Sequence[Candidate]) -> list[Candidate]:
-    """Without what is right to the rounding of half precision, where another is far nearer."""
-    least = min((one.measure.remaining for one in found if is_exact(one)), default=0.0)
+def _near_the_best(explanations: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates without those that are right up to half precision's rounding, if another is far more accurate."""
+    least = min((candidate.measure.remaining for candidate in explanations if is_exact(candidate)), default=0.0)
     return [
-        one
-        for one in found
-        if not (one.case.half and is_exact(one))
-        or one.measure.remaining <= max(WORSE * least, EXACT * one.case.tolerance)
+        candidate
+        for candidate in explanations
+        if not (candidate.case.half and is_exact(candidate))
+        or candidate.measure.remaining <= max(WORSE * least, EXACT * candidate.case.tolerance)
     ]
 
 
 def _best(alike: Sequence[Candidate]) -> Candidate:
-    """The best of those with the same causes; without a side where it does as well from either."""
+    """Return the best of the candidates with the same causes; without a side if it is as good from either side."""
     best = min(alike, key=_rank)
-    if is_exact(best):  # of two that are, such as two epsilons, the first that does hardly worse than the best
-        equal = [one for one in alike if _rank(one)[:-1] == _rank(best)[:-1]]
-        least = min(one.measure.remaining for one in equal)
-        best = next(one for one in equal if one.measure.remaining <= max(one.case.tolerance, HARDLY_WORSE * least))
-    sides = {one.side for one in alike if is_exact(one) and one.case.side != best.case.side}
+    if is_exact(best):  # of several exact ones, such as two epsilons, take the first that is hardly worse than the best
+        equal = [candidate for candidate in alike if _rank(candidate)[:-1] == _rank(best)[:-1]]
+        least = min(candidate.measure.remaining for candidate in equal)
+        best = next(
+            candidate
+            for candidate in equal
+            if candidate.measure.remaining <= max(candidate.case.tolerance, HARDLY_WORSE * least)
+        )
+    sides = {candidate.side for candidate in alike if is_exact(candidate) and candidate.case.side != best.case.side}
     return replace(best, side="") if is_exact(best) and sides and best.side not in sides else best
 
 
-def told(candidate: Candidate) -> Finding:
-    """The candidate as a finding; where it is right only to the rounding of half precision, with that."""
+def finding_of(candidate: Candidate) -> Finding:
+    """Return the candidate as a finding; with half precision as a cause if it is right only up to that rounding."""
     measure, case = candidate.measure, candidate.case
     causes, text = candidate.causes, candidate.text
     if case.half and is_exact(candidate) and causes != (HALF,) and measure.remaining > EXACT * case.tolerance:
@@ -209,8 +237,8 @@ def told(candidate: Candidate) -> Finding:
     return Finding(causes, text, measure.explained, measure.remaining, candidate.side)
 
 
-def halved(case: Case) -> Iterator[Candidate]:
-    """That the target was computed in half precision: its dtype is known, and the difference is of the size of its rounding."""
+def half_precision(case: Case) -> Iterator[Candidate]:
+    """Yield a candidate if the target was computed in half precision and the difference has the size of its rounding errors."""
     plain = np.where(case.matched[..., None], case.values, 0)
     measure = None if case.half is None or not case.wanted.any() else case.measured(plain)
     if measure is not None:
@@ -228,10 +256,10 @@ def _plain(candidate: Candidate) -> tuple[int, bool]:
 
 
 def _rank(candidate: Candidate) -> tuple[object, ...]:
-    """What is right to rounding comes first, of that what takes least; of the rest what leaves least."""
+    """Return a sort key: candidates right up to rounding first, those with simple causes before others; then by remainder."""
     remaining = candidate.measure.remaining
     if is_exact(candidate):
-        # A product of two known numbers says more than one number that was made to fit, unless it may be any number.
+        # A product of two known numbers is more specific than one fitted number, unless it may match any number by chance.
         general = bool(GENERAL & set(candidate.causes))
         by_chance = candidate.fitted or candidate.chance
         return (0, by_chance, len(candidate.causes), general, remaining if candidate.case.half else 0.0)
@@ -256,7 +284,7 @@ def _candidate(case: Case, prediction: Prediction, match: Match, factors: tuple[
 
 
 def _products(factors: Sequence[Factor]) -> Iterator[tuple[Factor, Factor]]:
-    """Two known numbers together; never two means, which would meet nearly any number."""
+    """Yield pairs of known factors; never two means, whose product would match nearly any number."""
     for number, first in enumerate(factors):
         for second in factors[number + 1 :]:
             if not (first.mean_on and second.mean_on):
@@ -264,7 +292,7 @@ def _products(factors: Sequence[Factor]) -> Iterator[tuple[Factor, Factor]]:
 
 
 def _fits(case: Case, prediction: Prediction, match: Match) -> Iterator[Factor]:
-    """The number that fits best, one for all, and for the source alone one an example."""
+    """Yield the number that fits best, one for all examples; for the source itself also one per example."""
     number, numbers = match.best_numbers()
     if not _is_nearly_the_source(case, prediction.values * number):
         yield fitted_factor(case, number)
@@ -274,6 +302,6 @@ def _fits(case: Case, prediction: Prediction, match: Match) -> Iterator[Factor]:
 
 
 def _is_nearly_the_source(case: Case, values: np.ndarray) -> bool:
-    """Whether a prediction is hardly another: times a number nearly 1, or scaled to length 1 and back again."""
+    """Return whether a prediction nearly equals the source, such as a factor of nearly 1."""
     counted = case.matched & np.isfinite(values).all(-1)
     return figures_of(case.values[counted], values[counted]).relative_l2 <= NEARLY_ONE

@@ -1,7 +1,8 @@
-"""Stretches of a forward pass from one point to another that compute a known function, put another function in their place.
+"""Stretches of a forward pass between two points that compute a known function, and replacements of these functions.
 
-What a model computes between two points is told from the values there, so that it need not be known how the model spells it.
-The other function is put there by changes at the two points alone: its value is added behind, its own pullback taken before.
+The function between two points is recognised by the values there, so that it does not matter how the model is written. It is
+replaced by changes at the two points alone: the difference of the values is added at the end of the stretch, and the new
+function's pullback is applied to the gradient at its beginning.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ __all__ = [
     "same_values",
 ]
 
-#: How far the values behind a stretch may be from the known function's, in relative L2.
+#: The largest relative L2 between the values at the end of a stretch and the known function's.
 NEAR: Final = 1e-4
 
-#: How many entries of a tensor are looked at, before all are.
+#: The number of a tensor's entries that are compared before all are.
 SAMPLED: Final = 256
 
-#: The same before the epsilon is known.
+#: The largest relative L2 before the epsilon is known.
 ROUGHLY: Final = 0.2
 
-#: An epsilon below is too small to be told from its effect in single precision.
+#: The smallest epsilon that can be determined from its effect in single precision.
 SMALLEST: Final = 1e-7
 
-#: How much less of the difference an epsilon must leave that is none of the usual ones.
+#: The ratio of remaining differences below which an unusual epsilon is preferred to the best usual one.
 BETTER: Final = 0.5
 
-#: What leaves up to so many times as much, or no more than rounding in single precision, fits as well.
+#: The ratio of remaining differences, and the remainder due to rounding in single precision, up to which an epsilon also fits.
 FITS_AS_WELL: Final = 1.5
 ROUNDING: Final = 1e-6
 
-#: How often the stretch in which the epsilon lies is cut to two thirds.
+#: The number of times that the interval of the epsilon is cut to two thirds.
 REFINEMENTS: Final = 40
 
-#: A layer norm over fewer numbers is not told from other functions.
+#: The least width of a layer norm that can be distinguished from other functions.
 LEAST_WIDE: Final = 4
 
 Pullback = Callable[[np.ndarray], np.ndarray]
 
 
 class Function(NamedTuple):
-    """A function of arrays: gives its value, and what pulls a gradient back through it."""
+    """A function of arrays that returns its value and its pullback."""
 
     name: str
     apply: Callable[[np.ndarray], tuple[np.ndarray, Pullback]]
@@ -67,12 +68,12 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True)
 class Span:
-    """Where a known function is computed.
+    """A stretch of the forward pass in which a known function is computed.
 
     Attributes:
         before: the key of the point that holds its argument.
         behind: the key of the point that holds its value.
-        function: what is computed.
+        function: the function that is computed.
     """
 
     before: str
@@ -81,7 +82,7 @@ class Span:
 
     @property
     def place(self) -> str:
-        """Return where it is, for people: the path of the innermost module that computes it."""
+        """A readable location: the path of the innermost module that computes the function."""
         keys = (self.behind, self.before)
         own = [key for key in keys if key.partition(":")[2].startswith(OUTPUT if key is self.behind else INPUT)]
         return max(own or keys, key=lambda key: key.count(".")).partition(":")[0]
@@ -89,7 +90,7 @@ class Span:
 
 @dataclass
 class Replacement:
-    """Puts another function in the place of a span's, in one forward pass and the pullback after it."""
+    """The replacement of a span's function in one forward pass and its backward pass."""
 
     function: Function
     argument: np.ndarray | None = None
@@ -97,40 +98,40 @@ class Replacement:
     gradient: np.ndarray | None = None
 
     def keep_argument(self, value: np.ndarray) -> np.ndarray:
-        """At the point before, forward: nothing changes."""
+        """Record the argument at the beginning of the span; return zeros, which change nothing."""
         self.argument = np.asarray(value, np.float64)
         return np.zeros_like(value)
 
     def difference(self, value: np.ndarray) -> np.ndarray:
-        """At the point behind, forward: what must be added."""
+        """Return what must be added at the end of the span to give the new function's value."""
         assert self.argument is not None, "the point before comes first"
         wanted, self.pullback = self.function.apply(self.argument)
         return np.asarray(wanted - value, value.dtype)
 
     def keep_gradient(self, gradient: np.ndarray) -> np.ndarray:
-        """At the point behind, backward: nothing changes."""
+        """Record the gradient at the end of the span, and return it unchanged."""
         self.gradient = np.asarray(gradient, np.float64)
         return gradient
 
     def pulled(self, gradient: np.ndarray) -> np.ndarray:
-        """At the point before, backward: what comes through the other function."""
+        """Return the gradient at the beginning of the span, pulled back through the new function."""
         assert self.gradient is not None, "the point behind comes first"
         assert self.pullback is not None, "the forward pass comes first"
         return np.asarray(self.pullback(self.gradient), gradient.dtype)
 
 
 def replaced(spans: Iterable[Span], function_of: Callable[[Span], Function]) -> dict[str, dict[str, Any]]:
-    """The changes that put other functions in the places of these spans'."""
+    """Return the changes that replace the functions of these spans."""
     changes: dict[str, dict[str, Any]] = {"add": {}, "edit": {}}
     for span in spans:
-        one = Replacement(function_of(span))
-        changes["add"] |= {span.before: one.keep_argument, span.behind: one.difference}
-        changes["edit"] |= {span.before: one.pulled, span.behind: one.keep_gradient}
+        replacement = Replacement(function_of(span))
+        changes["add"] |= {span.before: replacement.keep_argument, span.behind: replacement.difference}
+        changes["edit"] |= {span.before: replacement.pulled, span.behind: replacement.keep_gradient}
     return changes
 
 
 def recorded(source: Source) -> dict[str, np.ndarray]:
-    """What each module is given and gives, by the points' keys, in the order in which they are reached."""
+    """Return the inputs and outputs of each module, by the points' keys, in the order in which they are reached."""
     case = source.case
     seen = backend_for(case.model).points(case.model, source.batch, case.call)
     keys = [point.key for point in seen if point.side in (INPUT, OUTPUT)]
@@ -148,14 +149,14 @@ def recorded(source: Source) -> dict[str, np.ndarray]:
 
 
 def gelu_erf(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """x Φ(x), as Hendrycks and Gimpel, "Gaussian error linear units", 2016, define it."""
+    """Compute x Φ(x), as defined by Hendrycks and Gimpel, "Gaussian error linear units", 2016."""
     below = 0.5 * (1 + np.asarray(_erf(x / math.sqrt(2)), np.float64))
     density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
     return x * below, lambda gradient: gradient * (below + x * density)
 
 
 def gelu_tanh(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """Their approximation by the hyperbolic tangent."""
+    """Compute Hendrycks and Gimpel's approximation of GELU by the hyperbolic tangent."""
     scale = math.sqrt(2 / math.pi)
     tanh = np.tanh(scale * (x + 0.044715 * x**3))
     slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * scale * (1 + 3 * 0.044715 * x**2)
@@ -163,42 +164,42 @@ def gelu_tanh(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
 
 
 def gelu_sigmoid(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """Their approximation by the logistic function."""
+    """Compute Hendrycks and Gimpel's approximation of GELU by the logistic function."""
     gate = 0.5 * (1 + np.tanh(0.851 * x))
     return x * gate, lambda gradient: gradient * (gate + 1.702 * x * gate * (1 - gate))
 
 
 def relu(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """The larger of x and 0."""
+    """Compute the larger of x and 0."""
     return np.maximum(x, 0), lambda gradient: gradient * (x > 0)
 
 
 def silu(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """x times its logistic function."""
+    """Compute x times its logistic function."""
     gate = 0.5 * (1 + np.tanh(0.5 * x))
     return x * gate, lambda gradient: gradient * (gate + x * gate * (1 - gate))
 
 
 def tanh(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """The hyperbolic tangent."""
+    """Compute the hyperbolic tangent."""
     value = np.tanh(x)
     return value, lambda gradient: gradient * (1 - value**2)
 
 
 def logistic(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """1 over 1 + exp(-x)."""
+    """Compute 1 / (1 + exp(-x))."""
     value = 0.5 * (1 + np.tanh(0.5 * x))
     return value, lambda gradient: gradient * value * (1 - value)
 
 
 def identity(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
-    """x itself."""
+    """Return x itself."""
     return x, lambda gradient: gradient
 
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
-#: The functions that models have behind a layer.
+#: The activation functions that models apply after a layer.
 ACTIVATIONS: Final = (
     Function("GELU by the error function", gelu_erf),
     Function("GELU by the tanh approximation", gelu_tanh),
@@ -209,41 +210,43 @@ ACTIVATIONS: Final = (
     Function("the logistic function", logistic),
 )
 
-#: What may stand in their place.
+#: The functions that may replace them.
 REPLACEMENTS: Final = (*ACTIVATIONS, Function("no activation", identity))
 
 
-def same_values(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two points hold the same values, but for rounding."""
-    return one.shape == other.shape and _near(one.astype(np.float64), other.astype(np.float64))
+def same_values(first: np.ndarray, second: np.ndarray) -> bool:
+    """Return whether two points hold the same values up to rounding."""
+    return first.shape == second.shape and _near(first.astype(np.float64), second.astype(np.float64))
 
 
-def function_between(given: np.ndarray, gave: np.ndarray) -> Function | None:
-    """Return the known function by which one array comes from another; None for none."""
-    argument = given.astype(np.float64)
-    same_shape = given.shape == gave.shape
-    return next((one for one in REPLACEMENTS if same_shape and _near(gave, one.apply(argument)[0])), None)
+def function_between(before: np.ndarray, behind: np.ndarray) -> Function | None:
+    """Return the known function that maps one array to another; None if there is none."""
+    argument = before.astype(np.float64)
+    same_shape = before.shape == behind.shape
+    return next(
+        (function for function in REPLACEMENTS if same_shape and _near(behind, function.apply(argument)[0])), None
+    )
 
 
 def activation_spans(values: Mapping[str, np.ndarray]) -> list[Span]:
-    """Where one of the known activations is computed.
+    """Return the spans in which a known activation function is computed.
 
     Args:
-        values: what points hold, by key, in the order in which they are reached.
+        values: the values at the points, by key, in the order in which they are reached.
     """
     order = {key: number for number, key in enumerate(values)}
     by_shape: dict[tuple[int, ...], list[str]] = {}
     for key, value in values.items():
         by_shape.setdefault(value.shape, []).append(key)
-    found: dict[bytes, Span] = {}
+    spans: dict[bytes, Span] = {}
     for keys in by_shape.values():
         for before in sorted(keys, key=_innermost):
             later = [key for key in keys if order[key] > order[before]]
             argument = values[before].astype(np.float64)
-            span = None if argument.tobytes() in found else _activation(before, argument, later, values)
+            span = None if argument.tobytes() in spans else _activation(before, argument, later, values)
             if span is not None:
-                found[argument.tobytes()] = span
-    return list(found.values())
+                spans[argument.tobytes()] = span
+    return list(spans.values())
 
 
 def _activation(
@@ -252,7 +255,7 @@ def _activation(
     sample = _sampled(argument)
     for function in ACTIVATIONS:
         wanted = function.apply(sample)[0]
-        if _near(sample, wanted):  # as ReLU of what is positive, which is nothing
+        if _near(sample, wanted):  # for example ReLU of positive numbers, which changes nothing
             continue
         behind = [key for key in later if _near(_sampled(values[key]), wanted)]
         last = min(behind, key=_innermost) if behind else None
@@ -263,14 +266,14 @@ def _activation(
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A layer norm: what it is made of.
+    """A layer norm with its parameters.
 
     Attributes:
         span: where it is computed.
         gain: γ, float64, (dim,).
-        shift: β, likewise.
-        centred: whether the mean is taken off, as it is not in a root-mean-square norm.
-        epsilon: what is added to the variance.
+        shift: β, float64, (dim,).
+        centred: whether the mean is subtracted; False for a root-mean-square norm.
+        epsilon: the number that is added to the variance.
     """
 
     span: Span
@@ -280,7 +283,7 @@ class Norm:
     epsilon: float
 
     def function(self, epsilon: float) -> Function:
-        """The same with another epsilon."""
+        """Return the norm's function with another epsilon."""
 
         def apply(x: np.ndarray) -> tuple[np.ndarray, Pullback]:
             centre = x - x.mean(-1, keepdims=True) if self.centred else x
@@ -296,52 +299,59 @@ class Norm:
 
         return Function(f"epsilon {epsilon:g}", apply)
 
-    def fits(self, given: np.ndarray, gave: np.ndarray, epsilon: float) -> bool:
-        """Return whether another epsilon explains these values as well, but for rounding."""
-        own, other = (_fitted(given, gave, one, self.centred)[0] for one in (self.epsilon, epsilon))
+    def fits(self, argument: np.ndarray, value: np.ndarray, epsilon: float) -> bool:
+        """Return whether another epsilon explains these values as well, up to rounding."""
+        own, other = (_fitted(argument, value, candidate, self.centred)[0] for candidate in (self.epsilon, epsilon))
         return other <= max(FITS_AS_WELL * own, ROUNDING)
 
 
 def norm_spans(values: Mapping[str, np.ndarray], epsilons: Sequence[float]) -> list[Norm]:
-    """The modules that are layer norms or root-mean-square norms: told by a fit of γ, β and ε to what they are given and give."""
-    found = []
-    for before, given in values.items():
+    """Return the modules that are layer norms or root-mean-square norms, recognised by fitting γ, β and ε to input and output."""
+    norms = []
+    for before, argument in values.items():
         if f":{INPUT}" not in before:
             continue
         behind = before.replace(f":{INPUT}", f":{OUTPUT}")
-        gave = values.get(behind)
-        if gave is not None and gave.shape == given.shape and given.ndim > 1 and given.shape[-1] >= LEAST_WIDE:
-            norm = _norm(before, behind, given, gave, epsilons)
-            found.extend([] if norm is None else [norm])
-    return found
+        value = values.get(behind)
+        if (
+            value is not None
+            and value.shape == argument.shape
+            and argument.ndim > 1
+            and argument.shape[-1] >= LEAST_WIDE
+        ):
+            norm = _norm(before, behind, argument, value, epsilons)
+            norms.extend([] if norm is None else [norm])
+    return norms
 
 
-def _norm(before: str, behind: str, given: np.ndarray, gave: np.ndarray, epsilons: Sequence[float]) -> Norm | None:
+def _norm(before: str, behind: str, argument: np.ndarray, value: np.ndarray, epsilons: Sequence[float]) -> Norm | None:
     fits = [
-        (_fitted(given, gave, epsilon, centred)[0], centred, epsilon)
+        (_fitted(argument, value, epsilon, centred)[0], centred, epsilon)
         for centred in (True, False)
         for epsilon in epsilons
     ]
     residual, centred, epsilon = min(fits)
-    if residual < ROUGHLY and epsilon > SMALLEST:  # between the usual ones
+    if residual < ROUGHLY and epsilon > SMALLEST:  # the epsilon may lie between the usual ones
         low, high = np.log10(epsilon) - 1, np.log10(epsilon) + 1
         for _ in range(REFINEMENTS):
             first, second = low + (high - low) / 3, high - (high - low) / 3
-            left = [_fitted(given, gave, 10**at, centred)[0] for at in (first, second)]
+            left = [_fitted(argument, value, 10**at, centred)[0] for at in (first, second)]
             low, high = (low, second) if left[0] <= left[1] else (first, high)
         refined = float(10 ** ((low + high) / 2))
-        if _fitted(given, gave, refined, centred)[0] < BETTER * residual:
+        if _fitted(argument, value, refined, centred)[0] < BETTER * residual:
             epsilon = refined
-    residual, gain, shift = _fitted(given, gave, epsilon, centred)
+    residual, gain, shift = _fitted(argument, value, epsilon, centred)
     if residual >= NEAR or not np.abs(gain).max():
         return None
     norm = Norm(Span(before, behind, ACTIVATIONS[0]), gain, shift, centred, epsilon)
     return replace(norm, span=Span(before, behind, norm.function(epsilon)))
 
 
-def _fitted(given: np.ndarray, gave: np.ndarray, epsilon: float, centred: bool) -> tuple[float, np.ndarray, np.ndarray]:
-    """The relative L2 that a norm with this epsilon leaves, and its γ and β."""
-    x, y = (one.astype(np.float64).reshape(-1, one.shape[-1]) for one in (given, gave))
+def _fitted(
+    argument: np.ndarray, value: np.ndarray, epsilon: float, centred: bool
+) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return the relative L2 between a norm with this epsilon and the output, and its fitted γ and β."""
+    x, y = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (argument, value))
     centre = x - x.mean(-1, keepdims=True) if centred else x
     spread = np.sqrt((centre**2).mean(-1, keepdims=True) + epsilon)
     if len(x) < 4 or not spread.all():

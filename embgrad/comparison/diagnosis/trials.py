@@ -1,4 +1,4 @@
-"""Tries causes that take another run of a model: one after the other, then two at once."""
+"""Tests of causes that need another run of a model: one after the other, then two at once."""
 
 from __future__ import annotations
 
@@ -15,72 +15,74 @@ from embgrad.comparison.diagnosis.dropout import dropout, random_model
 from embgrad.comparison.diagnosis.factors import Factor
 from embgrad.comparison.diagnosis.findings import Finding
 from embgrad.comparison.diagnosis.rearrangements import STRUCTURES, Prediction
-from embgrad.comparison.diagnosis.requests import ASKED, head_shares
-from embgrad.comparison.diagnosis.rerun import Source, Variant, departure, failures_of, source_of
+from embgrad.comparison.diagnosis.requests import REQUESTS, head_shares
+from embgrad.comparison.diagnosis.rerun import Source, Variant, failures_of, reproduction_failure, source_of
 from embgrad.comparison.diagnosis.search import Candidate, candidates, is_exact, known_factors
-from embgrad.comparison.diagnosis.weights import AttentionScale, Beside, DifferentWeights, MisplacedWeights
+from embgrad.comparison.diagnosis.weights import AttentionScale, DifferentWeights, MisplacedWeights, WeightComparison
 
-__all__ = ["tried"]
+__all__ = ["try_models"]
 
-#: How many pairs of causes are run together, of those that would explain most if their effects added up.
+#: The most pairs of causes that are run together: those that would explain most if their effects added up.
 MOST_PAIRS: Final = 16
 
-#: From which share of the difference on that the usual epsilons explain, the one that fits is sought.
+#: The share of the difference that a usual epsilon must explain before the best fitting epsilon is searched for.
 WORTH_FITTING: Final = 0.3
 
-#: The number of the last of the groups that are likely, and cheap.
+#: The index of the last group of causes that are likely and cheap to test.
 LIKELY: Final = 2
 
-#: From which share of the difference on, which a model's own randomness explains, nothing else is tried.
+#: The share of the difference explained by a model's randomness from which no other cause is tested.
 MOSTLY_RANDOM: Final = 0.5
 
-#: How many times it is corrected.
+#: The number of corrections of the fitted epsilon.
 STEPS: Final = 5
 
 
-def tried(cases: Sequence[Case], found: list[Candidate], further: list[Finding], notes: list[str]) -> None:
-    """Run the models in other ways, and add what comes of it.
+def try_models(cases: Sequence[Case], explanations: list[Candidate], further: list[Finding], notes: list[str]) -> None:
+    """Run the models in other ways, and append the candidates, findings and notes that result.
 
     Args:
-        cases: the question in both directions.
-        found: the candidates, to which those are added that predict numbers.
-        further: findings, to which one is added where a model is random, which predicts none.
-        notes: to which is added what could not be tried.
+        cases: both directions of the comparison.
+        found: the list of candidates that predict numbers, which is extended.
+        further: the list of findings, which is extended if a model is random, since that predicts no numbers.
+        notes: the list of notes, which is extended by what could not be tested.
     """
-    sources, away = [], []
+    sources, failures = [], []
     for case in cases:
         source = None if case.model is None else source_of(case)
-        gone = departure(source) if isinstance(source, Source) else source
+        failure = reproduction_failure(source) if isinstance(source, Source) else source
         sources.append(source if isinstance(source, Source) else None)
-        away.append(gone)
-    suspected = [source for source, gone in zip(sources, away, strict=True) if source is not None and gone is not None]
+        failures.append(failure)
+    suspected = [
+        source for source, failure in zip(sources, failures, strict=True) if source is not None and failure is not None
+    ]
     random = [finding for source in suspected if (finding := random_model(source)) is not None]
     further.extend(random[:1])
     if any(finding.explained is not None and finding.explained >= MOSTLY_RANDOM for finding in random):
         return
     insides = [None if source is None else Inside(source) for source in sources]
-    for case, source, gone, inside, other in zip(cases, sources, away, insides, insides[::-1], strict=True):
-        if source is None or inside is None or gone is not None:
-            notes.extend([] if gone is None else [gone])
+    for case, source, failure, inside, other in zip(cases, sources, failures, insides, insides[::-1], strict=True):
+        if source is None or inside is None or failure is not None:
+            notes.extend([] if failure is None else [failure])
             continue
-        inside.other = other if other is not None and other.seen else None
+        inside.other = other if other is not None and other.readable else None
         trial = _Trial(source, inside, [factor.cut(source.examples) for factor in known_factors(case)])
-        trial.run_all(settled=any(is_exact(one) for one in found))
+        trial.run_all(settled=any(is_exact(candidate) for candidate in explanations))
         notes.extend(failures_of(source))
-        count, of = len(source.batch), len(case.source.ids)
-        where = "" if count == of else f" (on {count} of {of} examples)"
-        found.extend(replace(one, text=one.text + where) for one in trial.found)
-        if any(is_exact(one) and not one.fitted for one in trial.found):
+        count, total = len(source.batch), len(case.source.ids)
+        where = "" if count == total else f" (on {count} of {total} examples)"
+        explanations.extend(replace(candidate, text=candidate.text + where) for candidate in trial.found)
+        if any(is_exact(candidate) and not candidate.fitted for candidate in trial.found):
             return
     if not random:
         further.extend(_random([source for source in sources if source is not None and source not in suspected]))
 
 
 def _random(sources: Sequence[Source]) -> list[Finding]:
-    """Where nothing predicts the numbers: whether a model draws random ones, or one side is remembered to be of training."""
-    found = [random_model(source) for source in sources]
-    found += [dropout(source) for source in sources if source.case.target.provenance.get("training")]
-    return [one for one in found if one is not None][:1]
+    """Return a finding if a model draws random numbers, or if one side is recorded to come from training mode."""
+    findings = [random_model(source) for source in sources]
+    findings += [dropout(source) for source in sources if source.case.target.provenance.get("training")]
+    return [finding for finding in findings if finding is not None][:1]
 
 
 class _Trial:
@@ -91,37 +93,37 @@ class _Trial:
         self._source = source
         self._factors = factors
         self._inside = inside
-        self._beside = Beside(source)
+        self._compared_weights = WeightComparison(source)
         self._runs: list[tuple[Variant, np.ndarray]] = []
 
     def run_all(self, *, settled: bool) -> None:
-        """Run one group of causes after the other, until one explains all; or else two causes at once.
+        """Run one group of causes after the other, until one explains everything; otherwise two causes at once.
 
         Args:
-            settled: something explains all that was made to fit: only the likely causes are tried beside it.
+            settled: whether a fitted candidate explains everything already, so that only the likely causes are tested too.
         """
         for number, group in enumerate(self.groups()):
             self.run(group())
-            if any(is_exact(one) for one in self.found) or (settled and number == LIKELY):
+            if any(is_exact(candidate) for candidate in self.found) or (settled and number == LIKELY):
                 return
         self.run(self.pairs())
 
     def groups(self) -> Iterator[Callable[[], Iterable[Variant]]]:
-        """The causes, the likely and cheap ones first; a group is tried only where none before explains all."""
+        """Yield the groups of causes, likely and cheap ones first; a group is tested only if none before explains everything."""
         supports = backend_for(self._source.case.model).supports
-        yield lambda: DifferentWeights().variants(self._source, self._beside) if "weights" in supports else ()
-        yield self._asked
+        yield lambda: DifferentWeights().variants(self._source, self._compared_weights) if "weights" in supports else ()
+        yield self._requests
         yield self._heads
         if {"modules", "add", "edit"} <= supports:
             yield self._computed
             yield self._fitted_epsilon
             yield self._computed_singly
         if "weights" in supports:
-            yield lambda: AttentionScale().variants(self._source, self._beside, self._inside)
-            yield lambda: MisplacedWeights().variants(self._source, self._beside)
+            yield lambda: AttentionScale().variants(self._source, self._compared_weights, self._inside)
+            yield lambda: MisplacedWeights().variants(self._source, self._compared_weights)
 
     def run(self, variants: Iterable[Variant]) -> None:
-        """Run each, and see what it explains, by itself, rearranged, and times a number."""
+        """Run each variant, and test what it explains, by itself, rearranged, and times a number."""
         case = self._source.case
         for variant in self._guarded("a cause", variants):
             values = self._source.values(variant)
@@ -129,33 +131,36 @@ class _Trial:
                 continue
             self._runs.append((variant, values))
             self._see(Prediction(variant.causes, variant.text, values, variant.fitted), case)
-            if variant.fitted and variant.weights and any(is_exact(one) for one in self.found):
-                return  # further guesses at weights would say no more
+            if variant.fitted and variant.weights and any(is_exact(candidate) for candidate in self.found):
+                return  # further guesses at weights would add nothing
 
     def _see(self, prediction: Prediction, case: Case) -> None:
         further = [
             Prediction(
-                (*prediction.causes, *one.causes), f"{prediction.text}, and {one.text}", one.values, prediction.fitted
+                (*prediction.causes, *rearrangement.causes),
+                f"{prediction.text}, and {rearrangement.text}",
+                rearrangement.values,
+                prediction.fitted,
             )
             for hypothesis in STRUCTURES
             if len(prediction.causes) == 1
-            for one in hypothesis.predictions(case, prediction.values)
+            for rearrangement in hypothesis.predictions(case, prediction.values)
         ]
         self.found.extend(candidates(case, [prediction, *further], self._factors))
 
     def _is_source(self, values: np.ndarray, tolerances: float = 1.0) -> bool:
-        """Whether a run gave what the source holds, to so many tolerances."""
+        """Return whether a run gave the source's values, up to this number of tolerances."""
         own, tolerance = self._source.case.values, self._source.case.tolerance
         return float(np.linalg.norm(values - own)) <= tolerances * tolerance * float(np.linalg.norm(own))
 
     def _guarded(self, cause: str, variants: Iterable[Variant]) -> Iterator[Variant]:
-        """The variants, up to one that cannot even be thought up, as that takes a forward pass too, which may fail."""
+        """Yield the variants, up to one whose construction fails, since that may take a forward pass."""
         left = iter(variants)
         while (variant := self._source.attempt(cause, lambda: next(left, None))) is not None:
             yield variant
 
-    def _asked(self) -> Iterator[Variant]:
-        for hypothesis in ASKED:
+    def _requests(self) -> Iterator[Variant]:
+        for hypothesis in REQUESTS:
             yield from self._guarded(hypothesis.cause, hypothesis.variants(self._source))
 
     def _heads(self) -> Iterator[Variant]:
@@ -176,20 +181,22 @@ class _Trial:
     ) -> Iterator[Variant]:
         itself = hypothesis.itself(self._inside)
         values = None if itself is None else self._source.values(itself)
-        # What is put in its own place must compute what was there: else the stretch is not what it looked like.
+        # A function that replaces itself must change nothing; otherwise the stretch does not compute that function.
         if values is not None and self._is_source(values, tolerances=10):
             yield from variants(self._source, self._inside)
 
     def _fitted_epsilon(self) -> Iterator[Variant]:
-        """The epsilon that explains most, between the usual ones: sought from the best of these, as the effect grows with it."""
+        """Yield the epsilon that explains most, searched from the best usual one, as the effect grows with the epsilon."""
         case, hypothesis = self._source.case, LayerNormEpsilon()
         usual = [
-            (one.number, values) for one, values in self._runs if one.causes == hypothesis.causes and one.number >= 0
+            (variant.number, values)
+            for variant, values in self._runs
+            if variant.causes == hypothesis.causes and variant.number >= 0
         ]
-        scored = [(measure.explained, *one) for one in usual if (measure := case.measured(one[1])) is not None]
-        if not scored or max(scored, key=lambda one: one[0])[0] < WORTH_FITTING:
+        scored = [(measure.explained, *run) for run in usual if (measure := case.measured(run[1])) is not None]
+        if not scored or max(scored, key=lambda entry: entry[0])[0] < WORTH_FITTING:
             return
-        _, epsilon, values = max(scored, key=lambda one: one[0])
+        _, epsilon, values = max(scored, key=lambda entry: entry[0])
         own = max(norm.epsilon for norm in self._inside.norms)
         wanted = (case.wanted - case.values)[case.matched].ravel()
         for _ in range(STEPS):
@@ -203,21 +210,21 @@ class _Trial:
         yield variant
 
     def pairs(self) -> Iterator[Variant]:
-        """Two causes at once: any two of the inputs, and those that would explain most if their effects added up."""
+        """Yield two causes at once: any two changes of inputs, and those that would explain most if their effects added up."""
         case = self._source.case
         counted = case.matched
         wanted = (case.wanted - case.values)[counted].ravel()
         effects = [np.nan_to_num(values - case.values)[counted].ravel() for _, values in self._runs]
         inputs: list[Variant] = []
         others: list[tuple[float, int, Variant]] = []
-        for i, one in enumerate(effects):
+        for i, effect in enumerate(effects):
             for j in range(i):
                 both = self._runs[i][0].with_(self._runs[j][0])
                 if both is None:
                     continue
                 if self._runs[i][0].batch and self._runs[j][0].batch:
-                    inputs.append(both)  # whose effects seldom add up
+                    inputs.append(both)  # effects of inputs seldom add up
                 else:
-                    others.append((float(np.linalg.norm(wanted - one - effects[j])), len(others), both))
+                    others.append((float(np.linalg.norm(wanted - effect - effects[j])), len(others), both))
         yield from inputs[:MOST_PAIRS]
-        yield from (both for _, _, both in sorted(others, key=lambda one: one[:2])[:MOST_PAIRS])
+        yield from (both for _, _, both in sorted(others, key=lambda entry: entry[:2])[:MOST_PAIRS])

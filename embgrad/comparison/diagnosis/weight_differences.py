@@ -17,10 +17,10 @@ from embgrad.engine.weights import weights_of
 
 __all__ = ["Difference", "differing_weights", "is_bias", "module_of", "name_of"]
 
-#: The relative L2 from which two weights are not the same: beyond what writing them in single precision would leave.
+#: The relative L2 from which two weights differ: more than the rounding error of storing them in single precision.
 SAME: Final = 1e-6
 
-#: The cause of a difference about which nothing more is known.
+#: The cause of a difference without a more specific one.
 DIFFERENT: Final = "different-weight"
 
 
@@ -29,27 +29,27 @@ class Difference:
     """The other model's value of a weight that differs, and why.
 
     Attributes:
-        given: its value, laid as the model has it.
+        value: the other model's value, in the model's layout.
         cause: a key of `embgrad.comparison.diagnosis.findings.CAUSES`.
-        text: what the other model has, behind "has"; the same for weights that differ together.
-        own: whether the text is of what the model itself has.
+        text: what the other model has, as the object of "has"; the same for weights that differ together.
+        own: whether the text describes what the model itself has.
     """
 
-    given: np.ndarray = field(repr=False)
+    value: np.ndarray = field(repr=False)
     cause: str
     text: str
     own: bool = False
 
 
 def differing_weights(model: object, other: object) -> dict[str, Difference] | None:
-    """Return by the model's native names those weights that differ in the other model, or that it lacks.
+    """Return the weights that differ in the other model, or that it lacks, by the model's native names.
 
     Args:
-        model: the one model.
-        other: the other.
+        model: the first model.
+        other: the second model.
 
     Returns:
-        The differences; None where the two models have too few names in common.
+        The differences; None if the two models have too few names in common.
     """
     own, others = weights_of(model), weights_of(other)
     same = backend_for(model).name == backend_for(other).name
@@ -57,26 +57,27 @@ def differing_weights(model: object, other: object) -> dict[str, Difference] | N
     if len(pairs) * 2 < len(own):
         return None
     values = {weight.name: weight.get() for weight in own}
-    given = {one.name: _laid_as(one, two, same=same) for one, two in pairs}
+    theirs = {first.name: _laid_as(first, second, same=same) for first, second in pairs}
     differing = {
-        one.name: given[one.name]
-        for one, _ in pairs
-        if given[one.name].shape == values[one.name].shape and not _near(given[one.name], values[one.name])
+        weight.name: theirs[weight.name]
+        for weight, _ in pairs
+        if theirs[weight.name].shape == values[weight.name].shape
+        and not _near(theirs[weight.name], values[weight.name])
     }
     weights = {weight.name: weight for weight in own}
-    found = {name: _alone(weights[name], values[name], value) for name, value in differing.items()}
-    found |= _rounded(weights, values, differing)
-    found |= _swapped(own, values, differing)
-    return found | dict(_lacking(alone, pairs, values))
+    differences = {name: _single_difference(weights[name], values[name], value) for name, value in differing.items()}
+    differences |= _rounded(weights, values, differing)
+    differences |= _swapped(own, values, differing)
+    return differences | dict(_missing(alone, pairs, values))
 
 
 def is_bias(weight: Weight) -> bool:
-    """Return whether a weight is called a bias."""
+    """Return whether a weight is named a bias."""
     return "bias" in leaf_of(weight)
 
 
 def name_of(weight: Weight) -> str:
-    """Return a weight's name for people."""
+    """Return a weight's readable name."""
     return weight.canonical or weight.name
 
 
@@ -85,35 +86,35 @@ def module_of(weight: Weight) -> str:
     return weight.canonical.rpartition(".")[0] if weight.canonical else weight.module or weight.name.rpartition(".")[0]
 
 
-def _laid_as(one: Weight, other: Weight, *, same: bool) -> np.ndarray:
-    value = other.get()
-    turned = one.transposed != other.transposed if one.canonical else not same and value.shape != one.shape
+def _laid_as(first: Weight, second: Weight, *, same: bool) -> np.ndarray:
+    value = second.get()
+    turned = first.transposed != second.transposed if first.canonical else not same and value.shape != first.shape
     value = value.T if turned else value
-    return np.ascontiguousarray(value.reshape(one.shape) if value.size == np.prod(one.shape) else value)
+    return np.ascontiguousarray(value.reshape(first.shape) if value.size == np.prod(first.shape) else value)
 
 
-def _alone(weight: Weight, value: np.ndarray, given: np.ndarray) -> Difference:
-    """Describe the difference of one weight without a look at other weights."""
+def _single_difference(weight: Weight, value: np.ndarray, theirs: np.ndarray) -> Difference:
+    """Describe the difference of one weight, regardless of other weights."""
     name = name_of(weight)
-    if not (given.any() and value.any()):
+    if not (theirs.any() and value.any()):
         return Difference(
-            given, "missing-bias" if is_bias(weight) else DIFFERENT, f"zeros in {name}", own=not value.any()
+            theirs, "missing-bias" if is_bias(weight) else DIFFERENT, f"zeros in {name}", own=not value.any()
         )
-    if value.ndim == 2 and value.shape[0] == value.shape[1] and _near(given, value.T):
-        return Difference(given, "transposed-weight", f"{name} transposed")
-    flat, wanted = value.astype(np.float64).ravel(), given.astype(np.float64).ravel()
+    if value.ndim == 2 and value.shape[0] == value.shape[1] and _near(theirs, value.T):
+        return Difference(theirs, "transposed-weight", f"{name} transposed")
+    flat, wanted = value.astype(np.float64).ravel(), theirs.astype(np.float64).ravel()
     number = float(flat @ wanted) / float(flat @ flat)
-    if value.size > 1 and number and _near(given, number * value):
-        return Difference(given, DIFFERENT, f"{name} times {number:.6g}")
-    return Difference(given, DIFFERENT, f"another {name}")
+    if value.size > 1 and number and _near(theirs, number * value):
+        return Difference(theirs, DIFFERENT, f"{name} times {number:.6g}")
+    return Difference(theirs, DIFFERENT, f"another {name}")
 
 
 def _rounded(
     weights: Mapping[str, Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
-    """Return the weights that are the other side's rounded to half precision."""
+    """Return the weights that are the other model's rounded to half precision."""
     for dtype, own in itertools.product(HALVES, (False, True)):
-        sides = {name: (given, values[name]) if own else (values[name], given) for name, given in differing.items()}
+        sides = {name: (theirs, values[name]) if own else (values[name], theirs) for name, theirs in differing.items()}
         names = [name for name, (exact, coarse) in sides.items() if _near(coarse, _in_half(exact, dtype))]
         if names:
             what = name_of(weights[names[0]]) if len(names) == 1 else f"{len(names)} of its weights"
@@ -126,37 +127,39 @@ def _rounded(
 def _swapped(
     own: Sequence[Weight], values: Mapping[str, np.ndarray], differing: Mapping[str, np.ndarray]
 ) -> dict[str, Difference]:
-    """Return the weights that have changed places: both differ, and each is what the other was."""
+    """Return the weights that are swapped: both differ, and each has the other's value."""
     moved = [weight for weight in own if weight.name in differing]
-    sizes = {one.name: (_size(values[one.name]), _size(differing[one.name])) for one in moved}
+    sizes = {weight.name: (_size(values[weight.name]), _size(differing[weight.name])) for weight in moved}
     partner: dict[str, Weight] = {}
 
-    def holds(one: Weight, other: Weight) -> bool:
-        """Return whether one is now what the other was; most that are not differ in length, which takes no pass over both."""
-        own_size, size = sizes[other.name][0], sizes[one.name][1]
-        return abs(size - own_size) <= 2 * SAME * own_size and _near(differing[one.name], values[other.name])
+    def holds(first: Weight, second: Weight) -> bool:
+        """Return whether the first weight now has the other's value; comparing lengths first avoids most of the full passes."""
+        own_size, size = sizes[second.name][0], sizes[first.name][1]
+        return abs(size - own_size) <= 2 * SAME * own_size and _near(differing[first.name], values[second.name])
 
-    for one, other in itertools.combinations(moved, 2):
-        free = not {one.name, other.name} & partner.keys()
-        if free and one.shape == other.shape and holds(one, other) and holds(other, one):
-            partner |= {one.name: other, other.name: one}
+    for first, second in itertools.combinations(moved, 2):
+        free = not {first.name, second.name} & partner.keys()
+        if free and first.shape == second.shape and holds(first, second) and holds(second, first):
+            partner |= {first.name: second, second.name: first}
     return {
-        one.name: Difference(differing[one.name], "swapped-weights", _exchange(one, partner, own, values, differing))
-        for one in moved
-        if one.name in partner
+        weight.name: Difference(
+            differing[weight.name], "swapped-weights", _swap_text(weight, partner, own, values, differing)
+        )
+        for weight in moved
+        if weight.name in partner
     }
 
 
-def _exchange(
-    one: Weight,
+def _swap_text(
+    swapped: Weight,
     partner: Mapping[str, Weight],
     own: Sequence[Weight],
     values: Mapping[str, np.ndarray],
     differing: Mapping[str, np.ndarray],
 ) -> str:
-    """Name two modules as swapped where all that differs between them has moved, and else two weights."""
-    names = sorted((name_of(one), name_of(partner[one.name])))
-    modules = sorted((module_of(one), module_of(partner[one.name])))
+    """Name two modules as swapped if all that differs between them is swapped, otherwise two weights."""
+    names = sorted((name_of(swapped), name_of(partner[swapped.name])))
+    modules = sorted((module_of(swapped), module_of(partner[swapped.name])))
     sides = [{leaf_of(weight): weight for weight in own if module_of(weight) == module} for module in modules]
     whole = modules[0] != modules[1] and sides[0].keys() == sides[1].keys()
     for leaf in sides[0] if whole else ():
@@ -167,31 +170,33 @@ def _exchange(
     return "{} and {} swapped".format(*(modules if whole else names))
 
 
-def _lacking(
+def _missing(
     alone: Sequence[Weight], pairs: Sequence[tuple[Weight, Weight]], values: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, Difference]]:
-    """Yield the parameters that are missing in a module which the other model has: a bias counts as zeros, a gain as ones."""
-    shared = {module_of(one) for one, _ in pairs}
+    """Yield the parameters that the other model lacks in a module that it has: a bias counts as zeros, a gain as ones."""
+    shared = {module_of(weight) for weight, _ in pairs}
     for weight in alone:
         if module_of(weight) not in shared or len([size for size in weight.shape if size != 1]) > 1:
             continue
         neutral = np.zeros if is_bias(weight) else np.ones
-        given = neutral(weight.shape, values[weight.name].dtype)
-        if not _near(given, values[weight.name]):
+        value = neutral(weight.shape, values[weight.name].dtype)
+        if not _near(value, values[weight.name]):
             cause = "missing-bias" if is_bias(weight) else DIFFERENT
-            yield weight.name, Difference(given, cause, f"no {name_of(weight)}")
+            yield weight.name, Difference(value, cause, f"no {name_of(weight)}")
 
 
-def with_table(found: Mapping[str, Difference], tables: Sequence[str]) -> dict[str, Difference]:
-    """Return the same differences, where those of the tables in which the ids are looked up have their own cause."""
+def with_table(differences: Mapping[str, Difference], tables: Sequence[str]) -> dict[str, Difference]:
+    """Return the same differences, with a cause of their own for the tables in which the ids are looked up."""
     return {
-        name: replace(one, cause="different-table") if name in tables and one.cause == DIFFERENT else one
-        for name, one in found.items()
+        name: replace(difference, cause="different-table")
+        if name in tables and difference.cause == DIFFERENT
+        else difference
+        for name, difference in differences.items()
     }
 
 
 def _in_half(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Round the values to half precision, and widen them again."""
+    """Return the values rounded to half precision, as float32."""
     single = value.astype(np.float32)
     if dtype == "float16":
         with np.errstate(over="ignore"):
@@ -201,11 +206,11 @@ def _in_half(value: np.ndarray, dtype: str) -> np.ndarray:
     return rounded
 
 
-def _near(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
+def _near(first: np.ndarray, second: np.ndarray) -> bool:
+    if first.shape != second.shape:
         return False
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    return float(np.linalg.norm(one - other)) <= SAME * float(np.linalg.norm(other))
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    return float(np.linalg.norm(first - second)) <= SAME * float(np.linalg.norm(second))
 
 
 def _size(value: np.ndarray) -> float:

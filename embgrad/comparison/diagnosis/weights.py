@@ -1,4 +1,4 @@
-"""Hypotheses that a weight is not what it should be: known from both models, or guessed from one model."""
+"""Hypotheses that a weight is wrong: known from both models, or guessed from one model."""
 
 from __future__ import annotations
 
@@ -25,36 +25,40 @@ from embgrad.comparison.diagnosis.weight_differences import (
 from embgrad.engine.weights import weights_of
 from embgrad.forward.points import WORD
 
-__all__ = ["AttentionScale", "Beside", "DifferentWeights", "MisplacedWeights"]
+__all__ = ["AttentionScale", "DifferentWeights", "MisplacedWeights", "WeightComparison"]
 
-#: How many differing weights are tried one by one.
+#: The most differing weights that are tested one by one.
 MOST_SINGLY: Final = 12
 
-#: How many guesses are made where the other model is not at hand.
+#: The most guesses if the other model is not available.
 MOST_GUESSES: Final = 200
 
-#: How many scales of single layers' attention are tried where one model is at hand alone.
+#: The most scales of single layers' attention that are tested if only one model is available.
 MOST_SCALES: Final = 100
 
-#: What models call the module that projects to queries, and the module or the weight that projects to queries, keys and values.
+#: Common names of the module that projects to queries, and of the module or weight that projects to queries, keys and values.
 QUERY: Final = re.compile(r"(^|[._/])(query|q_proj|q_lin|to_q|wq|w_q|q|proj_query|query_proj)([._/]|$|_weight|_bias)")
 PACKED: Final = re.compile(r"(^|[._/])(c_attn|qkv|in_proj|wqkv|Wqkv|qkv_proj)([._/]|$|_weight|_bias)")
 
 
-class Beside:
-    """The weights of the source's model, beside those of the target's where that is at hand."""
+class WeightComparison:
+    """The weights of the source's model, compared with those of the target's model if that is available."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     @cached_property
     def differing(self) -> Mapping[str, Difference] | None:
-        """Those that the target's model has otherwise; None where it is not at hand, or has too few weights in common."""
+        """The weights that differ in the target's model; None if it is not available, or has too few weights in common."""
         case = self._source.case
         if case.other is None:
             return None
-        found = differing_weights(case.model, case.other)
-        return None if found is None else with_table(found, [name for name in found if self._is_table(name)])
+        differences = differing_weights(case.model, case.other)
+        return (
+            None
+            if differences is None
+            else with_table(differences, [name for name in differences if self._is_table(name)])
+        )
 
     def _is_table(self, name: str) -> bool:
         """Return whether the source's embeddings are this weight's rows."""
@@ -63,41 +67,41 @@ class Beside:
         if value.shape != (source.vocab, source.values.shape[-1]):
             return False
         if self._source.at != WORD or source.activations.shape != (*source.ids.shape, value.shape[1]):
-            return True  # which ids were looked up is not known
+            return True  # the ids that were looked up are not known
         return np.allclose(value[source.ids], source.activations, rtol=1e-2, atol=1e-6)
 
 
 class DifferentWeights:
-    """What differs between the weights of the two models, by name."""
+    """The hypothesis that the weights which differ between the two models explain the difference."""
 
     cause: ClassVar[str] = "different-weight"
 
-    def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
-        """Yield the target's weights in the source's model: all that differ, and where they are few each by itself."""
-        differing = beside.differing
+    def variants(self, source: Source, compared: WeightComparison) -> Iterator[Variant]:
+        """Yield the target's weights in the source's model: each group by itself if there are few, and all that differ."""
+        differing = compared.differing
         if not differing:
             return
         groups: dict[str, dict[str, Difference]] = {}
-        for name, found in differing.items():
-            groups.setdefault(found.text, {})[name] = found
+        for name, difference in differing.items():
+            groups.setdefault(difference.text, {})[name] = difference
         if 1 < len(groups) <= MOST_SINGLY:
-            for one in groups.values():
-                yield _substituting(one, source)
+            for group in groups.values():
+                yield _substituting(group, source)
         yield _substituting(differing, source)
 
 
 class MisplacedWeights:
-    """A missing bias, a transposed square weight, or two swapped modules: guessed without the other model.
+    """The hypothesis of a missing bias, a transposed square weight, or two swapped modules, guessed without the other model.
 
-    A guess counts only where it gives the target to rounding.
+    A guess is a finding only if it gives the target up to rounding.
     """
 
     cause: ClassVar[str] = "transposed-weight"
 
-    def variants(self, source: Source, beside: Beside) -> Iterator[Variant]:
-        """Yield each bias as zeros, and all of them; each square weight transposed; each two modules of one parent swapped."""
-        if beside.differing is not None:
-            return  # the two models' weights were compared, which says more
+    def variants(self, source: Source, compared: WeightComparison) -> Iterator[Variant]:
+        """Yield all biases as zeros, and each bias; each square weight transposed; each two modules of one parent swapped."""
+        if compared.differing is not None:
+            return  # the two models' weights were compared directly, which is more informative
         weights = weights_of(source.case.model)
         guesses = itertools.chain(
             self._lost(weights, source), self._transposed(weights, source), self._swapped(weights, source)
@@ -130,89 +134,89 @@ class MisplacedWeights:
         owned: dict[str, list[Weight]] = {}
         for weight in weights:
             owned.setdefault(module_of(weight), []).append(weight)
-        for one, other in itertools.combinations(owned, 2):
-            shapes = [[weight.shape for weight in owned[name]] for name in (one, other)]
-            if one.rpartition(".")[0] != other.rpartition(".")[0] or shapes[0] != shapes[1]:
+        for module, partner in itertools.combinations(owned, 2):
+            shapes = [[weight.shape for weight in owned[name]] for name in (module, partner)]
+            if module.rpartition(".")[0] != partner.rpartition(".")[0] or shapes[0] != shapes[1]:
                 continue
-            pairs = list(zip(owned[one], owned[other], strict=True))
+            pairs = list(zip(owned[module], owned[partner], strict=True))
             values = {first.name: second.get() for first, second in pairs}
             values |= {second.name: first.get() for first, second in pairs}
-            text = f"that {source.target} has {one} and {other} swapped"
+            text = f"that {source.target} has {module} and {partner} swapped"
             yield Variant(("swapped-weights",), text, weights=values, fitted=True)
 
 
 class AttentionScale:
-    """Another factor at attention's scores, such as a 1/√d that is missing: the queries times a number give the same scores.
+    """The hypothesis of another factor at attention's scores, such as a missing 1/√d, tested by scaling the queries.
 
-    The number is a root of a divisor of the width, as the heads' width and their number are. It counts only where it gives the
-    target to rounding.
+    The number is a root of a divisor of the width, as the heads' width and their number are. It is a finding only if it gives the
+    target up to rounding.
     """
 
     cause: ClassVar[str] = "attention-scale"
 
-    def variants(self, source: Source, beside: Beside, inside: Inside) -> Iterator[Variant]:
-        """Yield each number in all layers; and in one layer, which is known from both models, and guessed from one."""
+    def variants(self, source: Source, compared: WeightComparison, inside: Inside) -> Iterator[Variant]:
+        """Yield each number in all layers, and in one layer, which is known from both models or guessed from one."""
         layers = _queries(weights_of(source.case.model))
-        known = beside.differing or {}
-        if not layers or any(weight.name in known for found in layers.values() for weight, _ in found):
-            return  # or else the difference lies in the weights
+        known = compared.differing or {}
+        if not layers or any(weight.name in known for queries in layers.values() for weight, _ in queries):
+            return  # there are no queries, or their weights differ
         sizes = _widths(layers)
         numbers = [n for n in range(2, max(sizes) + 1) if any(size % n == 0 for size in sizes)]
         factors = [(f"√{n}", n**0.5) for n in numbers] + [(f"1/√{n}", n**-0.5) for n in numbers]
-        alike = [name for name, found in layers.items() if inside.given_alike(found[0][0].module)]
+        alike = [name for name, queries in layers.items() if inside.receives_same_values(queries[0][0].module)]
         alone = alike[-1:] or (list(layers) if len(layers) * len(factors) <= MOST_SCALES else [])
-        places = [("", list(layers)), *((f" in {one}", [one]) for one in alone if len(layers) > 1)]
-        for place, factor in itertools.product(places, factors):
-            yield self._times(source, layers, place, factor)
+        selections = [("", list(layers)), *((f" in {layer}", [layer]) for layer in alone if len(layers) > 1)]
+        for selection, factor in itertools.product(selections, factors):
+            yield self._times(source, layers, selection, factor)
 
     def _times(
         self,
         source: Source,
         layers: Mapping[str, Sequence[tuple[Weight, int]]],
-        place: tuple[str, Sequence[str]],
+        selection: tuple[str, Sequence[str]],
         factor: tuple[str, float],
     ) -> Variant:
         values = {}
-        for weight, share in (one for name in place[1] for one in layers[name]):
+        for weight, share in (query for name in selection[1] for query in layers[name]):
             value = weight.get()
             axis = int(np.argmax(value.shape))
             rows = value.shape[axis] // share
             np.moveaxis(value, axis, 0)[:rows] *= factor[1]
             values[weight.name] = value
-        text = f"that attention's scores{place[0]} are {factor[0]} times as large in {source.target}"
+        text = f"that attention's scores{selection[0]} are {factor[0]} times as large in {source.target}"
         return Variant((self.cause,), text, weights=values, fitted=True)
 
 
 def _queries(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:
-    """Return by module the weights that project to queries, and of how many equal parts the queries are the first."""
-    found: dict[str, list[tuple[Weight, int]]] = {}
+    """Return by module the weights that project to queries, and the number of equal parts of which the queries are the first."""
+    queries: dict[str, list[tuple[Weight, int]]] = {}
     for weight in weights:
         last = f"{module_of(weight).rpartition('.')[2]}.{leaf_of(weight)}"
         share = 3 if PACKED.search(last) else 1 if QUERY.search(last) else 0
         if share == 1 or (share and max(weight.shape) % 3 == 0):
-            found.setdefault(module_of(weight), []).append((weight, share))
-    return {name: held for name, held in found.items() if any(weight.is_matrix for weight, _ in held)}
+            queries.setdefault(module_of(weight), []).append((weight, share))
+    return {name: held for name, held in queries.items() if any(weight.is_matrix for weight, _ in held)}
 
 
 def _widths(layers: Mapping[str, Sequence[tuple[Weight, int]]]) -> set[int]:
-    """Return the sizes of these weights' axes, without other parts."""
-    found = (one for held in layers.values() for one in held if one[0].is_matrix)
-    return {size for weight, share in found for size in (weight.shape if share == 1 else (min(weight.shape),))}
+    """Return the sizes of these weights' axes, without keys and values."""
+    matrices = (query for held in layers.values() for query in held if query[0].is_matrix)
+    return {size for weight, share in matrices for size in (weight.shape if share == 1 else (min(weight.shape),))}
 
 
 def _substituting(differing: Mapping[str, Difference], source: Source) -> Variant:
-    causes = list(dict.fromkeys(one.cause for one in differing.values()))
+    causes = list(dict.fromkeys(difference.cause for difference in differing.values()))
     return Variant(
         (causes[0] if len(causes) == 1 else "different-weight",),
-        "that " + " and ".join(_having(differing, source)),
-        weights={name: one.given for name, one in differing.items()},
+        "that " + " and ".join(_descriptions(differing, source)),
+        weights={name: difference.value for name, difference in differing.items()},
     )
 
 
-def _having(differing: Mapping[str, Difference], source: Source) -> Iterator[str]:
-    """Yield what the target's model has, and what the source's has."""
-    for own, name in ((False, source.target), (True, source.named)):
-        texts = list(dict.fromkeys(one.text for one in differing.values() if one.own is own))
+def _descriptions(differing: Mapping[str, Difference], source: Source) -> Iterator[str]:
+    """Yield what the target's model has, and what the source's model has."""
+    for own, name in ((False, source.target), (True, source.name)):
+        texts = list(dict.fromkeys(difference.text for difference in differing.values() if difference.own is own))
         more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
         if texts:
             yield f"{name}'s model has {', '.join(texts[:4])}{more}"
