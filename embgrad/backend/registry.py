@@ -1,4 +1,4 @@
-"""Which backends there are, and which of them a model belongs to. Discovery goes in named stages."""
+"""The registry of backends: discovery in named stages, and the choice of the backend that owns a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 GROUP: Final = "embgrad.backends"
 
-#: Packages whose classes tell a model's framework: what it is called, and the extra that installs our backend for it.
+#: Packages whose classes identify a model's framework: what such a model is called, and the extra that installs the backend.
 KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
     "torch": ("a PyTorch module", "torch"),
     "tensorflow": ("a TensorFlow model", "tensorflow"),
@@ -41,19 +41,21 @@ KNOWN_PACKAGES: Final[Mapping[str, tuple[str, str | None]]] = {
     "paddle": ("a Paddle layer", None),
 }
 
-#: Keras's own backends that are no framework of embgrad's.
+#: Keras's backends that embgrad does not support as frameworks.
 KERAS_BACKENDS: Final = ("jax", "numpy", "openvino")
 
-#: What a backend must have, see `embgrad.backend.Backend`.
+#: The members that a backend must have, see `embgrad.backend.Backend`.
 MEMBERS: Final = ("name", "package", "extra", "supports", "owns", "versions", "points", "run", "paths")
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found: backends that work, and why each of the others does not.
+    """The result of a discovery: the working backends, and the reasons why others do not work.
 
     Attributes:
-        owners: by the type of a model the backend that has been found to own it.
+        backends: the working backends by name.
+        failures: the reason for each backend that does not work, by name.
+        owners: the backend that owns models of a type, by the type, as far as known.
     """
 
     backends: Mapping[str, Backend]
@@ -62,25 +64,25 @@ class Discovery:
 
 
 def list_backends() -> dict[str, Backend]:
-    """The backends that are installed and work, by name. Imports no framework."""
+    """Return the backends that are installed and work, by name. Imports no framework."""
     return dict(_discovered().backends)
 
 
 def broken_backends() -> dict[str, str]:
-    """Why each of the backends that are registered and do not work does not, by name. Imports no framework."""
+    """Return the reason why each broken backend does not work, by name. Imports no framework."""
     return dict(_discovered().failures)
 
 
 def refresh_backends() -> None:
-    """Forget what was found, so that the next call looks again (after an installation in the running process)."""
+    """Clear the cached discovery, so that the next call discovers anew (after an installation in the running process)."""
     _discovered.cache_clear()
 
 
 def backend_named(name: str) -> Backend:
-    """The backend of that name, with its framework installed.
+    """Return the backend with this name, whose framework is installed.
 
     Raises:
-        BackendError: it is no name, there is none of that name, it is broken, or its framework is not installed.
+        BackendError: the name is not a string or is unknown, the backend is broken, or its framework is not installed.
     """
     found = _discovered()
     if not isinstance(name, str):
@@ -109,10 +111,10 @@ def is_model(given: Any) -> bool:
 
 
 def backend_for(model: Any) -> Backend:
-    """The one backend that owns the model, or every part of it.
+    """Return the one backend that owns the model, or every part of it.
 
     Raises:
-        BackendError: none does, or more than one; the message says what the model looks like and what to install.
+        BackendError: no backend owns it, or more than one; the message says what the model looks like and what to install.
     """
     found = _discovered()
     known = found.owners.get(type(model))
@@ -126,7 +128,8 @@ def backend_for(model: Any) -> Backend:
         raise BackendError("the model is an empty sequence of parts: expected one part at least")
     owners, asked = _owners(parts, found)
     if len(owners) == 1:
-        if asked is found and not isinstance(model, (list, tuple)):  # one that raised may claim the next one, too
+        # A backend whose owns() raised here may claim the next model of this type, so nothing is cached then.
+        if asked is found and not isinstance(model, (list, tuple)):
             found.owners[type(model)] = owners[0]
         return owners[0]
     if owners:
@@ -138,27 +141,27 @@ def backend_for(model: Any) -> Backend:
 
 
 def model_in(given: Any) -> Any:
-    """Return the model that a pipeline, say, holds in its attribute `model`; the object itself where it is a model."""
+    """Return the model in the attribute `model` of an object such as a pipeline, or the object itself if it has none."""
     held = None if isinstance(given, (type, list, tuple)) else getattr(given, "model", None)
     return given if held is None or is_model(given) or not is_model(held) else held
 
 
 def _owns(backend: Backend, part: Any) -> bool:
-    """Whether it does; not where it raises, which is told where all are asked."""
+    """Return whether the backend claims the model; treat an exception as no, since `_owners` reports it."""
     try:
         return backend.owns(part)
-    except Exception:  # a third party's
+    except Exception:  # a third party's backend may raise anything
         return False
 
 
 def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Discovery]:
-    """The backends that own every part; one that raises when asked is a broken one."""
+    """Return the backends that own every part, and the discovery with those whose `owns` raised moved to the failures."""
     owners, failures = [], {}
     for name, backend in found.backends.items():
         try:
             if all(backend.owns(part) for part in parts):
                 owners.append(backend)
-        except Exception as error:  # a third party's; it does not hide the others
+        except Exception as error:  # a third party's backend may raise anything; it must not hide the others
             failures[name] = f"its owns() raised {type(error).__name__}: {error}"
     if not failures:
         return owners, found
@@ -172,14 +175,14 @@ def _discovered() -> Discovery:
 
 
 def entry_points(group: str) -> Iterable[EntryPoint]:
-    """What is installed in the group. The standard library's reader of it is slow to import, and needed only here."""
+    """Return the installed entry points of a group. `importlib.metadata` is imported here because its import is slow."""
     from importlib import metadata
 
     return metadata.entry_points(group=group)
 
 
 def discover(points: Iterable[EntryPoint]) -> Discovery:
-    """All stages: drop duplicates, load, check."""
+    """Run all stages of discovery: drop duplicates, load, check."""
     unique, clashes = drop_duplicates(points)
     loaded, broken = load(unique)
     backends, misshapen = check(loaded)
@@ -187,7 +190,10 @@ def discover(points: Iterable[EntryPoint]) -> Discovery:
 
 
 def drop_duplicates(points: Iterable[EntryPoint]) -> tuple[list[EntryPoint], dict[str, str]]:
-    """One entry point a name. The same one twice is one; two different ones of a name are neither."""
+    """Return one entry point for each name, and the errors for names with several.
+
+    Identical entry points count as one. If two different ones share a name, neither is used.
+    """
     by_name: dict[str, dict[str, EntryPoint]] = {}
     for point in points:
         by_name.setdefault(point.name, {})[point.value] = point
@@ -203,18 +209,20 @@ def drop_duplicates(points: Iterable[EntryPoint]) -> tuple[list[EntryPoint], dic
 
 
 def load(points: Iterable[EntryPoint]) -> tuple[dict[str, Backend], dict[str, str]]:
-    """The backends, built, and the errors of those that raise one; none of them hides the others."""
+    """Return instances of the backends, and the errors of those that raised; no error hides another backend."""
     loaded, broken = {}, {}
     for point in points:
         try:
             loaded[point.name] = point.load()()
-        except Exception as error:  # whatever a third party's module raises; it is kept and shown when asked for
+        except (
+            Exception
+        ) as error:  # a third party's module may raise anything; the error is shown when the backend is requested
             broken[point.name] = f"{_origin(point)} raised {type(error).__name__}: {error}"
     return loaded, broken
 
 
 def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]]:
-    """Those that have every member of a backend under the name that they are registered with."""
+    """Return the backends that have all required members and their registered name, and the errors of the others."""
     good, bad = {}, {}
     for name, backend in loaded.items():
         missing = [member for member in MEMBERS if not hasattr(backend, member)]
@@ -272,7 +280,7 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
 
 
 def _instead(given: Any) -> str:
-    """Return what a message advises in place of a name or a dict."""
+    """Return a message's advice on what to pass in place of a name or a dict."""
     if isinstance(given, str):
         return "; in place of a name, what from_pretrained(...) or embgrad.load_bert(folder) gives"
     if isinstance(given, Mapping):
@@ -281,7 +289,7 @@ def _instead(given: Any) -> str:
 
 
 def _keras_backend(part: Any) -> str | None:
-    """Return the name of Keras's own backend on which a model of Keras 3 runs; None for what is no such model."""
+    """Return the name of the Keras backend that a Keras 3 model runs on, or None if the object is no Keras 3 model."""
     modules = (base.__module__.split(".") for base in type(part).__mro__)
     return next((names[3] for names in modules if names[:3] == ["keras", "src", "backend"] and len(names) > 3), None)
 
@@ -302,13 +310,15 @@ def _described(parts: Sequence[Any]) -> str:
 
 
 def _packages(part: Any) -> list[str]:
-    """The top packages of a type and its bases, the model's own first."""
+    """Return the top-level packages of an object's type and its bases, in method resolution order."""
     return [base.__module__.partition(".")[0] for base in type(part).__mro__]
 
 
 def _installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None  # a mere folder of that name is no installation
+    return (
+        spec is not None and spec.origin is not None
+    )  # a folder of that name (a namespace package) is not an installation
 
 
 def _origin(point: EntryPoint) -> str:

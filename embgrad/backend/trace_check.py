@@ -1,4 +1,4 @@
-"""Compares what a new trace gives with what the model itself gives, and calls the user's functions once for both."""
+"""The comparison of a new trace's results with the model's, in which the user's functions are called once for both."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from embgrad.objectives.native import NativeObjective
 __all__ = ["Trial", "UntraceableError"]
 
 
-#: The name of two arrays, these, and how far apart their entries may be.
+#: The name of two arrays, the arrays, and the absolute difference allowed for each entry.
 _Pair = tuple[str, np.ndarray | None, np.ndarray | None, float]
 
 
 class UntraceableError(Exception):
-    """No trace of a model can be kept; says why, as "compile=True: ..." goes on."""
+    """The error that no trace of a model can be kept; its message is the reason, without the prefix "compile=True: "."""
 
 
 class Trial:
     """Two runs of one request, in which each of the user's functions is called once, except a native objective.
 
+    Args:
+        request: the request.
+        watched: wraps a native objective's function to report the tensors that it uses, see `TraceMaker.watched`.
+
     Attributes:
-        used: the tensors that a native objective used in the first run.
+        used: the indices of the tensors that a native objective used in the first run.
     """
 
     def __init__(self, request: Request, watched: Callable[..., Callable[[Any], Any]]) -> None:
@@ -54,12 +58,12 @@ class Trial:
         return with_functions(self._request, self._replaying, compiled=False, respond=respond)
 
     def difference(self, found: Run, given: Run, far: float) -> str | None:
-        """Return what differs by more than rounding, as "compile=True: ..." goes on, or None.
+        """Return a message about the first result that differs by more than rounding, or None; the prefix is not included.
 
         Args:
             found: the result of the model itself.
             given: the result of the trace.
-            far: how far apart two arrays may be, relative to their size.
+            far: the largest relative difference allowed.
         """
         pairs = self._pairs(found, given)
         what = next((name for name, one, other, slack in pairs if differ(one, other, far, slack)), None)
