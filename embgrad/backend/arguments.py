@@ -46,13 +46,13 @@ def integer_arguments(
         sequences: also search lists and tuples. A framework whose users pass ids as floats must not: the initial state of a
             recurrent layer, a list of zeros, would count as ids.
     """
-    found: dict[str, np.ndarray] = {}
+    integers: dict[str, np.ndarray] = {}
     for name, value in arguments.items():
         for leaf_name, leaf in _leaves(name, value, names, sequences):
             numbers = to_integers(leaf_name, leaf)
             if numbers is not None:
-                found.setdefault(leaf_name, numbers)
-    return found
+                integers.setdefault(leaf_name, numbers)
+    return integers
 
 
 def _leaves(name: str, value: Any, names: Sequence[str], sequences: bool) -> Iterator[tuple[str, Any]]:
@@ -60,8 +60,8 @@ def _leaves(name: str, value: Any, names: Sequence[str], sequences: bool) -> Ite
         for key, entry in value.items():
             yield from _leaves(str(key), entry, names, sequences)
     elif sequences and isinstance(value, (list, tuple)):
-        spelled = names if len(names) == len(value) else [f"{name}.{number}" for number in range(len(value))]
-        for entry_name, entry in zip(spelled, value, strict=True):
+        entry_names = names if len(names) == len(value) else [f"{name}.{number}" for number in range(len(value))]
+        for entry_name, entry in zip(entry_names, value, strict=True):
             yield from _leaves(entry_name, entry, names, sequences)
     else:
         yield name, value

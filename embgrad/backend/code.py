@@ -30,15 +30,19 @@ _READING: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOB
 @functools.lru_cache(maxsize=1024)
 def globals_of(code: CodeType) -> tuple[str, ...]:
     """Return the names of the globals that a code object reads, including the code nested inside it."""
-    names = [one.argval for one in dis.get_instructions(code) if one.opname in _READING]
-    inside = [name for one in code_inside(code) for name in globals_of(one)]
+    names = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _READING]
+    inside = [name for inner in code_inside(code) for name in globals_of(inner)]
     return tuple(dict.fromkeys((*names, *inside)))
 
 
 def written_by(code: CodeType) -> set[Any]:
     """Return the names of the globals that a code object writes, including the code nested inside it."""
-    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    return own.union(*map(written_by, code_inside(code)))
+    written = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    }
+    return written.union(*map(written_by, code_inside(code)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -49,7 +53,7 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 def code_inside(code: CodeType) -> list[CodeType]:
     """Return the code objects of the functions, classes and comprehensions written inside a code object."""
-    return [one for one in code.co_consts if isinstance(one, CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def content_of(cell: Any) -> Any:
@@ -60,35 +64,37 @@ def content_of(cell: Any) -> Any:
         return None
 
 
-def members_of(kind: type) -> dict[str, list[Any]]:
+def members_of(cls: type) -> dict[str, list[Any]]:
     """Return the parts of each member in a class's own namespace, without Python's internal entries.
 
     The parts are the functions behind the member, or the member itself.
     """
-    held = {name: _parts(one) for name, one in vars(kind).items()}
-    return {name: parts for name, parts in held.items() if isinstance(parts[0], FunctionType) or not _is_pythons(name)}
+    members = {name: _parts(member) for name, member in vars(cls).items()}
+    return {
+        name: parts for name, parts in members.items() if isinstance(parts[0], FunctionType) or not _is_pythons(name)
+    }
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return an object's instance attributes by name, from `__slots__` and `__dict__`."""
-    held: dict[str, Any] = {}
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names = [_mangled(name, kind) for name in ([slots] if isinstance(slots, str) else slots)]
-        held.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
-    held.update(getattr(value, "__dict__", {}))
-    return held
+    attributes: dict[str, Any] = {}
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = [_mangled(name, cls) for name in ([slots] if isinstance(slots, str) else slots)]
+        attributes.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
+    attributes.update(getattr(value, "__dict__", {}))
+    return attributes
 
 
-def root_of(kind: type) -> str:
+def root_of(cls: type) -> str:
     """Return the top-level package that defines a class."""
-    return kind.__module__.partition(".")[0]
+    return cls.__module__.partition(".")[0]
 
 
-def _mangled(name: str, kind: type) -> str:
+def _mangled(name: str, cls: type) -> str:
     """Return the attribute name of a slot, mangled with the class's name if the slot is private."""
-    private = name[:2] == "__" != name[-2:] and kind.__name__.strip("_")
-    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
+    private = name[:2] == "__" != name[-2:] and cls.__name__.strip("_")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
 
 
 @functools.lru_cache(maxsize=1024)

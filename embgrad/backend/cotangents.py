@@ -106,16 +106,16 @@ def whole_cotangents(request: Request, values: Sequence[np.ndarray]) -> tuple[li
         request takes several sets there is exactly one, of zeros if the objective returned none.
     """
     assert not isinstance(request.respond, NativeObjective)
-    named = dict(zip(request.outputs, values, strict=True))
-    places = {name: request.reads(name, value.shape) for name, value in named.items()}
-    read = {name: owned(value if places[name] is None else value[places[name]]) for name, value in named.items()}
+    outputs = dict(zip(request.outputs, values, strict=True))
+    rows = {name: request.reads(name, value.shape) for name, value in outputs.items()}
+    read = {name: owned(value if rows[name] is None else value[rows[name]]) for name, value in outputs.items()}
     sets = request.respond(read)
     cotangents = []
-    for name, value in named.items():
-        rows = places[name]
+    for name, value in outputs.items():
+        selected = rows[name]
         stacked = np.zeros((len(sets) if request.several else 1, *value.shape), value.dtype)
         for number, cotangent in enumerate(sets):
-            stacked[number if rows is None else (number, *rows)] = cotangent[name]
+            stacked[number if selected is None else (number, *selected)] = cotangent[name]
         cotangents.append(stacked)
     return cotangents, len(sets)
 
@@ -140,18 +140,18 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
         if dtype not in FLOATING:
             floating = [name for name, tensor in named.items() if tensors.dtype(tensor) in FLOATING]
             raise OutputError(
-                f"the output {native!r} is of dtype {dtype}: expected floating point, which alone has a gradient; name "
-                f"another with output=..., of {listed(floating)}"
+                f"the output {native!r} is of dtype {dtype}: expected floating point, as no other dtype has gradients. Choose "
+                f"another output with output=..., one of {listed(floating)}"
             )
     read = {wanted: _rows(wanted, named[native], request, tensors) for wanted, native in natives.items()}
     sets = request.respond({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
-    return Answer(tuple([(read[wanted], one) for wanted, one in cotangents.items()] for cotangents in sets))
+    return Answer(tuple([(read[wanted], cotangent) for wanted, cotangent in cotangents.items()] for cotangents in sets))
 
 
 def _rows(name: str | None, output: Any, request: Request, tensors: Tensors) -> Any:
     """Return the rows of an output that are converted to NumPy, or the whole output."""
-    places = request.reads(name, tuple(map(int, output.shape)))
-    return output if places is None else tensors.rows(output, *places)
+    rows = request.reads(name, tuple(map(int, output.shape)))
+    return output if rows is None else tensors.rows(output, *rows)
 
 
 def native_answer(
@@ -163,18 +163,18 @@ def native_answer(
         ObjectiveError: the value is not one floating-point number per example, or one for the batch.
     """
     shapes = tensors.scalars if objective.scalar else ((len(batch),),)
-    what = "one number for the batch" if objective.scalar else "one number an example"
-    expected = f"expected {tensors.kind} of floating point and shape {' or '.join(map(str, shapes))}, {what}"
+    count = "one number for the batch" if objective.scalar else "one number per example"
+    expected = f"expected {tensors.kind} of floating point and shape {' or '.join(map(str, shapes))}, {count}"
     if not tensors.is_tensor(value):
-        raise ObjectiveError(f"the objective function gave {type(value).__name__}: {expected}")
+        raise ObjectiveError(f"the objective function returned {type(value).__name__}: {expected}")
     shape, dtype = tuple(value.shape), tensors.dtype(value)
     if shape not in shapes or dtype not in FLOATING:
         raise ObjectiveError(
-            f"the objective function gave a tensor of shape {shape} and dtype {dtype}: {expected}{_hint(objective, shape)}"
+            f"the objective function returned a tensor of shape {shape} and dtype {dtype}: {expected}{_hint(objective, shape)}"
         )
     numbers = tensors.to_numpy(value)
     cotangents = np.eye(len(batch)) if several else [np.ones(shape)]
-    sets = tuple([(value, one)] for one in cotangents)
+    sets = tuple([(value, cotangent)] for cotangent in cotangents)
     return Answer(sets, numbers.reshape(()) if objective.scalar else numbers)
 
 
@@ -198,11 +198,11 @@ def values_at(
     """
     values = {}
     for name, key in chosen.items():
-        found = watch.found(key)
+        record = watch.found(key)
         values[name] = PointValues(
             activations[key],
             tuple(gradients[key] for gradients in pulled),
-            found if isinstance(found, Lookup) else None,
+            record if isinstance(record, Lookup) else None,
             tuple(gradients[key] for gradients in before if key in gradients),
             (rests or {}).get(key),
         )
@@ -217,11 +217,11 @@ def compute_dtype(read: Iterable[str], fallback: Iterable[str], casts: Iterable[
         fallback: the dtypes of the returned tensors and the parameters; the first is used if nothing was read.
         casts: the dtypes to which the framework casts automatically (mixed precision).
     """
-    found = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
-    return coarsest([*found, *casts])
+    dtypes = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
+    return coarsest([*dtypes, *casts])
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:
     if objective.scalar:
-        return "; leave embgrad.Scalar out, or reduce over the examples"
-    return "; embgrad.Scalar(function) takes a scalar" if shape in ((), (1,)) else ""
+        return ". Remove embgrad.Scalar, or reduce over the examples"
+    return ". For a scalar wrap the function in embgrad.Scalar" if shape in ((), (1,)) else ""

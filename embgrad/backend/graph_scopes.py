@@ -100,7 +100,7 @@ class Crossings:
                 watch.count(path)
         # Modules around the graph, and the scopes of other graphs, can have the same paths.
         self._before = Counter(call.path for call in watch.calls)
-        self._given: dict[Scope, Any] = {}
+        self._inputs: dict[Scope, Any] = {}
         self._returned: dict[Scope, Any] = {}
         self._borders: dict[Entry, list[tuple[Scope, bool]]] = defaultdict(list)
         inner_first = sorted(self.scopes, key=lambda scope: (len(scope.nodes), -len(scope.path)))
@@ -139,49 +139,50 @@ class Crossings:
 
     def versions(self, entry: Entry, value: Any) -> list[Any]:
         """Return the versions of a value: the computed value, then the one that continues at each border that it crosses."""
-        found = [value]
+        versions = [value]
         for count, (scope, inside) in enumerate(self._borders.get(entry, ())):
-            seen = found[self.version(entry, min(scope.nodes) if inside else OUTSIDE, count)]
-            found.append(self._enter(scope, seen) if inside else self._leave(scope, seen))
-        return found
+            current = versions[self.version(entry, min(scope.nodes) if inside else OUTSIDE, count)]
+            versions.append(self._enter(scope, current) if inside else self._leave(scope, current))
+        return versions
 
     def tell(self) -> None:
         """Report all calls to the watch if it records everything, with inner scopes nested in outer ones."""
         if not self._watch.everything:
             return
-        holding: dict[int, list[Scope]] = defaultdict(list)
+        scopes_at: dict[int, list[Scope]] = defaultdict(list)
         for scope in self.scopes:
             for number in scope.nodes:
-                holding[number].append(scope)
-        inside: dict[Scope | None, list[Scope]] = defaultdict(list)
+                scopes_at[number].append(scope)
+        children: dict[Scope | None, list[Scope]] = defaultdict(list)
         for scope in self.scopes:
             if not scope.is_operation:
-                around = (other for other in holding[min(scope.nodes)] if _lies_in(scope, other))
-                inside[min(around, key=lambda other: (len(other.nodes), -len(other.path)), default=None)].append(scope)
-        self._tell(inside, None)
+                outer = (candidate for candidate in scopes_at[min(scope.nodes)] if _lies_in(scope, candidate))
+                innermost = min(outer, key=lambda candidate: (len(candidate.nodes), -len(candidate.path)), default=None)
+                children[innermost].append(scope)
+        self._tell(children, None)
         for scope in self.scopes:
             if scope.is_operation:  # an operation is neither a layer nor part of one, so it is not nested
                 self._watch.enter(scope.path, scope.kind, None, ())
                 self._watch.leave(self._returned[scope], self._returned[scope].shape)
 
-    def _tell(self, inside: Mapping[Scope | None, Sequence[Scope]], around: Scope | None) -> None:
-        for scope in inside.get(around, ()):
-            given, returned = self._given.get(scope), self._returned[scope]
-            self._watch.enter(scope.path, scope.kind, given, () if given is None else given.shape)
-            self._tell(inside, scope)
+    def _tell(self, children: Mapping[Scope | None, Sequence[Scope]], parent: Scope | None) -> None:
+        for scope in children.get(parent, ()):
+            tensor, returned = self._inputs.get(scope), self._returned[scope]
+            self._watch.enter(scope.path, scope.kind, tensor, () if tensor is None else tensor.shape)
+            self._tell(children, scope)
             self._watch.leave(returned, returned.shape)
 
     def _enter(self, scope: Scope, value: Any) -> Any:
         key = f"{scope.path}:{INPUT}#{self._before[scope.path] + scope.occurrence}"
-        self._given[scope] = self._passed(key, value) if self._watch.wants(key) else value
-        return self._given[scope]
+        self._inputs[scope] = self._passed(key, value) if self._watch.wants(key) else value
+        return self._inputs[scope]
 
     def _leave(self, scope: Scope, value: Any) -> Any:
         if self._watch.everything:
             self._returned[scope] = value
             return value
-        given = self._given.pop(scope, None)
-        self._watch.enter(scope.path, scope.kind, given, () if given is None else given.shape)
+        tensor = self._inputs.pop(scope, None)
+        self._watch.enter(scope.path, scope.kind, tensor, () if tensor is None else tensor.shape)
         key = self._watch.leave(value, value.shape)
         return value if key is None else self._passed(key, value)
 

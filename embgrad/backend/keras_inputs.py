@@ -111,7 +111,7 @@ def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> 
 def _is_list(declared: Any) -> bool:
     """Return whether a sequence holds several inputs, rather than the shape of a single input."""
     return isinstance(declared, (list, tuple)) and all(
-        hasattr(one, "dtype") or isinstance(one, (Mapping, list, tuple)) for one in declared
+        hasattr(entry, "dtype") or isinstance(entry, (Mapping, list, tuple)) for entry in declared
     )
 
 

@@ -52,7 +52,7 @@ class held:  # noqa: N801  # used like a function
             self._let_go()
             raise
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._let_go()
 
     def _let_go(self) -> None:
@@ -62,9 +62,9 @@ class held:  # noqa: N801  # used like a function
 
 def _lock_of(part: object) -> threading.RLock:
     key = id(part)
-    known = _locks.get(key)
-    if known is not None and known[0]() is part:
-        return known[1]
+    entry = _locks.get(key)
+    if entry is not None and entry[0]() is part:
+        return entry[1]
     lock = threading.RLock()
     _locks[key] = (_reference(part, key), lock)
     return lock
@@ -80,8 +80,8 @@ def _reference(part: object, key: int) -> Any:
 
 def _renew() -> None:
     """Reset all locks in a forked child: the threads that held them do not exist there and could never release them."""
-    held_by_nobody: list[Any] = [_guard, process_lock, *(lock for _, lock in _locks.values())]
-    for lock in held_by_nobody:
+    locks: list[Any] = [_guard, process_lock, *(lock for _, lock in _locks.values())]
+    for lock in locks:
         lock._at_fork_reinit()  # as the standard library's modules do
 
 

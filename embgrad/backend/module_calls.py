@@ -21,11 +21,11 @@ class CallRecorder(Protocol):
         """Count a call that is not recorded."""
         ...
 
-    def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
+    def enter(self, path: str, kind: str, tensor: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
         """Record that a call begins, and return the key of its input if that is a requested point."""
         ...
 
-    def leave(self, gave: Any, shape: Any) -> str | None:
+    def leave(self, tensor: Any, shape: Any) -> str | None:
         """Record that the innermost call ends, and return the key of its output if that is a requested point."""
         ...
 
@@ -86,12 +86,12 @@ class ModuleCalls:
 
     def enter(self, path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> tuple[Any, Any]:
         """Record that a call begins, and return the arguments with which it continues."""
-        given = first((args, kwargs), self._is_floating)
-        key = self.watch.enter(path, kind, given, () if given is None else given.shape, also)
+        tensor = first((args, kwargs), self._is_floating)
+        key = self.watch.enter(path, kind, tensor, () if tensor is None else tensor.shape, also)
         if key is None:
             return args, kwargs
         try:
-            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace(key, given))
+            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace(key, tensor))
         except BaseException:
             self.fail()
             raise

@@ -60,7 +60,7 @@ class ObjectState:
         self._skip = skip
         self._is_part = is_part
         self._unwrap = unwrap
-        self._attributes = [(own, own.copy()) for own in attributes]
+        self._attributes = [(namespace, namespace.copy()) for namespace in attributes]
         self._empty: list[Any] = []
         self._filled: list[tuple[Any, _Content]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
@@ -68,9 +68,9 @@ class ObjectState:
 
     def restore(self) -> None:
         """Restore the snapshot without calling code of the user's classes; leave unchanged containers unwritten."""
-        for own, before in self._attributes:
-            if not (_are_same(own.values(), before.values()) and _are_same(own, before)):
-                self._restore_attributes(own, before)
+        for namespace, before in self._attributes:
+            if not (_are_same(namespace.values(), before.values()) and _are_same(namespace, before)):
+                self._restore_attributes(namespace, before)
         for container in filter(None, self._empty):
             if not self._holds_part(container):
                 container.clear()
@@ -85,53 +85,52 @@ class ObjectState:
         waiting: list[Any] = []
         for _, before in self._attributes:
             for name, value in before.items():
-                kind = type(value)
-                if kind in ATOMS or name in self._skip:
+                cls = type(value)
+                if cls in ATOMS or name in self._skip:
                     continue
-                if kind in PLAIN and not value:  # most containers of a module are empty
+                if cls in PLAIN and not value:  # most containers of a module are empty
                     self._empty.append(value)
                 else:
                     waiting.append(value)
         direct = len(waiting)
         seen: set[int] = set()
         entries, numbers = MOST_ENTRIES, MOST_NUMBERS
-        for place, value in enumerate(waiting):  # the list grows during the loop
+        for index, value in enumerate(waiting):  # the list grows during the loop
             inner = self._unwrap(value)
             if id(inner) in seen:
                 continue
             seen.add(id(inner))
-            kind = type(inner)
-            if kind in PLAIN and not inner:
+            cls = type(inner)
+            if cls in PLAIN and not inner:
                 self._empty.append(inner)
-            elif kind is np.ndarray:
+            elif cls is np.ndarray:
                 if _is_kept(inner) and inner.size <= numbers:
                     numbers -= inner.size
                     self._arrays.append((inner, inner.copy()))
-            elif container_of(kind) is not None or isinstance(inner, tuple):
+            elif container_of(cls) is not None or isinstance(inner, tuple):
                 content = _Content.of(inner)
                 count = len(content.values)
-                if count <= (
-                    MOST_ENTRIES if place < direct else entries
-                ):  # the total is limited for nested containers only
-                    entries -= count if place >= direct else 0
+                # A model may have any number of modules, so the total is limited for nested containers only.
+                if count <= (MOST_ENTRIES if index < direct else entries):
+                    entries -= count if index >= direct else 0
                     waiting.extend(entry for entry in content.values if type(entry) not in ATOMS)
                     if not isinstance(inner, tuple):
                         self._filled.append((inner, content))
             else:
                 self.values.append(value)
 
-    def _restore_attributes(self, own: dict[str, Any], before: dict[str, Any]) -> None:
-        for name in own.keys() - before.keys() - self._skip:
-            if not self._holds_part(own[name]):
-                del own[name]
+    def _restore_attributes(self, namespace: dict[str, Any], before: dict[str, Any]) -> None:
+        for name in namespace.keys() - before.keys() - self._skip:
+            if not self._holds_part(namespace[name]):
+                del namespace[name]
         for name, value in before.items():
-            now = own.get(name, _ABSENT)
+            now = namespace.get(name, _ABSENT)
             if now is not value and name not in self._skip and not (self._holds_part(value) or self._holds_part(now)):
-                own[name] = value
-        if [name for name in own if name in before] != [name for name in before if name in own]:
-            ordered = {name: own[name] for name in (*before, *own) if name in own}
-            own.clear()
-            own.update(ordered)
+                namespace[name] = value
+        if [name for name in namespace if name in before] != [name for name in before if name in namespace]:
+            ordered = {name: namespace[name] for name in (*before, *namespace) if name in namespace}
+            namespace.clear()
+            namespace.update(ordered)
 
     def _holds_part(self, value: Any) -> bool:
         return contains(value, self._is_part, self._unwrap)
@@ -205,19 +204,19 @@ def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], 
     return False
 
 
-def container_of(kind: type) -> Any:
+def container_of(cls: type) -> Any:
     """Return the built-in container class that a class is or derives from, or None."""
-    if kind in PLAIN:
-        return kind
+    if cls in PLAIN:
+        return cls
     for base in CONTAINERS:  # called for each attribute of a model: a generator expression takes longer
-        if issubclass(kind, base):
+        if issubclass(cls, base):
             return base
     return None
 
 
-def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
+def _are_same(current: Collection[Any], before: Collection[Any]) -> bool:
     """Return whether two collections hold the same objects, by identity: `==` may run the user's code."""
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+    return len(current) == len(before) and all(map(operator.is_, current, before))
 
 
 def _is_kept(array: np.ndarray) -> bool:

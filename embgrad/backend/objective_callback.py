@@ -38,7 +38,7 @@ class Respond:
         self._batch = batch
         self._sets = sets
         self._sized = sized or sets == 0
-        self._places: tuple[np.ndarray, np.ndarray] | None = None
+        self._rows: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -50,25 +50,25 @@ class Respond:
         self.shape = shape
         if type(self._objective).evaluate is not Objective.evaluate:  # an own `evaluate` expects the whole output
             return None
-        places = self._objective.places(shape, self._batch)
-        few = places is not None and 0 < 2 * len(places[0]) <= shape[0] * shape[1]
-        self._places = places if few else None
-        return self._places
+        rows = self._objective.places(shape, self._batch)
+        few = rows is not None and 0 < 2 * len(rows[0]) <= shape[0] * shape[1]
+        self._rows = rows if few else None
+        return self._rows
 
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
         """Return the sets of cotangents for the outputs, see `embgrad.backend.Respond`."""
         name = self._objective.output
-        if self._places is None:
+        if self._rows is None:
             self.shape = outputs[name].shape
             self.values, cotangent = self._objective.evaluate(outputs[name], self._batch)
         else:
-            self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._places, self._batch)
+            self.values, cotangent = self._objective.evaluate_rows(outputs[name], self._rows, self._batch)
         if self._sized:
             counted = cotangent != 0  # where the cotangent is 0 the output may be infinite, as at masked classes
             self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
         if self._sets < 2:
             return [{name: cotangent}] * self._sets
-        owners = np.arange(len(cotangent)) if self._places is None else self._places[0]
+        owners = np.arange(len(cotangent)) if self._rows is None else self._rows[0]
         return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
 
@@ -85,6 +85,6 @@ def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray
 
 
 def _only(cotangent: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    alone = np.zeros_like(cotangent)
-    alone[rows] = cotangent[rows]
-    return alone
+    selected = np.zeros_like(cotangent)
+    selected[rows] = cotangent[rows]
+    return selected

@@ -84,19 +84,19 @@ def backend_named(name: str) -> Backend:
     Raises:
         BackendError: the name is not a string or is unknown, the backend is broken, or its framework is not installed.
     """
-    found = _discovered()
+    discovery = _discovered()
     if not isinstance(name, str):
         raise BackendError(
-            f"the framework is {brief(name)}: expected the name of a backend, one of {listed(found.backends)}"
+            f"the framework is {brief(name)}: expected the name of a backend, one of {listed(discovery.backends)}"
         )
-    if name in found.failures:
-        raise BackendError(f"the backend {name!r} cannot be used: {found.failures[name]}")
-    if name not in found.backends:
-        known = [*found.backends, *found.failures]
+    if name in discovery.failures:
+        raise BackendError(f"the backend {name!r} cannot be used: {discovery.failures[name]}")
+    if name not in discovery.backends:
+        known = [*discovery.backends, *discovery.failures]
         raise BackendError(
-            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}{_nothing(found)}"
+            f"there is no backend {name!r}: expected one of {listed(known)}.{did_you_mean(name, known)}{_nothing(discovery)}"
         )
-    backend = found.backends[name]
+    backend = discovery.backends[name]
     if not _installed(backend.package):
         wanted = f"'embgrad[{backend.extra}]'" if backend.extra else backend.package
         raise BackendError(
@@ -105,9 +105,9 @@ def backend_named(name: str) -> Backend:
     return backend
 
 
-def is_model(given: Any) -> bool:
+def is_model(value: Any) -> bool:
     """Return whether a backend owns the object. Imports no framework."""
-    return any(_owns(backend, given) for backend in _discovered().backends.values())
+    return any(_owns(backend, value) for backend in _discovered().backends.values())
 
 
 def backend_for(model: Any) -> Backend:
@@ -116,34 +116,34 @@ def backend_for(model: Any) -> Backend:
     Raises:
         BackendError: no backend owns it, or more than one; the message says what the model looks like and what to install.
     """
-    found = _discovered()
-    known = found.owners.get(type(model))
-    if known is not None and _owns(known, model):
-        return known
+    discovery = _discovered()
+    cached = discovery.owners.get(type(model))
+    if cached is not None and _owns(cached, model):
+        return cached
     parts = as_parts(model)
     classes = [part.__qualname__ for part in parts if isinstance(part, type)]
     if classes:
         raise BackendError(f"the model is the class {classes[0]}: expected an instance; write {classes[0]}(...)")
     if not parts:
-        raise BackendError("the model is an empty sequence of parts: expected one part at least")
-    owners, asked = _owners(parts, found)
+        raise BackendError("the model is an empty sequence of parts: expected at least one part")
+    owners, current = _owners(parts, discovery)
     if len(owners) == 1:
         # A backend whose owns() raised here may claim the next model of this type, so nothing is cached then.
-        if asked is found and not isinstance(model, (list, tuple)):
-            found.owners[type(model)] = owners[0]
+        if current is discovery and not isinstance(model, (list, tuple)):
+            discovery.owners[type(model)] = owners[0]
         return owners[0]
     if owners:
         raise BackendError(
-            f"the backends {listed(backend.name for backend in owners)} all claim {_described(parts)}: expected one; "
-            "uninstall the other"
+            f"the backends {listed(backend.name for backend in owners)} all claim {_described(parts)}: expected only one to. "
+            "Uninstall the others"
         )
-    raise BackendError(_no_owner(parts, asked))
+    raise BackendError(_no_owner(parts, current))
 
 
-def model_in(given: Any) -> Any:
+def model_in(value: Any) -> Any:
     """Return the model in the attribute `model` of an object such as a pipeline, or the object itself if it has none."""
-    held = None if isinstance(given, (type, list, tuple)) else getattr(given, "model", None)
-    return given if held is None or is_model(given) or not is_model(held) else held
+    inner = None if isinstance(value, (type, list, tuple)) else getattr(value, "model", None)
+    return value if inner is None or is_model(value) or not is_model(inner) else inner
 
 
 def _owns(backend: Backend, part: Any) -> bool:
@@ -154,19 +154,19 @@ def _owns(backend: Backend, part: Any) -> bool:
         return False
 
 
-def _owners(parts: Sequence[Any], found: Discovery) -> tuple[list[Backend], Discovery]:
+def _owners(parts: Sequence[Any], discovery: Discovery) -> tuple[list[Backend], Discovery]:
     """Return the backends that own every part, and the discovery with those whose `owns` raised moved to the failures."""
     owners, failures = [], {}
-    for name, backend in found.backends.items():
+    for name, backend in discovery.backends.items():
         try:
             if all(backend.owns(part) for part in parts):
                 owners.append(backend)
         except Exception as error:  # a third party's backend may raise anything; it must not hide the others
             failures[name] = f"its owns() raised {type(error).__name__}: {error}"
     if not failures:
-        return owners, found
-    working = {name: backend for name, backend in found.backends.items() if name not in failures}
-    return owners, Discovery(working, {**found.failures, **failures})
+        return owners, discovery
+    working = {name: backend for name, backend in discovery.backends.items() if name not in failures}
+    return owners, Discovery(working, {**discovery.failures, **failures})
 
 
 @functools.lru_cache(maxsize=1)
@@ -197,13 +197,13 @@ def drop_duplicates(points: Iterable[EntryPoint]) -> tuple[list[EntryPoint], dic
     by_name: dict[str, dict[str, EntryPoint]] = {}
     for point in points:
         by_name.setdefault(point.name, {})[point.value] = point
-    unique = [next(iter(same.values())) for same in by_name.values() if len(same) == 1]
+    unique = [next(iter(entries.values())) for entries in by_name.values() if len(entries) == 1]
     clashes = {
         name: "two distributions provide it, "
-        + " and ".join(_origin(point) for point in same.values())
+        + " and ".join(_origin(point) for point in entries.values())
         + ": uninstall one"
-        for name, same in by_name.items()
-        if len(same) > 1
+        for name, entries in by_name.items()
+        if len(entries) > 1
     }
     return unique, clashes
 
@@ -235,13 +235,13 @@ def check(loaded: Mapping[str, Any]) -> tuple[dict[str, Backend], dict[str, str]
     return good, bad
 
 
-def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
+def _no_owner(parts: Sequence[Any], discovery: Discovery) -> str:
     message = f"no installed backend takes {_described(parts)}"
     keras = next((name for part in parts if (name := _keras_backend(part)) in KERAS_BACKENDS), None)
     if keras is not None:
         return (
-            f"{message}: it is a Keras model on Keras's own backend {keras!r}, which embgrad does not read. Set KERAS_BACKEND to "
-            "'tensorflow' or 'torch' before keras is imported, and load the model there"
+            f"{message}: it is a Keras model on Keras's own backend {keras!r}, which embgrad does not support. Set KERAS_BACKEND "
+            "to 'tensorflow' or 'torch' before keras is imported, and load the model there"
         )
     looks = {
         package: KNOWN_PACKAGES[package] for part in parts for package in _packages(part) if package in KNOWN_PACKAGES
@@ -249,12 +249,12 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
     if len({extra for _, extra in looks.values()}) > 1:
         return f"{message}: its parts are {listed(what for what, _ in looks.values())}; expected parts of one framework"
     known = next(
-        (backend for backend in found.backends.values() if backend.extra and backend.extra in _extras(looks)), None
+        (backend for backend in discovery.backends.values() if backend.extra and backend.extra in _extras(looks)), None
     )
     if known is not None:
         what, _ = next(iter(looks.values()))
         message += (
-            f": it comes from the same package as {what}, and is none; the backend {known.name!r} expects a model, not a "
+            f": it is from the same package as {what}, but is not one; the backend {known.name!r} expects a model, not a "
             "tensor, a function or an optimizer"
         )
     elif looks:
@@ -270,21 +270,23 @@ def _no_owner(parts: Sequence[Any], found: Discovery) -> str:
             ": expected a model of one of the frameworks, a torch.nn.Module, a TensorFlow or Keras model or a Gluon block, "
             f"or, with call=..., a sequence of such parts{_instead(parts[0])}"
         )
-    failures = "; ".join(f"{name}: {why}" for name, why in found.failures.items())
+    failures = "; ".join(f"{name}: {why}" for name, why in discovery.failures.items())
     return (
         message
-        + f". Backends: {listed(found.backends)}"
+        + f". Backends: {listed(discovery.backends)}"
         + (f"; broken: {failures}" if failures else "")
-        + _nothing(found)
+        + _nothing(discovery)
     )
 
 
-def _instead(given: Any) -> str:
+def _instead(value: Any) -> str:
     """Return a message's advice on what to pass in place of a name or a dict."""
-    if isinstance(given, str):
-        return "; in place of a name, what from_pretrained(...) or embgrad.load_bert(folder) gives"
-    if isinstance(given, Mapping):
-        return "; in place of a dict of weights, the model that holds them, and a dict of inputs is the batch, which comes second"
+    if isinstance(value, str):
+        return "; in place of a name, pass the model that from_pretrained(...) or embgrad.load_bert(folder) returns"
+    if isinstance(value, Mapping):
+        return (
+            "; in place of a dict of weights, pass the model that holds them; a dict of inputs is the second argument"
+        )
     return ""
 
 
@@ -298,8 +300,8 @@ def _extras(looks: Mapping[str, tuple[str, str | None]]) -> set[str | None]:
     return {extra for _, extra in looks.values()}
 
 
-def _nothing(found: Discovery) -> str:
-    if found.backends or found.failures:
+def _nothing(discovery: Discovery) -> str:
+    if discovery.backends or discovery.failures:
         return ""
     return " No backend is registered at all: install embgrad itself with pip, so that its entry points are known"
 

@@ -27,10 +27,10 @@ def agreeing(dtypes: Iterable[str]) -> float:
     Args:
         dtypes: the dtypes' names; names that are not floating point are ignored.
     """
-    return max((AGREEING[one] for one in dtypes if one in AGREEING), default=AGREEING["float32"])
+    return max((AGREEING[dtype] for dtype in dtypes if dtype in AGREEING), default=AGREEING["float32"])
 
 
-def with_functions(request: Request, made: Callable[[str, str, Change], Change], **others: Any) -> Request:
+def with_functions(request: Request, replacement: Callable[[str, str, Change], Change], **others: Any) -> Request:
     """Return the request with other functions at its points.
 
     Args:
@@ -39,10 +39,10 @@ def with_functions(request: Request, made: Callable[[str, str, Change], Change],
         others: further fields of the request to replace.
     """
 
-    def of(option: str) -> dict[str, Change]:
-        return {key: made(option, key, one) for key, one in getattr(request, option).items()}
+    def changed(option: str) -> dict[str, Change]:
+        return {key: replacement(option, key, change) for key, change in getattr(request, option).items()}
 
-    return replace(request, override=of("override"), add=of("add"), edit=of("edit"), **others)
+    return replace(request, override=changed("override"), add=changed("add"), edit=changed("edit"), **others)
 
 
 def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Request:
@@ -96,18 +96,18 @@ class Again:
     def __init__(self, gave: Gave, change: Change) -> None:
         self.gave = gave
         self.change = change
-        self._place = 0
+        self._position = 0
 
     def __call__(self, value: np.ndarray) -> np.ndarray:
         """Return the new values for a point, recorded or from the user's function; see `embgrad.backend.Change`."""
-        calls, came = self.gave.calls, _Glimpse(value)
-        if self._place >= len(calls) or calls[self._place][0].is_apart(came):
-            del calls[self._place :]
-            calls.append((came, np.array(self.change(value))))
-        _, gave = calls[self._place]
-        self._place += 1
-        again: np.ndarray = gave.copy()
-        return again
+        calls, fingerprint = self.gave.calls, _Glimpse(value)
+        if self._position >= len(calls) or calls[self._position][0].is_apart(fingerprint):
+            del calls[self._position :]
+            calls.append((fingerprint, np.array(self.change(value))))
+        _, result = calls[self._position]
+        self._position += 1
+        copy: np.ndarray = result.copy()
+        return copy
 
 
 class _Glimpse:
@@ -125,15 +125,15 @@ class _Glimpse:
         length = max(1, flat.size // STRETCHES)
         whole = np.zeros((-(-flat.size // length), length), values.dtype)
         np.copyto(whole.reshape(-1)[: flat.size], flat, where=np.isfinite(flat))
-        places = np.arange(length)
-        weights = np.stack([np.cos(places), np.sin(np.sqrt(2) * (places + 1))], 1)
+        indices = np.arange(length)
+        weights = np.stack([np.cos(indices), np.sin(np.sqrt(2) * (indices + 1))], 1)
         self._sums = whole @ weights.astype(values.dtype)
-        self._about = (values.shape, values.dtype, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
+        self._summary = (values.shape, values.dtype, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
 
     def is_apart(self, other: _Glimpse) -> bool:
         """Return whether the arrays behind two fingerprints differ by more than rounding."""
-        far = agreeing([self._about[1].name])
-        return self._about != other._about or differ(self._sums, other._sums, far, 0)
+        tolerance = agreeing([self._summary[1].name])
+        return self._summary != other._summary or differ(self._sums, other._sums, tolerance, 0)
 
 
 class Tries:
@@ -147,14 +147,14 @@ class Tries:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._gave: defaultdict[tuple[str, str], Gave] = defaultdict(Gave)
+        self._records: defaultdict[tuple[str, str], Gave] = defaultdict(Gave)
 
     def next(self) -> Request:
         """Return the request for another try."""
         request = self._request
         if not (request.override or request.add or request.edit):
             return request
-        return with_functions(request, lambda option, key, change: self._gave[option, key].again(change))
+        return with_functions(request, lambda option, key, change: self._records[option, key].again(change))
 
 
 def differ(first: np.ndarray | None, second: np.ndarray | None, relative: float, absolute: float) -> bool:
@@ -167,5 +167,5 @@ def differ(first: np.ndarray | None, second: np.ndarray | None, relative: float,
         return first is not second
     if first.shape != second.shape or not np.array_equal(np.isfinite(first), np.isfinite(second)):
         return True
-    one, other = np.nan_to_num(first).astype(np.float64), np.nan_to_num(second).astype(np.float64)
-    return bool(np.linalg.norm(one - other) > relative * np.linalg.norm(one) + absolute * np.sqrt(one.size))
+    a, b = np.nan_to_num(first).astype(np.float64), np.nan_to_num(second).astype(np.float64)
+    return bool(np.linalg.norm(a - b) > relative * np.linalg.norm(a) + absolute * np.sqrt(a.size))

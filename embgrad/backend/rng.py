@@ -49,8 +49,8 @@ class Beside:
 
 def drawn() -> Hashable:
     """Return the states of Python's and NumPy's global generators, which change with every draw."""
-    _, numbers, place, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(numbers).tobytes(), place
+    _, numbers, position, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(numbers).tobytes(), position
 
 
 @contextlib.contextmanager
@@ -60,27 +60,34 @@ def generators_kept(*others: random.Random | None) -> Iterator[None]:
     Args:
         others: further generators to restore, such as a framework's `random.Random`; None is ignored.
     """
-    own = [one for one in others if one is not None]
-    of_python, of_numpy, of_others = random.getstate(), np.random.get_state(), [one.getstate() for one in own]
+    generators = [generator for generator in others if generator is not None]
+    python_state, numpy_state, states = (
+        random.getstate(),
+        np.random.get_state(),
+        [generator.getstate() for generator in generators],
+    )
     try:
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        for one, state in zip(own, of_others, strict=True):
-            one.setstate(state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.setstate(state)
 
 
 @functools.lru_cache(maxsize=1024)
-def is_generator(kind: type) -> bool:
+def is_generator(cls: type) -> bool:
     """Return whether a type is a Python or NumPy random generator, such as a model may hold."""
     # NumPy imports these classes on first access, so they are not looked up at import time.
-    return issubclass(kind, (random.Random, np.random.Generator, np.random.RandomState))
+    return issubclass(cls, (random.Random, np.random.Generator, np.random.RandomState))
 
 
 def states_of(generators: Iterable[Any]) -> list[Any]:
     """Return the states of generators as comparable objects; the state of a system generator never equals another."""
-    return [object() if isinstance(one, random.SystemRandom) else pickle.dumps(_state_of(one)) for one in generators]
+    return [
+        object() if isinstance(generator, random.SystemRandom) else pickle.dumps(_state_of(generator))
+        for generator in generators
+    ]
 
 
 def _state_of(generator: Any) -> Any:
@@ -114,16 +121,16 @@ class SharedGenerator:
 
         Otherwise each call of the function would draw the same noise.
         """
-        kept = getattr(self.local, "kept", None)
-        if kept is None:
+        record = getattr(self.local, "kept", None)
+        if record is None:
             yield
             return
         inside = self.read()
-        self.write(kept.state)
+        self.write(record.state)
         try:
             yield
         finally:
-            kept.state = self.read()
+            record.state = self.read()
             self.write(inside)
 
 
@@ -143,7 +150,7 @@ class _Kept:
         local = self._generator.local
         self._outer, local.kept = getattr(local, "kept", None), self
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._generator.local.kept = self._outer
         if not self._beside.ran:
             self._generator.write(self.state)

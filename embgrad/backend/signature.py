@@ -68,7 +68,9 @@ def expect_single(model: Any) -> None:
         UnsupportedError: the model is a list or tuple.
     """
     if isinstance(model, (list, tuple)):
-        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+        raise UnsupportedError(
+            "the model is a sequence of parts: pass call=lambda parts, inputs: outputs to define how they are called"
+        )
 
 
 def expect_callable(call: Any, name: str = "call") -> None:
@@ -111,9 +113,9 @@ class Signature(tuple[inspect.Parameter, ...]):
 
     def __new__(cls, parameters: Iterable[inspect.Parameter]) -> Signature:
         """Return the parameters as a signature with empty caches."""
-        made = super().__new__(cls, parameters)
-        made.plans, made.less = {}, {}
-        return made
+        signature = super().__new__(cls, parameters)
+        signature.plans, signature.less = {}, {}
+        return signature
 
 
 def parameters_of(function: Any, skip: Iterable[str] = ()) -> Signature:
@@ -125,18 +127,18 @@ def parameters_of(function: Any, skip: Iterable[str] = ()) -> Signature:
         function: the bound method.
         skip: the names of the parameters to skip.
     """
-    parameters, left_out = _signature(function), frozenset(skip)
-    if not left_out:
+    parameters, skipped = _signature(function), frozenset(skip)
+    if not skipped:
         return parameters
-    if left_out not in parameters.less:
-        parameters.less[left_out] = Signature(_without(parameters, left_out))
-    return parameters.less[left_out]
+    if skipped not in parameters.less:
+        parameters.less[skipped] = Signature(_without(parameters, skipped))
+    return parameters.less[skipped]
 
 
-def _without(parameters: Iterable[inspect.Parameter], left_out: Collection[str]) -> Iterator[inspect.Parameter]:
+def _without(parameters: Iterable[inspect.Parameter], skipped: Collection[str]) -> Iterator[inspect.Parameter]:
     gap = False
     for parameter in parameters:
-        if parameter.name in left_out:
+        if parameter.name in skipped:
             gap = True
         elif gap and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             yield parameter.replace(kind=parameter.KEYWORD_ONLY)
@@ -162,8 +164,8 @@ def _signature(function: Any) -> Signature:
         by_name = itertools.chain.from_iterable((inner.__kwdefaults__ or {}).items())
         origin += [inner.__code__, inner.__defaults__, inner.__dict__.get("__signature__"), *by_name]
         inner = inner.__dict__.get("__wrapped__")
-    known, parameters = _signatures.get(plain, ((), None)) if inner is None else ((), None)
-    if parameters is None or len(known) != len(origin) or not all(map(operator.is_, known, origin)):
+    cached, parameters = _signatures.get(plain, ((), None)) if inner is None else ((), None)
+    if parameters is None or len(cached) != len(origin) or not all(map(operator.is_, cached, origin)):
         parameters = Signature(inspect.signature(function).parameters.values())
         if inner is None:
             _signatures[plain] = (tuple(origin), parameters)
@@ -217,16 +219,14 @@ def _distributed(
         field: name for field, names in known_names.items() if (name := _first(names, by_name, values)) is not None
     }
     for field, name in fields.items():
-        given = getattr(batch, "mask" if field == "valid_length" else field) is not None
-        told = given and not (
-            field == "valid_length" and "mask" in fields
-        )  # a mask holds more information than lengths
-        if field != "ids" and (told or by_name[name].default is inspect.Parameter.empty):
+        is_given = getattr(batch, "mask" if field == "valid_length" else field) is not None
+        # A mask holds more information than lengths.
+        is_needed = is_given and not (field == "valid_length" and "mask" in fields)
+        if field != "ids" and (is_needed or by_name[name].default is inspect.Parameter.empty):
             values[name] = (field, True)
     _expect_complete(by_name, values)
-    lengths = (
-        ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
-    )  # also if it is one of the extras
+    # Also if the lengths are one of the extras.
+    lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
 
 
@@ -249,8 +249,8 @@ def _is_dict(annotation: Any) -> bool:
     """Return whether an annotation, possibly given as text, is a dict type."""
     if isinstance(annotation, str):
         return DICT_ANNOTATION.match(annotation.strip("'\" ")) is not None
-    kind = typing.get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Mapping)
+    cls = typing.get_origin(annotation) or annotation
+    return isinstance(cls, type) and issubclass(cls, Mapping)
 
 
 class _Default(NamedTuple):
@@ -279,16 +279,16 @@ def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any
         BatchError: the batch has no value for an input.
     """
     names = list(names)
-    known = {name: field for field, spelled in NAMES.items() for name in spelled}
-    known["padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
+    fields = {name: field for field, aliases in NAMES.items() for name in aliases}
+    fields["padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
     filled: dict[str, Any] = {}
     for name in names:
-        field = known.get(name)
+        field = fields.get(name)
         if name in batch.extras:
             filled[name] = batch.extras[name]
         elif field is not None:
             filled[name] = _field(field, batch)
-    if not any(known.get(name) == "ids" for name in filled):
+    if not any(fields.get(name) == "ids" for name in filled):
         nameless = [name for name in names if name not in filled]
         if len(nameless) != 1:
             raise BatchError(
@@ -299,14 +299,14 @@ def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any
     missing = [name for name in names if name not in filled]
     if missing:
         raise BatchError(_missing_message(missing))
-    return filled, _left_out(batch, {known[name] for name in names if name in known}, filled)
+    return filled, _left_out(batch, {fields[name] for name in names if name in fields}, filled)
 
 
-def _left_out(batch: TokenBatch, told: Collection[str], given: Collection[str]) -> tuple[str, ...]:
+def _left_out(batch: TokenBatch, used: Collection[str], passed: Collection[str]) -> tuple[str, ...]:
     """Return the names of the fields and extras of a batch that a call does not use. Valid lengths count as a mask."""
-    told = {*told, "mask"} if "valid_length" in told else told
-    fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in told]
-    return (*fields, *(name for name in batch.extras if name not in given))
+    used = {*used, "mask"} if "valid_length" in used else used
+    fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in used]
+    return (*fields, *(name for name in batch.extras if name not in passed))
 
 
 def _field(field: str, batch: TokenBatch) -> Any:
@@ -349,8 +349,8 @@ def _expect_complete(by_name: Mapping[str, inspect.Parameter], values: Mapping[s
 
 def _missing_message(missing: Sequence[str]) -> str:
     return (
-        f"the model needs {listed(missing)}, and the batch has nothing of that name: expected every argument without a "
-        "default; add it to the batch as a dict's key, or pass call=lambda model, inputs: ..."
+        f"the model needs {listed(missing)}, which has no default, and the batch has no entry of that name. Give the batch as a "
+        "dict with that key, or pass call=lambda model, inputs: ..."
     )
 
 
@@ -358,11 +358,11 @@ def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unuse
     """Return a plan that passes values by position as far as possible, with defaults only where needed, and the rest by name."""
     args = []
     left = dict(values)
-    by_place = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    positional_only = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
     for p in parameters:
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name in left:
             args.append(left.pop(p.name))
-        elif any(one.name in left for one in by_place):
+        elif any(parameter.name in left for parameter in positional_only):
             args.append(_Default(p.default))
         else:
             break

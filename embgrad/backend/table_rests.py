@@ -24,7 +24,7 @@ def table_rests(names: Mapping[str, Sequence[str]], gradients: Mapping[str, np.n
             occurs once, under any of them.
     """
     rests = {}
-    for key, own in names.items():
-        reached = [gradient for name in own if (gradient := gradients.get(name)) is not None]
-        rests[key] = TableRest(np.sum(reached, axis=0) if reached else None, tuple(own))
+    for key, table_names in names.items():
+        reached = [gradient for name in table_names if (gradient := gradients.get(name)) is not None]
+        rests[key] = TableRest(np.sum(reached, axis=0) if reached else None, tuple(table_names))
     return rests

@@ -53,11 +53,13 @@ class TraceMaker(Protocol[Trace]):
         """Run the model without a trace."""
         ...
 
-    def watched(self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
+    def watched(
+        self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
+    ) -> Callable[[Any], Any]:
         """Return a native objective's function, wrapped to report the returned tensors on which its value depends to `tell`."""
         ...
 
-    def make(self, found: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
+    def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
         """Return a new trace, for any lengths unless `exact`.
 
         Args:
@@ -172,8 +174,8 @@ class KeptTraces(Generic[Trace]):
         model.forms.put(question, form)
         if model.unused > self._patience:  # until a call finds a valid form again
             raise UntraceableError(
-                f"the last {self._patience} calls each asked for something else, or found the model changed, and each would "
-                "take a trace of its own"
+                f"the last {self._patience} calls each made a different request, or followed a change of the model, and each "
+                "would need a new trace"
             )
         return form
 
@@ -183,15 +185,17 @@ class KeptTraces(Generic[Trace]):
         functions = [getattr(part, "__func__", None) for part in parts]
         ids = (*map(id, owners), *map(id, functions))
         with self._lock:
-            known = self._models.get(ids)
-            if known is None or any(one() is not owner for one, owner in zip(known.references, owners, strict=True)):
+            model = self._models.get(ids)
+            if model is None or any(
+                reference() is not owner for reference, owner in zip(model.references, owners, strict=True)
+            ):
                 # The callback may run at any moment, so it must not take the lock.
                 try:
                     references = tuple(weakref.ref(owner, lambda _: self._models.pop(ids, None)) for owner in owners)
                 except TypeError as error:
                     raise UntraceableError(str(error)) from None
-                known = self._models[ids] = _Model(references, self._limit)
-            return known
+                model = self._models[ids] = _Model(references, self._limit)
+            return model
 
 
 class _Call(Generic[Trace]):
@@ -209,77 +213,77 @@ class _Call(Generic[Trace]):
 
     def run(self) -> Run:
         """Return the result of a trace, or of the model."""
-        why = self._form.refused.get(self._objective, None) or self._form.refused.get(None, None)
-        if why is not None:
-            return self._explained(self._maker.plain(self._tries.next()), why)
+        reason = self._form.refused.get(self._objective, None) or self._form.refused.get(None, None)
+        if reason is not None:
+            return self._with_reason(self._maker.plain(self._tries.next()), reason)
         for _ in range(2):  # which outputs an objective uses is known only after it has run
             used = self._form.used.get(self._objective, None)
-            place = None if used is None else self._place(used)
-            if place is None or not self._form.compared.get((place, self._lengths), False):
+            key = None if used is None else self._key(used)
+            if key is None or not self._form.compared.get((key, self._lengths), False):
                 break
             try:
-                return self._maker.run(self._form.traces[place], self._tries.next())
+                return self._maker.run(self._form.traces[key], self._tries.next())
             except OtherUseError as error:
                 self._form.used.put(self._objective, error.used)
             except UnfitError as error:
-                return self._explained(
+                return self._with_reason(
                     self._maker.plain(self._tries.next()), f"the trace failed on this batch ({error})"
                 )
-        return self._compared()
+        return self._compare()
 
-    def _compared(self) -> Run:
+    def _compare(self) -> Run:
         """Run the model itself, then a trace, and return the trace's result if the two agree, else the model's."""
         trial = Trial(self._tries.next(), self._maker.watched)
-        found = self._maker.plain(trial.first())
-        known = self._place(trial.used) in self._form.traces
+        result = self._maker.plain(trial.first())
+        is_known = self._key(trial.used) in self._form.traces
         try:
-            return self._tried(trial, found)
+            return self._run_trace(trial, result)
         except (UntraceableError, UnfitError) as error:
-            if known and isinstance(error, UnfitError):  # the trace still runs other lengths
-                return self._explained(found, f"the trace failed on this batch ({error})")
+            if is_known and isinstance(error, UnfitError):  # the trace still runs other lengths
+                return self._with_reason(result, f"the trace failed on this batch ({error})")
             if not isinstance(error, _FullError):
                 self._form.refused.put(self._objective, str(error))
-            return self._explained(found, str(error))
+            return self._with_reason(result, str(error))
 
-    def _tried(self, trial: Trial, found: Run) -> Run:
+    def _run_trace(self, trial: Trial, result: Run) -> Run:
         used = trial.used
         for _ in range(2):
-            trace = self._trace(found, used)
+            trace = self._trace(result, used)
             try:
                 with self._maker.again():
-                    given = self._maker.run(trace, trial.second())
+                    traced = self._maker.run(trace, trial.second())
                 break
             except OtherUseError as error:
                 used = error.used
         else:
-            raise UntraceableError("the objective depends on other outputs each time")
-        difference = trial.difference(found, given, agreeing(self._maker.dtypes(trace)))
+            raise UntraceableError("the objective depends on different outputs each time")
+        difference = trial.difference(result, traced, agreeing(self._maker.dtypes(trace)))
         if difference is not None:
             raise UntraceableError(difference)
-        place = self._place(used)
-        self._form.traces[place] = trace
-        self._form.compared.put((place, self._lengths), True)
+        key = self._key(used)
+        self._form.traces[key] = trace
+        self._form.compared.put((key, self._lengths), True)
         self._form.used.put(self._objective, used)
-        return given
+        return traced
 
-    def _trace(self, found: Run, used: tuple[int, ...]) -> Trace:
-        known = self._form.traces.get(self._place(used))
-        if known is not None:
-            return known
+    def _trace(self, result: Run, used: tuple[int, ...]) -> Trace:
+        trace = self._form.traces.get(self._key(used))
+        if trace is not None:
+            return trace
         if not self._form.exact:
             try:
-                return self._maker.make(found, used, exact=False)
+                return self._maker.make(result, used, exact=False)
             except UntraceableError:
                 self._form.exact = True
         if len(self._form.traces) >= LENGTHS:
-            raise _FullError(f"each length takes a trace of its own, and {LENGTHS} are kept")
-        return self._maker.make(found, used, exact=True)
+            raise _FullError(f"each length needs its own trace, and at most {LENGTHS} are kept")
+        return self._maker.make(result, used, exact=True)
 
-    def _place(self, used: tuple[int, ...]) -> Hashable:
+    def _key(self, used: tuple[int, ...]) -> Hashable:
         return (self._lengths if self._form.exact else None, used)
 
-    def _explained(self, found: Run, why: str) -> Run:
-        return replace(found, uncompiled=why) if self._request.compiled else found
+    def _with_reason(self, result: Run, reason: str) -> Run:
+        return replace(result, uncompiled=reason) if self._request.compiled else result
 
 
 class _FullError(UntraceableError):

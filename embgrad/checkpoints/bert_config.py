@@ -112,49 +112,48 @@ def bert_config(folder: Path) -> dict[str, Any]:
         UnsupportedError: it is the configuration of another model, or of a BERT whose positions are not a table's.
     """
     config, path = read_config(folder), folder / "config.json"
-    kind = config.get("model_type")
-    if kind != "bert":
+    model_type = config.get("model_type")
+    if model_type != "bert":
         raise UnsupportedError(
-            f"{path} says model_type {brief(kind)}: load_bert expects 'bert'. Build other models with their own library; "
+            f"{path} says model_type {brief(model_type)}: load_bert expects 'bert'. Build other models with their own library; "
             "embgrad.gradients takes them as they are"
         )
-    known = {name: value for name, value in config.items() if name in _FIELDS and value is not None}
-    for name, value in known.items():
-        right, expected = _FIELDS[name]
-        if not right(value):
+    fields = {name: value for name, value in config.items() if name in _FIELDS and value is not None}
+    for name, value in fields.items():
+        is_valid, expected = _FIELDS[name]
+        if not is_valid(value):
             raise FileFormatError(
                 f"{path} says {name} {brief(value)}: expected {expected}; is it a BERT's config.json?"
             )
-    positions = known.get("position_embedding_type", "absolute")
-    if (
-        positions != "absolute"
-    ):  # a library that has dropped the others passes over the field and adds positions all the same
+    position_type = fields.get("position_embedding_type", "absolute")
+    # A library that has dropped the other types ignores the field, and adds absolute positions anyway.
+    if position_type != "absolute":
         raise UnsupportedError(
-            f"{path} says position_embedding_type {brief(positions)}: load_bert expects 'absolute', a table of positions. Build "
-            "the model with a library that computes it; embgrad.gradients takes it as it is"
+            f"{path} says position_embedding_type {brief(position_type)}: load_bert expects 'absolute', a table of positions. "
+            "Build the model with a library that computes it; embgrad.gradients takes it as it is"
         )
-    sizes = {**DEFAULTS, **known}
+    sizes = {**DEFAULTS, **fields}
     if sizes["hidden_size"] % sizes["num_attention_heads"]:
         raise FileFormatError(
             f"{path} says hidden_size {brief(sizes['hidden_size'])} and num_attention_heads "
-            f"{brief(sizes['num_attention_heads'])}: expected a multiple"
+            f"{brief(sizes['num_attention_heads'])}: expected a multiple of the latter"
         )
-    if known.get("pad_token_id", 0) >= sizes["vocab_size"]:
+    if fields.get("pad_token_id", 0) >= sizes["vocab_size"]:
         raise FileFormatError(
-            f"{path} says pad_token_id {brief(known['pad_token_id'])}: expected a row of the vocabulary, whose vocab_size is "
+            f"{path} says pad_token_id {brief(fields['pad_token_id'])}: expected a row of the vocabulary, whose vocab_size is "
             f"{brief(sizes['vocab_size'])}"
         )
-    return known
+    return fields
 
 
 def weight_names(layers: int) -> Iterator[str]:
     """The names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
-    yield from (f"embeddings.{kind}_embeddings.weight" for kind in _TABLES)
-    yield from (f"embeddings.LayerNorm.{part}" for part in ("weight", "bias"))
+    yield from (f"embeddings.{table}_embeddings.weight" for table in _TABLES)
+    yield from (f"embeddings.LayerNorm.{parameter}" for parameter in ("weight", "bias"))
     for layer in range(layers):
         for module in LAYER_MODULES:
-            yield from (f"encoder.layer.{layer}.{module}.{part}" for part in ("weight", "bias"))
-    yield from (f"pooler.dense.{part}" for part in ("weight", "bias"))
+            yield from (f"encoder.layer.{layer}.{module}.{parameter}" for parameter in ("weight", "bias"))
+    yield from (f"pooler.dense.{parameter}" for parameter in ("weight", "bias"))
 
 
 def expect_fitting(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
@@ -169,14 +168,14 @@ def expect_fitting(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ..
         FileFormatError: a weight is missing, or has another shape than the configuration makes it.
     """
     sizes = {**DEFAULTS, **config}
-    known = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}
+    expected = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}
     count = 7 + 2 * len(LAYER_MODULES) * sizes["num_hidden_layers"]
-    if len(known) < count:
-        first = islice((name for name in weight_names(sizes["num_hidden_layers"]) if name not in known), 8)
-        raise FileFormatError(lacking(folder, list(first), count - len(known), count, set(shapes) - set(known)))
+    if len(expected) < count:
+        first = islice((name for name in weight_names(sizes["num_hidden_layers"]) if name not in expected), 8)
+        raise FileFormatError(lacking(folder, list(first), count - len(expected), count, set(shapes) - set(expected)))
     for name in weight_names(sizes["num_hidden_layers"]):
-        if shapes[name] != known[name]:
-            raise FileFormatError(misshapen(folder, name, shapes[name], known[name]))
+        if shapes[name] != expected[name]:
+            raise FileFormatError(misshapen(folder, name, shapes[name], expected[name]))
 
 
 def lacking(folder: Path, first: list[str], missing: int, count: int, left: set[str]) -> str:
@@ -192,29 +191,29 @@ def lacking(folder: Path, first: list[str], missing: int, count: int, left: set[
 def misshapen(folder: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
     """The message on a weight of another shape than is expected."""
     return (
-        f"{folder} holds {name!r} of shape {brief(shape)}: the configuration makes it {brief(expected)}; are config.json and "
-        "the weights of one model?"
+        f"{folder} holds {name!r} of shape {brief(shape)}: the configuration requires {brief(expected)}. Check that config.json "
+        "and the weights belong to the same model"
     )
 
 
 def _shape(name: str, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The shape of a weight; None where the model has none of that name."""
     hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-    for kind, rows in _TABLES.items():
-        if name == f"embeddings.{kind}_embeddings.weight":
+    for table, rows in _TABLES.items():
+        if name == f"embeddings.{table}_embeddings.weight":
             return (sizes[rows], hidden)
     if name in ("embeddings.LayerNorm.weight", "embeddings.LayerNorm.bias", "pooler.dense.bias"):
         return (hidden,)
     if name == "pooler.dense.weight":
         return (hidden, hidden)
-    found = _LAYER.fullmatch(name)
-    if found is None or int(found[1]) >= sizes["num_hidden_layers"] or found[2] not in LAYER_MODULES:
+    match = _LAYER.fullmatch(name)
+    if match is None or int(match[1]) >= sizes["num_hidden_layers"] or match[2] not in LAYER_MODULES:
         return None
-    module, part = found[2], found[3]
+    module, parameter = match[2], match[3]
     if module.endswith("LayerNorm"):
         return (hidden,)
     rows, columns = (
         (inner if module == "intermediate.dense" else hidden),
         (inner if module == "output.dense" else hidden),
     )
-    return (rows, columns) if part == "weight" else (rows,)
+    return (rows, columns) if parameter == "weight" else (rows,)

@@ -105,8 +105,8 @@ def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
     targets = backend.bert_targets(model) if "load_bert" in backend.supports else None
     if targets is None:
         raise UnsupportedError(
-            f"names='canonical' knows the parameters of a BERT as embgrad.load_bert makes it, and the model is "
-            f"{type(model).__module__}.{type(model).__qualname__}: leave it out for the framework's own names"
+            f"names='canonical' requires a BERT as embgrad.load_bert builds it, and the model is "
+            f"{type(model).__module__}.{type(model).__qualname__}. Omit it for the framework's own names"
         )
     return {target.native: target for target in targets}
 
@@ -131,15 +131,15 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def _of_all(folder: Path, read: Callable[[Path], Mapping[str, Held]]) -> dict[str, Held]:
     """What is read of each of a checkpoint folder's files, by the weights' names."""
-    found: dict[str, Held] = {}
+    values: dict[str, Held] = {}
     for file in weight_files(folder):
-        for name, held in read(file).items():
-            if name in found:
+        for name, value in read(file).items():
+            if name in values:
                 raise FileFormatError(
-                    f"{file} holds the weight {brief(name)}, which another file of the folder holds, too: expected each once"
+                    f"{file} holds the weight {brief(name)}, which another file there also holds: expected each weight once"
                 )
-            found[name] = held
-    return found
+            values[name] = value
+    return values
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -154,11 +154,11 @@ def weight_files(folder: Path) -> list[Path]:
     except FileNotFoundError:
         if index.is_symlink():
             raise FileFormatError(
-                f"{index} is a symbolic link to what is not there: expected an index of shards"
+                f"{index} is a symbolic link to a file that does not exist: expected an index of shards"
             ) from None
         files = ["model.safetensors"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{index} is no index of safetensors shards: {brief(error, 200)}") from error
+        raise FileFormatError(f"{index} is not a valid index of safetensors shards: {brief(error, 200)}") from error
     for file in files:
         if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
             raise FileFormatError(f"{index} names the shard {brief(file)}: expected a file in the same folder")
@@ -190,11 +190,11 @@ def _without_prefix(weights: Mapping[str, Held], folder: Path) -> dict[str, Held
 
 def _patterns(ignore: Any) -> tuple[str, ...]:
     """The patterns of `ignore`, one or several."""
-    given = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
-    for one in given:
-        if not isinstance(one, str):
-            raise EmbgradError(f"ignore holds {brief(one)}: expected patterns of weights' names, such as ['cls.*']")
-    return given
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise EmbgradError(f"ignore holds {brief(pattern)}: expected patterns of weights' names, such as ['cls.*']")
+    return patterns
 
 
 def _check(
@@ -202,13 +202,15 @@ def _check(
 ) -> None:
     wanted = {target.source for target in targets}
     missing = [name for name in wanted if name not in weights]
-    left = [name for name in weights if name not in wanted and not any(fnmatchcase(name, one) for one in ignore)]
+    left = [
+        name for name in weights if name not in wanted and not any(fnmatchcase(name, pattern) for pattern in ignore)
+    ]
     if missing:
         raise FileFormatError(lacking(folder, sorted(missing)[:8], len(missing), len(wanted), set(left)))
     if left:
         raise FileFormatError(
-            f"{folder} holds {len(left)} weights that the encoder has no place for: {listed(sorted(left))}; if they belong "
-            "to a head that you do not want, say so with ignore=['cls.*'] or the like"
+            f"{folder} holds {len(left)} weights that the encoder does not have: {listed(sorted(left))}. If they belong to a "
+            "head that you do not need, skip them with a pattern such as ignore=['cls.*']"
         )
     for target in targets:
         value = weights[target.source]
