@@ -1,4 +1,4 @@
-"""Every public function that touches a model, as calls that the conformance suite's models can stand."""
+"""Calls of every public function that takes a model, for the conformance suite's models."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["CALLS", "WITHOUT_A_MODEL", "Asked", "PublicCall"]
 
 
 class _Told(embgrad.CrossEntropy):
-    """An objective of the user's own."""
+    """An objective of a user's class, which reports its evaluation to `come_by`."""
 
     def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:
         come_by("objective")
         return super().evaluate(output, batch)
 
 
-_Told.__module__ = "user"  # embgrad runs an objective of its own in any thread
+_Told.__module__ = "user"  # embgrad would run an objective of its own package in any thread
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What calls are made with. The callbacks tell `faults.come_by` that they are called, by the names of their options.
+    """The arguments of calls. The callbacks report each of their calls to `faults.come_by`, by the names of their options.
 
     Attributes:
-        model: of the architecture `interrupted`.
-        batch: what it is run on.
+        model: a model of the architecture `interrupted`.
+        batch: the batch that it runs on.
         labels: a class for each example.
-        logit: a native objective of the framework's, as `Harness.logit` gives it.
-        step: one step of the user's own training loop, as `Harness.step` makes it, which changes no weight.
-        instead: by name what is given in the place of a call's own arguments.
+        logit: a native objective in the framework, as `Harness.logit` returns it.
+        step: a step of a user's training loop, as in `Harness.step`, which must not change the weights.
+        instead: arguments by name that replace those of a call.
     """
 
     model: Any
@@ -48,48 +48,48 @@ class Asked:
     instead: Mapping[str, Any] = field(default_factory=dict)
 
     def given(self, **options: Any) -> dict[str, Any]:
-        """The arguments of a call beside the model."""
+        """Return the arguments of a call except the model."""
         return {"batch": self.batch, "objective": _Told(self.labels), **options, **self.instead}
 
     def native(self, outputs: Any) -> Any:
-        """A native objective."""
+        """Return the value of a native objective."""
         come_by("native objective")
         return self.logit(outputs)
 
     def call(self, model: Any, inputs: Any) -> Any:
-        """Calls the model in the user's own way."""
+        """Call the model, as a user's `call=` function does."""
         returned = model(inputs["input_ids"])
         come_by("call")
         return returned
 
     @property
     def padded(self) -> embgrad.TokenBatch:
-        """The batch with padding in the last example."""
+        """The batch, with padding in the last example."""
         ids, mask = self.batch.ids.copy(), np.ones(self.batch.shape, bool)
         ids[-1, -2:], mask[-1, -2:] = 0, False
         return embgrad.TokenBatch(ids, mask)
 
     def train(self) -> None:
-        """A step of the user's own loop."""
+        """Run one step of the user's training loop."""
         self.step(self.model, self.batch.ids, self.labels)
 
     def gradients(self, **options: Any) -> Any:
-        """`embgrad.gradients`."""
+        """Call `embgrad.gradients` with these arguments."""
         return embgrad.gradients(self.model, **self.given(**options))
 
 
 @dataclass(frozen=True)
 class PublicCall:
-    """One way to call a public function.
+    """A call of a public function.
 
     Attributes:
-        function: its name in `embgrad`.
+        function: the function's name in `embgrad`.
         make: makes the call.
-        passes: where it comes by at least, see `faults.come_by`.
-        takes: the arguments in the place of which `Asked.instead` may put others.
-        needs: the abilities of the backend's that it takes.
-        training: random numbers may move.
-        own: what the user does in it, whose traces are the user's.
+        passes: the places that the call must reach at least, see `faults.come_by`.
+        takes: the names of the arguments that `Asked.instead` may replace.
+        needs: the abilities that the backend needs for it.
+        training: whether random generators may advance.
+        own: the user's actions during the call, whose effects are not counted as the call's.
     """
 
     function: str
@@ -102,12 +102,12 @@ class PublicCall:
 
     @property
     def keeps_a_trace(self) -> bool:
-        """Whether what it comes by in the model it comes by once, while the model is traced."""
+        """Return whether the call keeps a trace, so that it reaches places in the model only once, during tracing."""
         return "compile" in self.needs
 
 
 def _changes() -> dict[str, Any]:
-    """One of each change, none of which changes anything."""
+    """Return one change for each option, none of which modifies a value."""
 
     def telling(place: str, gives: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
         def function(value: np.ndarray) -> Any:
@@ -124,7 +124,7 @@ def _changes() -> dict[str, Any]:
 
 
 def _twice(one: Asked, **options: Any) -> Any:
-    """With a kept trace: the call that makes it, and one that finds it."""
+    """Make a call with `compile=True` twice: the first creates the trace, the second uses it."""
     one.gradients(compile=True, **options)
     return one.gradients(compile=True, **options)
 
@@ -155,7 +155,7 @@ def _stream_to_a_folder(one: Asked) -> Any:
 
 
 def _golden(one: Asked) -> Any:
-    """A golden file that another objective departs from, so that the models are asked why."""
+    """Check a golden file against the gradient of another objective, so that the difference is diagnosed on the models."""
     with tempfile.TemporaryDirectory() as folder:
         golden = embgrad.golden(Path(folder) / "g.safetensors")
         golden.update(embgrad.gradients(one.model, one.batch, embgrad.CrossEntropy(one.labels)))
@@ -264,7 +264,7 @@ CALLS: Final[Mapping[str, PublicCall]] = {
     "golden": PublicCall("golden", _golden, _BOTH, needs=("weights",)),
 }
 
-#: The public functions that get no model of the user's.
+#: The public functions that take no model.
 WITHOUT_A_MODEL: Final = frozenset(
     {
         "clipped_table",

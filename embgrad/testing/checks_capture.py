@@ -1,4 +1,4 @@
-"""The conformance checks of capture, inside the user's own training loop."""
+"""The conformance checks of `capture` in a user's training loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LABELS: Final = np.array([2, 0, 1])
 
 
 def example_loop() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Three batches with labels, of two lengths."""
+    """Return three batches with labels, of two different lengths."""
     ids = example_batch().ids
     return [(ids, LABELS), (ids[::-1, :3] + 1 - (ids[::-1, :3] == 39), LABELS[::-1]), (ids, LABELS)]
 
 
 @needs("modules", "capture")
 class CaptureChecks:
-    """What a backend with the ability "capture" must pass."""
+    """The checks that a backend with the ability "capture" must pass."""
 
     @pytest.mark.parametrize("keep", ["all", "mean"])
     def test_the_gradient_of_each_step(self, harness: Harness, model: Any, keep: str) -> None:
@@ -102,7 +102,7 @@ class CaptureChecks:
         for _ in range(steps):
             harness.step(built, *batch)
         with pytest.warns(embgrad.EmbgradWarning, match=f"left open, and nobody holds it any more.*after {steps} step"):
-            del capturing  # where there are no counted references, at some later time
+            del capturing  # without reference counting the warning would come at some later time
         if not steps:
             expect_same(harness.state(built), before)
         harness.step(built, *batch)

@@ -1,4 +1,4 @@
-"""The conformance checks of changes: values overridden and added to, gradients edited on their way up."""
+"""The conformance checks of changes at points: `override`, `add` and `edit`, and of certificates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NEW: Final = np.random.default_rng(7).normal(size=(3, 4, 5))
 
 
 def zero_in_place(grad: np.ndarray) -> None:
-    """An ablation in place."""
+    """Set a gradient to zero in place."""
     grad[:] = 0
 
 
 @needs("modules", "override", "add", "edit")
 class ChangeChecks:
-    """What a backend with the abilities "override", "add" and "edit" must pass."""
+    """The checks that a backend with the abilities "override", "add" and "edit" must pass."""
 
     @pytest.mark.parametrize("role", ["word", "embeddings", "layer.1", "layer.-1"])
     def test_override(self, model: Any, role: str) -> None:
@@ -105,7 +105,7 @@ class ChangeChecks:
         assert len(seen) == 3
         for example, grad in enumerate(seen):
             np.testing.assert_array_equal(split.values[example], grad[example])
-            assert grad[(example + 1) % 3].any()  # examples meet
+            assert grad[(example + 1) % 3].any()  # in this model the examples depend on each other
 
     @pytest.mark.parametrize("option", ["override", "add", "edit"])
     @pytest.mark.parametrize("role", ["word", "layer.1"])

@@ -1,4 +1,4 @@
-"""The conformance checks that no public function leaves a trace: on success, on each mistake, and wherever it is interrupted."""
+"""The conformance checks that public calls restore all state: after success, after each mistake, and after interruptions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["NoTraceChecks"]
 
 
 class NoTraceChecks:
-    """What every backend must pass."""
+    """The checks of restored state that every backend must pass."""
 
-    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model runs without a trace
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # a warning may say that a model runs without a trace
     @pytest.mark.parametrize("name", CALLS)
     def test_no_trace_of_a_call(self, harness: Harness, model: Any, name: str) -> None:
         call, trial = CALLS[name], _trial(harness, model("interrupted"), disturbed="compile" not in CALLS[name].needs)
@@ -47,7 +47,7 @@ class NoTraceChecks:
 
 
 def _trial(harness: Harness, built: Any, *, disturbed: bool) -> Trial:
-    """Calls on a model; one that is not to be traced in state worth losing."""
+    """Return a trial on a model; with `disturbed` the model first gets state that a call could lose, see `Harness.disturb`."""
     if disturbed:
         harness.disturb(built)
     step = partial(harness.step, rate=0.0)

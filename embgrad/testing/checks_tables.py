@@ -1,4 +1,4 @@
-"""The conformance checks of parameters' gradients and of the ledger of a table's."""
+"""The conformance checks of parameter gradients and table gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LABELS: Final = np.array([2, 0, 1])
 
 @needs("parameters", "tables")
 class TableChecks:
-    """What a backend with the abilities "parameters" and "tables" must pass."""
+    """The checks that a backend with the abilities "parameters" and "tables" must pass."""
 
     def test_the_gradient_of_every_parameter(self, harness: Harness, model: Any) -> None:
         weights, batch, built = example_weights(), example_batch(), model("mean")
@@ -75,7 +75,7 @@ class TableChecks:
         close(found.lookup, lookup, 1e-12)
         close(found.head, head, 1e-12)
         close(found.total, lookup + head, 1e-12)
-        if found.own is not None:  # the framework's own is there where the table is trainable
+        if found.own is not None:  # the framework computes a table gradient only if the table is trainable
             close(found.own, lookup + head, 1e-12)
             assert found.apart is not None
             assert found.apart < 1e-12

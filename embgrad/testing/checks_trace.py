@@ -1,4 +1,4 @@
-"""The conformance checks of what a call leaves behind: nothing, on success, on each failure, and in threads."""
+"""The conformance checks that a call of `gradients` restores all state: after success, after failures, and in threads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["TraceChecks"]
 
 
 class TraceChecks:
-    """What every backend must pass."""
+    """The checks of state, modes and threads that every backend must pass."""
 
-    # No trace
+    # Restored state
 
     @pytest.mark.parametrize("architecture", ["hidden", "dropout", "masked", "named", "two_tables"])
     @pytest.mark.parametrize("training", [False, True])
@@ -142,12 +142,12 @@ class TraceChecks:
         expect_same(harness.state(built), before)
 
 
-#: How often each thread makes its call.
+#: The number of times that each thread makes its call.
 CALLS: Final = 8
 
 
 def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
-    """What the calls gave, each made several times in a thread of its own, beside the others."""
+    """Make each call several times in its own thread, all threads at once, and return the results of each."""
     found: list[list[Any]] = [[] for _ in calls]
 
     def work(number: int) -> None:
@@ -159,7 +159,7 @@ def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(each) for each in found] == [CALLS] * len(calls)  # one that raised gave fewer
+    assert [len(each) for each in found] == [CALLS] * len(calls)  # a call that raised has fewer results
     return found
 
 
@@ -174,7 +174,7 @@ def _refused(call: Callable[[], Any]) -> str:
 
 
 def _provoke(built: Any, fault: str) -> None:
-    """Make a call of embgrad fail in the way named."""
+    """Make a call of `gradients` that fails in the named way."""
 
     class Broken(embgrad.Sum):
         def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The conformance checks of weights: read as copies, written in place, and put back bit for bit."""
+"""The conformance checks of weights: read as copies, written in place, and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECTIVE: Final = embgrad.Projection([1.0, -2.0, 0.5])
 
 @needs("weights")
 class WeightChecks:
-    """What a backend with the ability "weights" must pass."""
+    """The checks that a backend with the ability "weights" must pass."""
 
     def test_the_weights_of_a_model(self, harness: Harness, model: Any) -> None:
         expected = example_weights()
@@ -64,11 +64,11 @@ class WeightChecks:
         expect_same(harness.state(built), before)
 
     def test_what_is_put_counts(self, harness: Harness, model: Any) -> None:
-        """The gradient is that of a model which was built with those values."""
+        """Check that after a `put` the gradient is that of a model which was built with these values."""
         batch, random = example_batch(), np.random.default_rng(9)
         for weight in ("E", "W1", "b1", "W"):
             built, changed = model("hidden"), example_weights()
-            embgrad.gradients(built, batch, OBJECTIVE)  # so that a compiled graph is there to go stale
+            embgrad.gradients(built, batch, OBJECTIVE)  # so that a compiled graph exists, which could become outdated
             changed[weight] = random.normal(size=changed[weight].shape)
             expected = embgrad.gradients(harness.build("hidden", changed), batch, OBJECTIVE)
             name, transposed = _held(harness, built, weight)
@@ -132,7 +132,7 @@ class WeightChecks:
 
 
 def _held(harness: Harness, built: Any, weight: str) -> tuple[str, bool]:
-    """The name of a weight of the suite, also where several go by one name, and whether it is held transposed."""
+    """Return the name of a weight of the suite, resolved if several have the same name, and whether it is stored transposed."""
     name, transposed = harness.parameter(built, weight)
     expected = example_weights()[weight]
     for one in weights_of(built):

@@ -31,14 +31,14 @@ _NOTHING: Final = Request((), lambda outputs: [])
 
 
 class _Observer:
-    """The observer of a forward pass, which changes values where that is asked for, and keeps the points.
+    """The observer of a forward pass, which applies the requested changes and records the points.
 
     Attributes:
-        watch: records the pass.
-        kept: by the point's key the tensor at which its gradient is taken, and the one that went on.
-        before: by key the gradients that were edited, one for each pullback.
+        watch: the record of the pass.
+        kept: for each point's key the tensor at which its gradient is taken, and the tensor with which the model continued.
+        before: the gradients before an `edit`, one for each pullback, by key.
         tables: the tables of the lookups by key.
-        listening: whether it is the user's own pass, in which nothing may be cut off.
+        listening: whether it is a user's pass, in which no table may be detached.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class _Observer:
         self._paths = {id(table): name for name, table in _parameters(parts).items()}
 
     def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the rows that go on, cut off the table where they are asked for, so that nothing below is differentiated."""
+        """Return the rows with which the pass continues, detached from the table if they are a requested point."""
         key = self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
         rows = compute() if self._outer is None else self._outer.at_lookup(table, indices, compute)
         self.watch.gave(rows)
@@ -74,22 +74,22 @@ class _Observer:
         return self._tap(key, rows if self.listening or table.sources else rows.detach())
 
     def table_names(self) -> dict[str, list[str]]:
-        """Return by the lookups' keys the names of their tables, without those of tables that are no parameters."""
+        """Return the names of the tables by the keys of their lookups, for tables that are parameters."""
         known = {key: self._paths.get(id(table)) for key, table in self.tables.items()}
         return {key: [name] for key, name in known.items() if name is not None}
 
     def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Call a module, and return what goes on in place of its output."""
+        """Call a module, and return the output with which the pass continues."""
         return self.at_call(model, path, function, *given)
 
     def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Do the same with the arguments one by one."""
+        """Call a module as `at_module` does, with the arguments passed separately."""
         path = self._prefixes.get(id(model), "") + path
         proceed = function if self._outer is None else partial(self._outer.at_call, model, path, function)
         return self._calls.around(proceed, path, function.__name__, given, {})
 
     def _tap(self, key: str, tensor: Tensor) -> Tensor:
-        """Return the tensor that goes on: overridden, added to, its gradient edited."""
+        """Return the tensor with which the pass continues, with all changes at its point applied."""
         value = self._changes.value(key, tensor)
         mark = Tensor(value.value, [(value, lambda g: g)])
         self.kept[key] = (mark, mark)
@@ -177,11 +177,11 @@ class ReferenceBackend:
         )
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the parameters as weights; each belongs to the module that its name begins with."""
+        """Return the parameters as weights; each belongs to the module whose path its name begins with."""
         return [_weight(prefix, part, name, one) for prefix, part, name, one in _held(as_parts(model))]
 
     def alone(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Keep other threads from running the model while it is open."""
+        """Prevent other threads from running the model while the context is open."""
         return model_lock(as_parts(model))
 
     def paths(self, model: Any) -> Collection[str]:
@@ -192,7 +192,7 @@ class ReferenceBackend:
 
     @contextlib.contextmanager
     def capture(self, model: Any, listener: Listener) -> Iterator[None]:
-        """Report calls of the model and pullbacks in this thread to the listener while it is open."""
+        """Report calls of the model and pullbacks in this thread to the listener while the context is open."""
         kept: WeakKeyDictionary[Tensor, tuple[Any, str]] = WeakKeyDictionary()
         inside: list[ReferenceModel] = []
 
@@ -203,9 +203,8 @@ class ReferenceBackend:
 
         def around(part: ReferenceModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             outer = observing.get()
-            if isinstance(outer, _Observer) and (
-                not outer.listening or inside
-            ):  # embgrad's own, or the model calls itself
+            # The pass is embgrad's, or the model calls itself.
+            if isinstance(outer, _Observer) and (not outer.listening or inside):
                 return part.forward(part, *args, **kwargs)
             named = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
             whole = integer_arguments(named or {}, _whole_numbers)
@@ -312,7 +311,7 @@ def _forward(
 
 
 class ReferenceTensors:
-    """The reading of the reference's tensors, see `embgrad.backend.cotangents.Tensors`."""
+    """Access to the reference backend's tensors, see `embgrad.backend.cotangents.Tensors`."""
 
     kind = "a Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)
@@ -330,7 +329,7 @@ class ReferenceTensors:
         return np.array(tensor.value)
 
     def rows(self, tensor: Tensor, examples: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Return the rows, whose gradient goes back to where they were."""
+        """Return the selected rows; their gradients flow back to the tensor."""
 
         def back(g: np.ndarray) -> np.ndarray:
             whole = np.zeros_like(tensor.value)

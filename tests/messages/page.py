@@ -1,4 +1,4 @@
-"""The page of every message, which is made when the documentation is built: `python -m tests.messages.page` prints it."""
+"""The page of all messages, generated when the documentation is built; `python -m tests.messages.page` prints it."""
 
 from __future__ import annotations
 
