@@ -113,18 +113,18 @@ class ChangeChecks:
         batch, changed = example_batch(), model("layers")
         for inner in (changed, model("layers")):
             expected = embgrad.gradients(inner, batch, OBJECTIVE)
-            found: list[embgrad.EmbeddingGradients] = []
+            results: list[embgrad.EmbeddingGradients] = []
 
-            def call(value: np.ndarray, inner: Any = inner, found: Any = found) -> np.ndarray:
-                found.append(embgrad.gradients(inner, batch, OBJECTIVE))
+            def call(value: np.ndarray, inner: Any = inner, results: Any = results) -> np.ndarray:
+                results.append(embgrad.gradients(inner, batch, OBJECTIVE))
                 return value
 
             embgrad.gradients(changed, batch, OBJECTIVE, at=role, **{option: {role: call}})  # type: ignore[call-overload]
-            found.append(embgrad.gradients(inner, batch, OBJECTIVE))
-            assert len(found) > 1
-            for one in found:
-                close(one.values, expected.values, 1e-12)
-                close(one.objective, expected.objective, 1e-12)
+            results.append(embgrad.gradients(inner, batch, OBJECTIVE))
+            assert len(results) > 1
+            for result in results:
+                close(result.values, expected.values, 1e-12)
+                close(result.objective, expected.objective, 1e-12)
 
     def test_changes_in_micro_batches(self, model: Any) -> None:
         batch = example_batch()

@@ -68,9 +68,9 @@ class CompileChecks:
         names = ["word", "layer.0", "layer.-1"]
         steering = np.random.default_rng(2).normal(size=(2, 5))
         calls: list[dict[str, Any]] = [{}]
-        calls += [{"add": {"layer.0": one}, "edit": {"layer.1": lambda g: g * 2}} for one in steering]
+        calls += [{"add": {"layer.0": vector}, "edit": {"layer.1": lambda g: g * 2}} for vector in steering]
         calls += [{"add": {"layer.0": steering[0]}, "edit": {"layer.1": lambda g: g * 0}}]
-        calls += [{"override": {"embeddings": lambda value, by=by: value + by}} for by in steering]
+        calls += [{"override": {"embeddings": lambda value, vector=vector: value + vector}} for vector in steering]
         for options in calls:
             at = names if "override" not in options else names[1:]
             plain = embgrad.gradients(built, batch, PROJECTION, at=at, **options)

@@ -123,16 +123,16 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
 class ErrorChecks:
     """The checks of errors that every backend must pass."""
 
-    @pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+    @pytest.mark.parametrize("error", MISTAKES, ids=lambda error: error.__name__)
     def test_an_error_in_the_words_of_every_framework(
-        self, harness: Harness, model: Any, kind: type[embgrad.EmbgradError], tmp_path: Path
+        self, harness: Harness, model: Any, error: type[embgrad.EmbgradError], tmp_path: Path
     ) -> None:
-        architecture, mistake, message = MISTAKES[kind]
+        architecture, mistake, message = MISTAKES[error]
         built = model(architecture)
         before = harness.state(built)
-        with pytest.raises(kind) as raised:
+        with pytest.raises(error) as raised:
             mistake(built, tmp_path)
-        assert raised.type is kind
+        assert raised.type is error
         assert re.fullmatch(".*".join(map(re.escape, message.split("…"))), raised.value.message, flags=re.DOTALL)
-        assert str(raised.value) == f"{raised.value.message}\n{kind.see()}"
+        assert str(raised.value) == f"{raised.value.message}\n{error.see()}"
         expect_same(harness.state(built), before)

@@ -40,9 +40,9 @@ class NoTraceChecks:
             with pytest.raises(embgrad.UnsupportedError):
                 call.make(_trial(harness, model("interrupted"), disturbed=False).asked)
             return
-        for kind in (RuntimeError, KeyboardInterrupt):
+        for error in (RuntimeError, KeyboardInterrupt):
             trial = _trial(harness, model("interrupted"), disturbed=False)
-            left = [*trial.traces_of_an_interruption(call, place, kind), *trial.traces(call)]
+            left = [*trial.traces_of_an_interruption(call, place, error), *trial.traces(call)]
             assert not left, "\n".join(left)
 
 
@@ -51,5 +51,5 @@ def _trial(harness: Harness, built: Any, *, disturbed: bool) -> Trial:
     if disturbed:
         harness.disturb(built)
     step = partial(harness.step, rate=0.0)
-    asked = Asked(built, example_batch(), np.array([2, 0, 1]), harness.logit(1), step)
-    return Trial(asked, partial(harness.state, built), harness)
+    arguments = Asked(built, example_batch(), np.array([2, 0, 1]), harness.logit(1), step)
+    return Trial(arguments, partial(harness.state, built), harness)

@@ -161,19 +161,19 @@ class ConformanceSuite(
             return float(embgrad.gradients(changed, batch, objective).objective.sum())
 
         expected = np.zeros_like(result.values)
-        for place in np.ndindex(*expected.shape):
+        for index in np.ndindex(*expected.shape):
             direction = np.zeros_like(weights["E"])
-            direction[batch.ids[place[:2]], place[2]] = 1
-            expected[place] = finite_difference(total, weights["E"], direction, step=1e-4)
+            direction[batch.ids[index[:2]], index[2]] = 1
+            expected[index] = finite_difference(total, weights["E"], direction, step=1e-4)
         close(result.values, expected, 1e-9)
 
     def test_table_is_the_frameworks_own_table_gradient(self, harness: Harness) -> None:
         ids, labels = np.array([[3, 3, 5, 0], [5, 9, 3, 0], [1, 1, 1, 1]]), np.array([0, 1, 2])
         built = harness.build("hidden", example_weights())
         result = embgrad.gradients(built, ids, embgrad.CrossEntropy(labels))
-        own = harness.table_gradient(built, ids, labels)
-        close(result.table().to_dense(), own, 1e-12)
-        close(np.sum([one.to_dense() for one in result.per_example()], axis=0), own, 1e-12)
+        expected = harness.table_gradient(built, ids, labels)
+        close(result.table().to_dense(), expected, 1e-12)
+        close(np.sum([gradient.to_dense() for gradient in result.per_example()], axis=0), expected, 1e-12)
         assert result.table().rows.tolist() == [0, 1, 3, 5, 9]
 
     def test_activations_are_the_rows_of_the_table(self, model: Any) -> None:
@@ -186,12 +186,12 @@ class ConformanceSuite(
         built, batch = model("mean"), example_batch()
         path = embgrad.gradients(built, batch, embgrad.Sum()).provenance["path"]
         both = embgrad.gradients(built, batch, embgrad.Sum(), at=["word", path], pads="zero")
-        kept = both[path].values.copy(), both[path].activations.copy()
+        copies = both[path].values.copy(), both[path].activations.copy()
         assert both[path].pad_leak == both["word"].pad_leak
         for array in (both["word"].values, both["word"].activations):
             array[:] = np.nan
-        np.testing.assert_array_equal(both[path].values, kept[0])
-        np.testing.assert_array_equal(both[path].activations, kept[1])
+        np.testing.assert_array_equal(both[path].values, copies[0])
+        np.testing.assert_array_equal(both[path].activations, copies[1])
 
     def test_layouts_of_the_lookup_come_out_as_example_position_dim(self, model: Any) -> None:
         batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
@@ -299,8 +299,8 @@ class ConformanceSuite(
         whole = embgrad.gradients(model("masked"), batch, embgrad.CrossEntropy(labels))
         for example in range(EXAMPLES):
             alone = slice(example, example + 1)
-            one = embgrad.gradients(model("masked"), batch[alone], embgrad.CrossEntropy(labels[alone]))
-            close(one.values, whole.values[alone], 1e-12)
+            result = embgrad.gradients(model("masked"), batch[alone], embgrad.CrossEntropy(labels[alone]))
+            close(result.values, whole.values[alone], 1e-12)
 
     def test_padding_changes_nothing_else(self, model: Any) -> None:
         batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
@@ -331,8 +331,8 @@ class ConformanceSuite(
         split = embgrad.gradients(model("hidden"), batch, objective, split=True)
         close(split.values, together.values, 1e-12)
         close(split.table().to_dense(), together.table().to_dense(), 1e-12)
-        for one, other in zip(split.per_example(), together.per_example(), strict=True):
-            close(one.to_dense(), other.to_dense(), 1e-12)
+        for actual, expected in zip(split.per_example(), together.per_example(), strict=True):
+            close(actual.to_dense(), expected.to_dense(), 1e-12)
 
     def test_micro_batches_give_one_result(self, model: Any) -> None:
         batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
@@ -375,6 +375,6 @@ class ConformanceSuite(
 def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
     """Return the weights rounded to a dtype but stored with more precision, since NumPy has no bfloat16."""
     if dtype == "bfloat16":
-        kept = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
-        return {name: value.astype(np.uint32).view(np.float32) for name, value in kept.items()}
+        bits = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
+        return {name: value.astype(np.uint32).view(np.float32) for name, value in bits.items()}
     return {name: value.astype(dtype).astype(np.float64) for name, value in weights.items()}

@@ -134,8 +134,8 @@ def layers_by_hand(
         back = back + (back * (1 - bends[number] ** 2)) @ weights["W1"].T
         gradients[f"layer.{number - 1}" if number else "embeddings"] = back
     gradients["word"] = gradients["embeddings"]
-    found = {name: (values[name], gradients[name]) for name in values}
-    return {**found, "layer.-1": found["layer.2"], "logits": (logits, cotangent)}
+    points = {name: (values[name], gradients[name]) for name in values}
+    return {**points, "layer.-1": points["layer.2"], "logits": (logits, cotangent)}
 
 
 def tied_by_hand(

@@ -68,33 +68,31 @@ class Trial:
                 call.make(self.asked)
                 counts.update(counted)
 
-        found = list(self._of("success", call, whole))
-        found += [
-            f"success: it does not come by {place!r}" for place in sorted(call.passes - self.silent - counts.keys())
-        ]
+        left = list(self._faults("success", call, whole))
+        left += [f"success: it does not reach {place!r}" for place in sorted(call.passes - self.silent - counts.keys())]
         for place in sorted(call.passes if call.keeps_a_trace else counts):
-            for kind, times in _interruptions(counts.get(place, 1)):
-                found += self.traces_of_an_interruption(call, place, kind, times)
-        return found
+            for error, times in _interruptions(counts.get(place, 1)):
+                left += self.traces_of_an_interruption(call, place, error, times)
+        return left
 
     def traces_of_an_interruption(
-        self, call: PublicCall, place: str, kind: type[BaseException], times: int = 0
+        self, call: PublicCall, place: str, error: type[BaseException], times: int = 0
     ) -> Iterator[str]:
         """Yield the faults of a call that is interrupted at a place after reaching it `times` times."""
-        make = partial(_interrupted, partial(call.make, self.asked), place, kind, times)
-        yield from self._of(f"{kind.__name__} at {place!r} after {times} time(s)", call, make, (place, kind))
+        make = partial(_interrupted, partial(call.make, self.asked), place, error, times)
+        yield from self._faults(f"{error.__name__} at {place!r} after {times} time(s)", call, make, (place, error))
 
     def traces_of_mistakes(self, call: PublicCall) -> list[str]:
         """Return the faults of a call for each mistake that its arguments can hold."""
-        found: list[str] = []
+        left: list[str] = []
         for name, (error, instead) in MISTAKES.items():
             if call.takes.issuperset(instead):
                 mistaken = replace(self.asked, instead=instead)
                 make = partial(_refused, partial(call.make, mistaken), error)
-                found += self._of(name, call, make, ("backward", faults.UserError))
-        return found
+                left += self._faults(name, call, make, ("backward", faults.UserError))
+        return left
 
-    def _of(
+    def _faults(
         self,
         ending: str,
         call: PublicCall,
@@ -109,7 +107,7 @@ class Trial:
             run: makes the call.
             ended: the place and the error at which the user's actions in the call end early; None if they complete.
         """
-        theirs = tuple(self._own_traces(call, ended))
+        theirs = tuple(self._paths_changed_by_user(call, ended))
         with self.around():
             before = Snapshot({"model": self.look}, list(vars(self.asked).values()), [self.source], seed=7)
             try:
@@ -118,9 +116,9 @@ class Trial:
                 yield f"{ending}: {type(error).__name__}: {error}"
             for path, how in before.differences(random_moves=call.training).items():
                 if not path.startswith(theirs):
-                    yield f"{ending}: left behind: {path} {how}"
+                    yield f"{ending}: not restored: {path} {how}"
 
-    def _own_traces(self, call: PublicCall, ended: tuple[str, type[BaseException]] | None) -> list[str]:
+    def _paths_changed_by_user(self, call: PublicCall, ended: tuple[str, type[BaseException]] | None) -> list[str]:
         """Return the paths of the state that the user's actions in the call change, when they are repeated."""
         if call.own is None:
             return []
@@ -141,16 +139,16 @@ def _interruptions(count: int) -> list[tuple[type[BaseException], int]]:
     return [(faults.UserError, 0), (KeyboardInterrupt, count - 1), (SystemExit, 0)]
 
 
-def _interrupted(run: Callable[[], Any], place: str, kind: type[BaseException], times: int) -> None:
+def _interrupted(run: Callable[[], Any], place: str, error: type[BaseException], times: int) -> None:
     """Run a call with an injected error, and check that it raises that error, or one of the same class with its message.
 
     Keras replaces an error from a layer by a new one of the same class.
     """
-    with faults.raising(place, kind("on purpose"), times):
+    with faults.raising(place, error("on purpose"), times):
         try:
             run()
-        except kind as came:
-            if "on purpose" in str(came):
+        except error as raised:
+            if "on purpose" in str(raised):
                 return
             raise
     raise AssertionError("nothing was raised")
@@ -161,4 +159,4 @@ def _refused(run: Callable[[], Any], error: type[Exception]) -> None:
         run()
     except error:
         return
-    raise AssertionError(f"it was not refused: expected {error.__name__}")
+    raise AssertionError(f"no error was raised: expected {error.__name__}")

@@ -94,11 +94,11 @@ class Snapshot:
     def _looked_at(self) -> dict[str, Any]:
         return {
             **{name: look() for name, look in self._looks.items()},
-            "arguments": [contents(one) for one in self._arguments],
+            "arguments": [contents(argument) for argument in self._arguments],
             "threads": sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("embgrad")),
             "environment": dict(os.environ),
             "numpy errors": np.geterr(),
-            "numpy printing": {name: str(one) for name, one in np.get_printoptions().items()},
+            "numpy printing": {name: str(value) for name, value in np.get_printoptions().items()},
             "warning filters": list(warnings.filters),
             "recursion limit": sys.getrecursionlimit(),
             "tracing": (sys.gettrace(), sys.getprofile()),
@@ -110,18 +110,18 @@ class Snapshot:
 def different(path: str, before: Any, after: Any) -> dict[str, str]:
     """Return the differences between two nested values, as descriptions by path."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        found = {}
+        differences = {}
         for key in dict.fromkeys([*before, *after]):
             if key not in before or key not in after:
-                found[f"{path}/{key}"] = "is new" if key not in before else "is gone"
+                differences[f"{path}/{key}"] = "is new" if key not in before else "is gone"
             else:
-                found |= different(f"{path}/{key}", before[key], after[key])
-        return found
+                differences |= different(f"{path}/{key}", before[key], after[key])
+        return differences
     if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)) and len(before) == len(after):
-        found = {}
+        differences = {}
         for number, both in enumerate(zip(before, after, strict=True)):
-            found |= different(f"{path}/{number}", *both)
-        return found
+            differences |= different(f"{path}/{number}", *both)
+        return differences
     return {} if before == after else {path: f"{_cut(before)} is now {_cut(after)}"}
 
 
@@ -139,13 +139,13 @@ def contents(value: Any) -> Any:
     if isinstance(value, embgrad.TokenBatch):
         return [contents(getattr(value, name)) for name in ("ids", "mask", "types", "words", "truncated", "tokens")]
     if isinstance(value, (embgrad.Objective, embgrad.RowSparse)):
-        return {name: contents(one) for name, one in vars(value).items()}
+        return {name: contents(entry) for name, entry in vars(value).items()}
     if isinstance(value, embgrad.EmbeddingGradients):
-        return [contents(one) for one in (value.values, value.activations, value.ids, value.objective, value.mask)]
+        return [contents(entry) for entry in (value.values, value.activations, value.ids, value.objective, value.mask)]
     if isinstance(value, Mapping):
-        return {repr(key): contents(one) for key, one in value.items()}
+        return {repr(key): contents(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [contents(one) for one in value]
+        return [contents(entry) for entry in value]
     for name in ("asnumpy", "numpy"):
         if callable(getattr(value, name, None)):
             return contents(np.asarray(getattr(value, name)()))

@@ -20,7 +20,7 @@ class Observer(Protocol):
         """Return the rows with which the pass continues."""
         ...
 
-    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Return the output of a module with which the pass continues."""
         ...
 
@@ -165,8 +165,8 @@ def _sum_to(tensor: Tensor) -> Pullback:
 
     def back(g: np.ndarray) -> np.ndarray:
         g = g.sum(tuple(range(g.ndim - len(shape))))
-        made = tuple(axis for axis, size in enumerate(shape) if size == 1 and g.shape[axis] != 1)
-        return np.asarray(g.sum(made, keepdims=True))
+        expanded = tuple(axis for axis, size in enumerate(shape) if size == 1 and g.shape[axis] != 1)
+        return np.asarray(g.sum(expanded, keepdims=True))
 
     return back
 
@@ -203,14 +203,14 @@ class ReferenceModel:
         around = self.around
         return self.forward(self, *args, **kwargs) if around is None else around(self, args, kwargs)
 
-    def module(self, path: str, function: Callable[..., Any], *given: Any) -> Any:
+    def module(self, path: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call a module of the model, a function with a path, whose class name is the function's name."""
         observer = observing.get()
         if observer is not None:
-            return observer.at_module(self, path, function, given)
+            return observer.at_module(self, path, function, args)
         if self.outside is not None:
             self.outside(path)
-        return function(*given)
+        return function(*args)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]
@@ -219,5 +219,5 @@ class ReferenceModel:
         """Return the tensor, in training mode with a share of its entries set to zero and the others scaled up."""
         if not self.training:
             return tensor
-        kept = (self.random.random(tensor.value.shape) >= rate) / (1 - rate)
-        return tensor * Tensor(kept.astype(tensor.value.dtype))
+        scale = (self.random.random(tensor.value.shape) >= rate) / (1 - rate)
+        return tensor * Tensor(scale.astype(tensor.value.dtype))

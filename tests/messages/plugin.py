@@ -43,13 +43,16 @@ PARTS: Final = {
 def answerable(backends: set[str]) -> list[Site]:
     """Return the sites whose messages a run with these backends must read."""
     everything = "ray" in backends  # it runs together with all three frameworks, each of which also has its environment
-    own = {"ray"} if everything else backends
-    wanted = [part for name in own for part in PARTS[name]]
-    others = [part for name, parts in PARTS.items() if name not in own for part in parts if part != "embgrad."]
+    environments = {"ray"} if everything else backends
+    prefixes = [part for name in environments for part in PARTS[name]]
+    other_prefixes = [
+        part for name, parts in PARTS.items() if name not in environments for part in parts if part != "embgrad."
+    ]
     return [
         site
         for site in sites()
-        if site.key.startswith(tuple(wanted)) and not (own == {"reference"} and site.key.startswith(tuple(others)))
+        if site.key.startswith(tuple(prefixes))
+        and not (environments == {"reference"} and site.key.startswith(tuple(other_prefixes)))
     ]
 
 
@@ -66,10 +69,10 @@ class Messages:
         assert read is not None
 
         def message(error: EmbgradError) -> str:
-            said: str = read(error)
-            if self.testing and (site := made_at(error, said)) is not None:
+            text: str = read(error)
+            if self.testing and (site := made_at(error, text)) is not None:
                 self.read.add(site.key)
-            return said
+            return text
 
         EmbgradError.message = property(message)  # type: ignore[assignment, method-assign]
 
@@ -113,7 +116,7 @@ class Messages:
         return [site.key for site in answerable(under_test) if site.key not in self.read]
 
 
-def made_at(error: EmbgradError, said: str) -> Site | None:
+def made_at(error: EmbgradError, message: str) -> Site | None:
     """Return the site that created an error: where it was raised, or else the site whose message pattern fits."""
     frames = list(_lines(error))
     if frames and (site := at(*frames[-1])) is not None and site.error == type(error).__name__:
@@ -121,7 +124,7 @@ def made_at(error: EmbgradError, said: str) -> Site | None:
     modules = dict.fromkeys(module for module, _ in frames)
     candidates = [site for module in modules for site in sites_in(module)] if modules else sites()
     fitting = [
-        site for site in candidates if site.error == type(error).__name__ and _pattern(site.message).fullmatch(said)
+        site for site in candidates if site.error == type(error).__name__ and _pattern(site.message).fullmatch(message)
     ]
     return max(fitting, key=lambda site: len(site.message)) if fitting else None
 

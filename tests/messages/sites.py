@@ -71,8 +71,8 @@ def sites() -> tuple[Site, ...]:
 
 def at(module: str, line: int) -> Site | None:
     """Return the innermost site that contains a line, or None."""
-    held = [site for site in sites_in(module) if site.lines[0] <= line <= site.lines[1]]
-    return min(held, key=lambda site: site.lines[1] - site.lines[0]) if held else None
+    containing = [site for site in sites_in(module) if site.lines[0] <= line <= site.lines[1]]
+    return min(containing, key=lambda site: site.lines[1] - site.lines[0]) if containing else None
 
 
 @functools.cache
@@ -82,25 +82,27 @@ def sites_in(module: str) -> tuple[Site, ...]:
     if path is None:
         return ()
     seen: Counter[tuple[str, str, str]] = Counter()
-    found = []
+    module_sites = []
     for function, call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
         error = _name(call.func)
         message = _words(call.args[0]) if call.args else ""
         same = (function, error, message)
-        found.append(Site(module, function, error, message, seen[same], (call.lineno, call.end_lineno or call.lineno)))
+        module_sites.append(
+            Site(module, function, error, message, seen[same], (call.lineno, call.end_lineno or call.lineno))
+        )
         seen[same] += 1
-    return tuple(found)
+    return tuple(module_sites)
 
 
 @functools.cache
 def _modules() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for name, base in _SOURCES:
         source = ROOT / name
         for path in [source] if source.is_file() else sorted(source.rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def _calls(tree: ast.AST, function: str = "") -> Iterator[tuple[str, ast.Call]]:
