@@ -224,4 +224,4 @@ def compute_dtype(read: Iterable[str], fallback: Iterable[str], casts: Iterable[
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:
     if objective.scalar:
         return ". Remove embgrad.Scalar, or reduce over the examples"
-    return ". For a scalar wrap the function in embgrad.Scalar" if shape in ((), (1,)) else ""
+    return ". For a scalar pass embgrad.Scalar(function)" if shape in ((), (1,)) else ""

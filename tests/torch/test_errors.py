@@ -85,10 +85,10 @@ def test_a_zero_gradient_is_a_result() -> None:
         (lambda logits: logits, r"shape \(2, 3\) and dtype float32: expected .* shape \(2,\), one number per example"),
         (
             lambda logits: logits.sum(),
-            r"shape \(\).*expected .* shape \(2,\).*For a scalar wrap the function in embgrad.Scalar",
+            r"shape \(\).*expected .* shape \(2,\).*For a scalar pass embgrad.Scalar\(function\)",
         ),
         (lambda logits: logits.argmax(1), r"dtype int64: expected a torch.Tensor of floating point and shape \(2,\)"),
-        (lambda logits: 1.0, r"gave float: expected a torch.Tensor of floating point"),
+        (lambda logits: 1.0, r"returned float: expected a torch.Tensor of floating point"),
         (
             embgrad.Scalar(lambda logits: logits[:, 0]),
             r"shape \(2,\) .*: expected .* shape \(\), .*\. Remove embgrad.Scalar",
