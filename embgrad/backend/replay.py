@@ -82,25 +82,25 @@ class Gave:
             change: the user's function. If it is already a function for a try, its existing record is used, so that there is one
                 record even when tries are nested.
         """
-        return Again(change.gave, change.change) if isinstance(change, Again) else Again(self, change)
+        return Again(change.record, change.change) if isinstance(change, Again) else Again(self, change)
 
 
 class Again:
     """The function of one point for one try: it returns recorded results, and calls the user's function for new values.
 
     Args:
-        gave: the results recorded in earlier tries.
+        record: the results recorded in earlier tries.
         change: the user's function.
     """
 
-    def __init__(self, gave: Gave, change: Change) -> None:
-        self.gave = gave
+    def __init__(self, record: Gave, change: Change) -> None:
+        self.record = record
         self.change = change
         self._position = 0
 
     def __call__(self, value: np.ndarray) -> np.ndarray:
         """Return the new values for a point, recorded or from the user's function; see `embgrad.backend.Change`."""
-        calls, fingerprint = self.gave.calls, _Glimpse(value)
+        calls, fingerprint = self.record.calls, _Glimpse(value)
         if self._position >= len(calls) or calls[self._position][0].is_apart(fingerprint):
             del calls[self._position :]
             calls.append((fingerprint, np.array(self.change(value))))
