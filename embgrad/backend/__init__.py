@@ -1,4 +1,4 @@
-"""The protocol of a backend, and what authors of backends need: import it from here, since the modules inside may move."""
+"""The protocol of a backend, and helpers for authors of backends. Import from here: the modules inside may move."""
 
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.cotangents import answered, compute_dtype, values_at

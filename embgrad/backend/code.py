@@ -1,4 +1,4 @@
-"""What functions, classes and objects are made of: what code reads, what they hold, and whether a package brought them."""
+"""Inspection of functions, classes and objects: the globals that code reads, attributes, and whether a package defines them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = [
     *("members_of", "names_in", "root_of", "written_by"),
 ]
 
-#: The modules of Python's own whose objects hold what the user has put there.
+#: Modules of the standard library whose objects hold the user's values.
 HOLDERS: Final = ("argparse", "collections", "types")
 
-#: The packages of which the user's own classes may be made and stay theirs, whatever they hold.
+#: Packages whose classes a user's class may derive from and still count as the user's, whatever its objects hold.
 OPEN: Final = {"embgrad", *sys.stdlib_module_names} - {"__main__"}
 
-#: How the folders are called in which packages are installed, for all or for one user.
+#: The names of the folders in which packages are installed, for all users or for one.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 #: The instructions that read a global.
@@ -29,81 +29,90 @@ _READING: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOB
 
 @functools.lru_cache(maxsize=1024)
 def globals_of(code: CodeType) -> tuple[str, ...]:
-    """The names of the globals that a piece of Python reads, and those inside it."""
-    names = [one.argval for one in dis.get_instructions(code) if one.opname in _READING]
-    inside = [name for one in code_inside(code) for name in globals_of(one)]
+    """Return the names of the globals that a code object reads, including the code nested inside it."""
+    names = [instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _READING]
+    inside = [name for inner in code_inside(code) for name in globals_of(inner)]
     return tuple(dict.fromkeys((*names, *inside)))
 
 
 def written_by(code: CodeType) -> set[Any]:
-    """The names of the globals that a piece of Python writes to, and those inside it."""
-    own = {one.argval for one in dis.get_instructions(code) if one.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")}
-    return own.union(*map(written_by, code_inside(code)))
+    """Return the names of the globals that a code object writes, including the code nested inside it."""
+    written = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    }
+    return written.union(*map(written_by, code_inside(code)))
 
 
 @functools.lru_cache(maxsize=1024)
 def names_in(code: CodeType) -> frozenset[str]:
-    """All names in a piece of Python, attributes' too, and those inside it."""
+    """Return all names in a code object, attribute names included, and those of the code nested inside it."""
     return frozenset(code.co_names).union(*map(names_in, code_inside(code)))
 
 
 def code_inside(code: CodeType) -> list[CodeType]:
-    """The code of the functions, classes and comprehensions that are written inside a piece of Python."""
-    return [one for one in code.co_consts if isinstance(one, CodeType)]
+    """Return the code objects of the functions, classes and comprehensions written inside a code object."""
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def content_of(cell: Any) -> Any:
-    """What a closure's cell holds; None where it is empty as yet."""
+    """Return the content of a closure's cell, or None if the cell is still empty."""
     try:
         return cell.cell_contents
     except ValueError:
         return None
 
 
-def members_of(kind: type) -> dict[str, list[Any]]:
-    """What each member that a class itself has is made of, less what Python keeps there."""
-    held = {name: _parts(one) for name, one in vars(kind).items()}
-    return {name: parts for name, parts in held.items() if isinstance(parts[0], FunctionType) or not _is_pythons(name)}
+def members_of(cls: type) -> dict[str, list[Any]]:
+    """Return the parts of each member in a class's own namespace, without Python's internal entries.
+
+    The parts are the functions behind the member, or the member itself.
+    """
+    members = {name: _parts(member) for name, member in vars(cls).items()}
+    return {
+        name: parts for name, parts in members.items() if isinstance(parts[0], FunctionType) or not _is_pythons(name)
+    }
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """An object's own attributes, in slots or not."""
-    held: dict[str, Any] = {}
-    for kind in type(value).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names = [_mangled(name, kind) for name in ([slots] if isinstance(slots, str) else slots)]
-        held.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
-    held.update(getattr(value, "__dict__", {}))
-    return held
+    """Return an object's instance attributes by name, from `__slots__` and `__dict__`."""
+    attributes: dict[str, Any] = {}
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = [_mangled(name, cls) for name in ([slots] if isinstance(slots, str) else slots)]
+        attributes.update({name: getattr(value, name) for name in names if name[:2] != "__" and hasattr(value, name)})
+    attributes.update(getattr(value, "__dict__", {}))
+    return attributes
 
 
-def root_of(kind: type) -> str:
-    """The package that a class is of."""
-    return kind.__module__.partition(".")[0]
+def root_of(cls: type) -> str:
+    """Return the top-level package that defines a class."""
+    return cls.__module__.partition(".")[0]
 
 
-def _mangled(name: str, kind: type) -> str:
-    """The name under which a slot is found: a private one is found under its class's."""
-    private = name[:2] == "__" != name[-2:] and kind.__name__.strip("_")
-    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
+def _mangled(name: str, cls: type) -> str:
+    """Return the attribute name of a slot, mangled with the class's name if the slot is private."""
+    private = name[:2] == "__" != name[-2:] and cls.__name__.strip("_")
+    return f"_{cls.__name__.lstrip('_')}{name}" if private else name
 
 
 @functools.lru_cache(maxsize=1024)
 def is_installed(module: str | None) -> bool:
-    """Whether a module belongs to Python or to an installed package, and is another with another version of that."""
-    if module is None:  # made by a decorator, such as that of data classes
+    """Return whether a module is from the standard library or an installed package, so that its version identifies it."""
+    if module is None:  # the function was generated by a decorator, such as that of data classes
         return False
     root = module.partition(".")[0]
     return root in OPEN or any(_lies_installed(sys.modules.get(name)) for name in (root, module))
 
 
 def _lies_installed(module: Any) -> bool:
-    file = getattr(module, "__file__", None) or ""  # what is written in C may have none, and its package has
+    file = getattr(module, "__file__", None) or ""  # an extension module may have no file; its package has one
     return not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _parts(member: Any) -> list[Any]:
-    """What a member of a class is made of."""
+    """Return the functions behind a member of a class, or the member itself."""
     if isinstance(member, property):
         return [member.fget, member.fset]
     if isinstance(member, functools.cached_property):
@@ -112,5 +121,5 @@ def _parts(member: Any) -> list[Any]:
 
 
 def _is_pythons(name: str) -> bool:
-    """Whether Python itself keeps something in a class under this name."""
+    """Return whether Python itself stores an entry in a class under this name."""
     return name[:2] == name[-2:] == "__" or name == "_abc_impl"

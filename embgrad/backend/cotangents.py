@@ -1,4 +1,4 @@
-"""What is pulled back: the objective's answer to what the model returned, the same in every framework."""
+"""Cotangents of a model's outputs, computed from the objective in the same way for every framework."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ __all__ = [
 #: One set of cotangents: native tensors, each with its cotangent, float64 and of its shape.
 Cotangents = Sequence[tuple[Any, np.ndarray]]
 
-#: The dtypes that have a gradient.
+#: The dtypes whose tensors have gradients.
 FLOATING: Final = ("bfloat16", "float16", "float32", "float64")
 
 
 class Tensors(Protocol):
-    """How a framework's tensors are looked at.
+    """Access to a framework's tensors.
 
     Attributes:
-        kind: what one is called in messages, such as "a torch.Tensor".
-        scalars: the shapes that a single number may have.
+        kind: the name of such a tensor in messages, such as "a torch.Tensor".
+        scalars: the shapes that a scalar may have.
     """
 
     kind: str
     scalars: tuple[tuple[int, ...], ...]
 
     def is_tensor(self, value: object) -> bool:
-        """Whether it is one of the framework's tensors."""
+        """Return whether a value is a tensor of the framework."""
         ...
 
     def dtype(self, tensor: Any) -> str:
-        """The dtype's name, as NumPy would spell it."""
+        """Return the name of a tensor's dtype in NumPy's spelling, such as "float32"."""
         ...
 
     def to_numpy(self, tensor: Any) -> np.ndarray:
-        """The values in memory of their own; half precision widened to float32."""
+        """Return a copy of a tensor's values, with half precision widened to float32."""
         ...
 
     def rows(self, tensor: Any, examples: np.ndarray, positions: np.ndarray) -> Any:
-        """The rows `tensor[examples, positions]`, computed so that they can be pulled back."""
+        """Return the rows `tensor[examples, positions]` by an operation that gradients flow through."""
         ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What to pull back.
+    """The sets of cotangents to pull back, and a native objective's values.
 
     Attributes:
         sets: one or several sets of cotangents.
-        objective: the values of a native objective, (example,) or (); else None.
+        objective: the values of a native objective, of shape (example,) or (); else None.
     """
 
     sets: tuple[Cotangents, ...]
@@ -75,18 +75,18 @@ class Answer:
 def answered(
     returned: Any, batch: TokenBatch, request: Request, tensors: Tensors, positional: Sequence[str] = ()
 ) -> Answer:
-    """Return the cotangents that the request's objective gives for a model's return value, in NumPy or natively.
+    """Return the cotangents that the request's objective, in NumPy or native, computes for a model's return value.
 
     Args:
         returned: the model's return value.
         batch: the batch that the model ran on.
-        request: has the objective.
-        tensors: reads the framework's tensors.
+        request: the request with the objective.
+        tensors: access to the framework's tensors.
         positional: the names of the entries of a returned sequence, where the backend knows them.
 
     Raises:
         OutputError: an output is missing or has no gradient.
-        ObjectiveError: a native objective did not return one number an example, or one for the batch.
+        ObjectiveError: a native objective did not return one number per example, or one for the batch.
     """
     if isinstance(request.respond, NativeObjective):
         value = request.respond.function(returned)
@@ -95,38 +95,38 @@ def answered(
 
 
 def whole_cotangents(request: Request, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
-    """Ask a request's objective in NumPy about outputs that crossed as a whole, as those of a graph do.
+    """Return the cotangents of outputs that are available as whole arrays, as those of a graph are.
 
     Args:
-        request: with a `respond` in NumPy.
+        request: the request, with a `respond` in NumPy.
         values: the outputs, in the order of `request.outputs`.
 
     Returns:
-        For each output its cotangents, with an axis of sets first (a single set, of zeros where there is none, unless the request
-        takes several), and the number of sets that the objective gave.
+        The cotangents of each output, with a leading axis of sets, and the number of sets that the objective returned. Unless the
+        request takes several sets there is exactly one, of zeros if the objective returned none.
     """
     assert not isinstance(request.respond, NativeObjective)
-    named = dict(zip(request.outputs, values, strict=True))
-    places = {name: request.reads(name, value.shape) for name, value in named.items()}
-    read = {name: owned(value if places[name] is None else value[places[name]]) for name, value in named.items()}
+    outputs = dict(zip(request.outputs, values, strict=True))
+    rows = {name: request.reads(name, value.shape) for name, value in outputs.items()}
+    read = {name: owned(value if rows[name] is None else value[rows[name]]) for name, value in outputs.items()}
     sets = request.respond(read)
     cotangents = []
-    for name, value in named.items():
-        rows = places[name]
+    for name, value in outputs.items():
+        selected = rows[name]
         stacked = np.zeros((len(sets) if request.several else 1, *value.shape), value.dtype)
         for number, cotangent in enumerate(sets):
-            stacked[number if rows is None else (number, *rows)] = cotangent[name]
+            stacked[number if selected is None else (number, *selected)] = cotangent[name]
         cotangents.append(stacked)
     return cotangents, len(sets)
 
 
 def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequence[str] = ()) -> Answer:
-    """The cotangents of the outputs that the request's callback reads; only these cross to NumPy.
+    """Return the cotangents of the outputs that the request's callback reads; only these are converted to NumPy.
 
     Args:
-        returned: what the model returned.
-        request: with a `respond` in NumPy.
-        tensors: how the framework's tensors are looked at.
+        returned: the model's return value.
+        request: the request, with a `respond` in NumPy.
+        tensors: access to the framework's tensors.
         positional: the names of the entries of a returned sequence, where the backend knows them.
 
     Raises:
@@ -140,41 +140,41 @@ def answer(returned: Any, request: Request, tensors: Tensors, positional: Sequen
         if dtype not in FLOATING:
             floating = [name for name, tensor in named.items() if tensors.dtype(tensor) in FLOATING]
             raise OutputError(
-                f"the output {native!r} is of dtype {dtype}: expected floating point, which alone has a gradient; name "
-                f"another with output=..., of {listed(floating)}"
+                f"the output {native!r} is of dtype {dtype}: expected floating point, as no other dtype has gradients. Choose "
+                f"another output with output=..., one of {listed(floating)}"
             )
     read = {wanted: _rows(wanted, named[native], request, tensors) for wanted, native in natives.items()}
     sets = request.respond({wanted: tensors.to_numpy(tensor) for wanted, tensor in read.items()})
-    return Answer(tuple([(read[wanted], one) for wanted, one in cotangents.items()] for cotangents in sets))
+    return Answer(tuple([(read[wanted], cotangent) for wanted, cotangent in cotangents.items()] for cotangents in sets))
 
 
 def _rows(name: str | None, output: Any, request: Request, tensors: Tensors) -> Any:
-    """What of an output crosses to NumPy."""
-    places = request.reads(name, tuple(map(int, output.shape)))
-    return output if places is None else tensors.rows(output, *places)
+    """Return the rows of an output that are converted to NumPy, or the whole output."""
+    rows = request.reads(name, tuple(map(int, output.shape)))
+    return output if rows is None else tensors.rows(output, *rows)
 
 
 def native_answer(
     value: Any, objective: NativeObjective, batch: TokenBatch, tensors: Tensors, *, several: bool = False
 ) -> Answer:
-    """The cotangent of what the user's own objective gave: ones; with `several` one set for each example.
+    """Return the cotangent of a native objective's value: ones, or with `several` one set for each example.
 
     Raises:
-        ObjectiveError: it is not one floating-point number an example, or for the batch.
+        ObjectiveError: the value is not one floating-point number per example, or one for the batch.
     """
     shapes = tensors.scalars if objective.scalar else ((len(batch),),)
-    what = "one number for the batch" if objective.scalar else "one number an example"
-    expected = f"expected {tensors.kind} of floating point and shape {' or '.join(map(str, shapes))}, {what}"
+    count = "one number for the batch" if objective.scalar else "one number per example"
+    expected = f"expected {tensors.kind} of floating point and shape {' or '.join(map(str, shapes))}, {count}"
     if not tensors.is_tensor(value):
-        raise ObjectiveError(f"the objective function gave {type(value).__name__}: {expected}")
+        raise ObjectiveError(f"the objective function returned {type(value).__name__}: {expected}")
     shape, dtype = tuple(value.shape), tensors.dtype(value)
     if shape not in shapes or dtype not in FLOATING:
         raise ObjectiveError(
-            f"the objective function gave a tensor of shape {shape} and dtype {dtype}: {expected}{_hint(objective, shape)}"
+            f"the objective function returned a tensor of shape {shape} and dtype {dtype}: {expected}{_hint(objective, shape)}"
         )
     numbers = tensors.to_numpy(value)
     cotangents = np.eye(len(batch)) if several else [np.ones(shape)]
-    sets = tuple([(value, one)] for one in cotangents)
+    sets = tuple([(value, cotangent)] for cotangent in cotangents)
     return Answer(sets, numbers.reshape(()) if objective.scalar else numbers)
 
 
@@ -186,23 +186,23 @@ def values_at(
     before: Sequence[Mapping[str, np.ndarray | None]] = (),
     rests: Mapping[str, TableRest] | None = None,
 ) -> dict[str, PointValues]:
-    """What was read at each point.
+    """Return the values read at each point, by name.
 
     Args:
-        chosen: for each name the key of its point.
-        watch: what took the forward pass down.
-        activations: by key the values that went on.
-        pulled: for each set of cotangents the gradients by key.
-        before: likewise, at the points whose gradients were edited, what these were before.
-        rests: by key what else reaches a table.
+        chosen: the key of each name's point.
+        watch: the record of the forward pass.
+        activations: the values with which the model continued, by key.
+        pulled: the gradients by key, for each set of cotangents.
+        before: the gradients before an `edit` by key, for each set of cotangents, at the points that were edited.
+        rests: the gradients that reach a table by other ways, by the key of its lookup.
     """
     values = {}
     for name, key in chosen.items():
-        found = watch.found(key)
+        record = watch.found(key)
         values[name] = PointValues(
             activations[key],
             tuple(gradients[key] for gradients in pulled),
-            found if isinstance(found, Lookup) else None,
+            record if isinstance(record, Lookup) else None,
             tuple(gradients[key] for gradients in before if key in gradients),
             (rests or {}).get(key),
         )
@@ -210,18 +210,18 @@ def values_at(
 
 
 def compute_dtype(read: Iterable[str], fallback: Iterable[str], casts: Iterable[str] = ()) -> str:
-    """Return the dtype in which a model computed: the coarsest of those that show.
+    """Return the dtype in which a model computed: the coarsest of the dtypes that were seen.
 
     Args:
         read: the dtypes of the points and outputs that were read.
-        fallback: the dtypes of the returned tensors and the parameters, of which the first counts where nothing was read.
-        casts: the dtypes into which the framework casts by itself (mixed precision).
+        fallback: the dtypes of the returned tensors and the parameters; the first is used if nothing was read.
+        casts: the dtypes to which the framework casts automatically (mixed precision).
     """
-    found = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
-    return coarsest([*found, *casts])
+    dtypes = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
+    return coarsest([*dtypes, *casts])
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:
     if objective.scalar:
-        return "; leave embgrad.Scalar out, or reduce over the examples"
-    return "; embgrad.Scalar(function) takes a scalar" if shape in ((), (1,)) else ""
+        return ". Remove embgrad.Scalar, or reduce over the examples"
+    return ". For a scalar pass embgrad.Scalar(function)" if shape in ((), (1,)) else ""

@@ -1,4 +1,4 @@
-"""Takes the name scopes of a saved graph for the modules that they were, and hands on what crosses their borders in a pass."""
+"""The name scopes of a saved graph, treated as the modules that they were, and the values that cross their borders."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from embgrad.forward.points import INPUT
 
 __all__ = ["Crossings", "Entry", "Scope", "entering", "leaving", "users_of"]
 
-#: A value in a graph: the number of the node that computes it, and which of the node's outputs it is.
+#: A value in a graph: the number of the node that computes it, and the index among the node's outputs.
 Entry = tuple[int, int]
 
-#: Stands for a user that is in no scope.
+#: The node number of a user that is in no scope.
 OUTSIDE: Final = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """One call of what was a module before the model was saved.
+    """One call of a former module, as a set of nodes of the saved graph.
 
     Attributes:
-        path: the beginning that the names of its nodes share.
+        path: the common prefix of its nodes' names.
         kind: the path with `#` for each number, which the layers of a stack share.
         nodes: the numbers of its nodes.
-        entering: the first value that it takes from outside and that a gradient flows through; None where there is none.
+        entering: the first value that it takes from outside and that a gradient flows through, or None.
         leaving: the last of its values that are used outside and that a gradient flows through.
         occurrence: the number of calls of the same module before this one.
-        is_operation: whether it is a single operation's, with no scope inside.
+        is_operation: whether the scope is that of a single operation, with no scope inside.
     """
 
     path: str
@@ -42,7 +42,9 @@ class Scope:
 
 
 def users_of(inputs: Sequence[Sequence[Entry]], heads: Iterable[Entry]) -> Mapping[int, list[Entry]]:
-    """Return by node the users of its values: a node's number, one past the last for the caller, and the output that it uses.
+    """Return the users of each node's values: the user's node number, and the index of the output that it uses.
+
+    The caller counts as a user; its number is one past the last node's.
 
     Args:
         inputs: the values that each node takes.
@@ -58,7 +60,7 @@ def users_of(inputs: Sequence[Sequence[Entry]], heads: Iterable[Entry]) -> Mappi
 
 
 def entering(nodes: Sequence[int], inputs: Sequence[Sequence[Entry]], carries: Callable[[Entry], bool]) -> Entry | None:
-    """Return the first value that nodes take from others and that `carries` is true of; None where there is none."""
+    """Return the first value that the nodes take from other nodes and for which `carries` is true, or None."""
     inside = set(nodes)
     taken = (entry for number in nodes for entry in inputs[number])
     return next((entry for entry in taken if entry[0] not in inside and carries(entry)), None)
@@ -67,7 +69,7 @@ def entering(nodes: Sequence[int], inputs: Sequence[Sequence[Entry]], carries: C
 def leaving(
     nodes: Sequence[int], users: Mapping[int, Sequence[Entry]], carries: Callable[[Entry], bool]
 ) -> Entry | None:
-    """Return the last value of nodes that others use and that `carries` is true of; None where there is none."""
+    """Return the last value of the nodes that other nodes use and for which `carries` is true, or None."""
     inside = set(nodes)
     for number in reversed(nodes):
         outside = [output for user, output in users.get(number, ()) if user not in inside and carries((number, output))]
@@ -79,14 +81,14 @@ def leaving(
 class Crossings:
     """The values that cross the borders of scopes in one run of a graph.
 
-    As with the modules that they were, the value that enters a scope is replaced for the scope alone, and the value that
-    leaves it for all nodes outside. Where a watch records everything, nothing is replaced, and all calls are told at the end:
-    the order of the nodes is not one in which a scope would begin, and end, around those inside it.
+    As at a module, a replaced input is seen by the scope alone, and a replaced output by all nodes outside. If the watch
+    records everything, nothing is replaced and all calls are reported at the end: the nodes run in an order in which the calls
+    would not be nested.
 
     Args:
-        watch: records the pass; a `PointWatch`, or another object with the same methods.
-        passed: takes the key of a point and its value, and returns the value that goes on.
-        scopes: of the graph.
+        watch: the record of the pass, a `PointWatch` or another object with the same methods.
+        passed: takes the key of a point and its value, and returns the value with which the graph continues.
+        scopes: the scopes of the graph.
     """
 
     def __init__(self, watch: Any, passed: Callable[[str, Any], Any], scopes: Sequence[Scope]) -> None:
@@ -98,7 +100,7 @@ class Crossings:
                 watch.count(path)
         # Modules around the graph, and the scopes of other graphs, can have the same paths.
         self._before = Counter(call.path for call in watch.calls)
-        self._given: dict[Scope, Any] = {}
+        self._inputs: dict[Scope, Any] = {}
         self._returned: dict[Scope, Any] = {}
         self._borders: dict[Entry, list[tuple[Scope, bool]]] = defaultdict(list)
         inner_first = sorted(self.scopes, key=lambda scope: (len(scope.nodes), -len(scope.path)))
@@ -110,7 +112,7 @@ class Crossings:
 
     @property
     def key(self) -> frozenset[Scope]:
-        """The scopes at whose borders something happens, by which it is known where a graph is cut."""
+        """The scopes at whose borders values are read or replaced; they determine where a graph is cut."""
         return frozenset(self.scopes)
 
     @property
@@ -120,66 +122,67 @@ class Crossings:
 
     @property
     def replaces(self) -> bool:
-        """Whether other values may go on at the borders."""
+        """Return whether values may be replaced at the borders."""
         return not self._watch.everything
 
     def version(self, entry: Entry, user: int, count: int | None = None) -> int:
-        """Return which of the versions of a value a user is given: the last of those that are for it; 0 is the value itself.
+        """Return the index of the version of a value that a user receives: the last one meant for it; 0 is the value itself.
 
         Args:
             entry: the value.
-            user: a node's number; one past the last for the caller.
-            count: the number of borders that the value has crossed already; all where None.
+            user: the number of the node that uses it; one past the last for the caller.
+            count: the number of borders that the value has crossed so far; None for all of them.
         """
         crossed = self._borders.get(entry, ())[:count]
         versions = (number for number, (scope, inside) in enumerate(crossed, 1) if (user in scope.nodes) == inside)
         return max(versions, default=0)
 
     def versions(self, entry: Entry, value: Any) -> list[Any]:
-        """Return a value that is there now, and those that go on in its place at each border that it crosses."""
-        found = [value]
+        """Return the versions of a value: the computed value, then the one that continues at each border that it crosses."""
+        versions = [value]
         for count, (scope, inside) in enumerate(self._borders.get(entry, ())):
-            seen = found[self.version(entry, min(scope.nodes) if inside else OUTSIDE, count)]
-            found.append(self._enter(scope, seen) if inside else self._leave(scope, seen))
-        return found
+            current = versions[self.version(entry, min(scope.nodes) if inside else OUTSIDE, count)]
+            versions.append(self._enter(scope, current) if inside else self._leave(scope, current))
+        return versions
 
     def tell(self) -> None:
-        """Tell the watch of all calls, each scope around those inside it, where it records everything."""
+        """Report all calls to the watch if it records everything, with inner scopes nested in outer ones."""
         if not self._watch.everything:
             return
-        holding: dict[int, list[Scope]] = defaultdict(list)
+        scopes_at: dict[int, list[Scope]] = defaultdict(list)
         for scope in self.scopes:
             for number in scope.nodes:
-                holding[number].append(scope)
-        inside: dict[Scope | None, list[Scope]] = defaultdict(list)
+                scopes_at[number].append(scope)
+        children: dict[Scope | None, list[Scope]] = defaultdict(list)
         for scope in self.scopes:
             if not scope.is_operation:
-                around = (other for other in holding[min(scope.nodes)] if _lies_in(scope, other))
-                inside[min(around, key=lambda other: (len(other.nodes), -len(other.path)), default=None)].append(scope)
-        self._tell(inside, None)
+                outer = (candidate for candidate in scopes_at[min(scope.nodes)] if _lies_in(scope, candidate))
+                innermost = min(outer, key=lambda candidate: (len(candidate.nodes), -len(candidate.path)), default=None)
+                children[innermost].append(scope)
+        self._tell(children, None)
         for scope in self.scopes:
-            if scope.is_operation:  # no layer is made of such, and none is one
+            if scope.is_operation:  # an operation is neither a layer nor part of one, so it is not nested
                 self._watch.enter(scope.path, scope.kind, None, ())
                 self._watch.leave(self._returned[scope], self._returned[scope].shape)
 
-    def _tell(self, inside: Mapping[Scope | None, Sequence[Scope]], around: Scope | None) -> None:
-        for scope in inside.get(around, ()):
-            given, returned = self._given.get(scope), self._returned[scope]
-            self._watch.enter(scope.path, scope.kind, given, () if given is None else given.shape)
-            self._tell(inside, scope)
+    def _tell(self, children: Mapping[Scope | None, Sequence[Scope]], parent: Scope | None) -> None:
+        for scope in children.get(parent, ()):
+            tensor, returned = self._inputs.get(scope), self._returned[scope]
+            self._watch.enter(scope.path, scope.kind, tensor, () if tensor is None else tensor.shape)
+            self._tell(children, scope)
             self._watch.leave(returned, returned.shape)
 
     def _enter(self, scope: Scope, value: Any) -> Any:
         key = f"{scope.path}:{INPUT}#{self._before[scope.path] + scope.occurrence}"
-        self._given[scope] = self._passed(key, value) if self._watch.wants(key) else value
-        return self._given[scope]
+        self._inputs[scope] = self._passed(key, value) if self._watch.wants(key) else value
+        return self._inputs[scope]
 
     def _leave(self, scope: Scope, value: Any) -> Any:
         if self._watch.everything:
             self._returned[scope] = value
             return value
-        given = self._given.pop(scope, None)
-        self._watch.enter(scope.path, scope.kind, given, () if given is None else given.shape)
+        tensor = self._inputs.pop(scope, None)
+        self._watch.enter(scope.path, scope.kind, tensor, () if tensor is None else tensor.shape)
         key = self._watch.leave(value, value.shape)
         return value if key is None else self._passed(key, value)
 

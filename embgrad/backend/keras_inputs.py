@@ -1,4 +1,4 @@
-"""Inputs of Keras models on any framework: the inputs that a model declares, and the batch in their structure."""
+"""Inputs of Keras models on any framework: the inputs that a model declares, and the batch arranged in their structure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["MASKS", "MODES", "cast_exactly", "declared", "filled", "is_keras", "keras_bases", "told_apart"]
 
-#: Parameters that say in which mode to run.
+#: Names of parameters that select training or evaluation mode.
 MODES: Final = ("training", "is_training")
 
-#: A first parameter of one of these names takes ids; one of any other name may take a dict of inputs.
+#: Names of a first parameter that takes ids; a first parameter of any other name may take a dict of inputs.
 IDS_ALONE: Final = ("input_ids", "input_word_ids", "token_ids", "ids", "tokens")
 
-#: What Keras calls a mask beside the names of all frameworks; elsewhere it may be 1 at padding.
+#: Keras's name for a mask, beside the names common to all frameworks. Elsewhere this name may mean 1 at padding.
 MASKS: Final = ("padding_mask",)
 
 _known_bases: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
@@ -41,9 +41,9 @@ def keras_bases(cls: type) -> frozenset[str]:
 
 
 def declared(part: Any) -> Any:
-    """Return the inputs that a Keras model declares; None for a model that declares none.
+    """Return the inputs that a Keras model declares, or None if it declares none.
 
-    They are a symbolic tensor, or a list or dict of them or of shapes.
+    The inputs are a symbolic tensor, or a list or dict of symbolic tensors or shapes.
     """
     if not is_keras(part):
         return None
@@ -59,7 +59,7 @@ def declared(part: Any) -> Any:
 
 
 def _is_called_by_keras(part: Any) -> bool:
-    """Return whether the model is a graph of layers, and its class defines no `call`."""
+    """Return whether the model is a graph of layers whose class does not define `call` itself."""
     classes = type(part).__mro__
     graph = any(base.__qualname__ in ("Functional", "Sequential") for base in classes)
     definer = next(base for base in classes if "call" in vars(base))
@@ -75,15 +75,15 @@ def _called_with(part: Any) -> Any:
 
 
 def filled(structure: Any, batch: TokenBatch, convert: Callable[[str, Any, Any], Any]) -> tuple[Any, tuple[str, ...]]:
-    """Return the batch in the structure of declared inputs, and what of the batch is left over.
+    """Return the batch in the structure of the declared inputs, and the names of the parts of the batch that are unused.
 
     Args:
-        structure: what `declared` returns.
+        structure: the declared inputs, as `declared` returns them.
         batch: the batch.
-        convert: makes a native tensor, of an input's name, its value and its declared dtype.
+        convert: returns a native tensor for an input's name, value and declared dtype.
 
     Raises:
-        BatchError: the batch has nothing for an input.
+        BatchError: the batch has no value for an input.
     """
     dtypes = _leaves(structure)
     values, unused = plan_mapping(list(dtypes), batch)
@@ -91,7 +91,7 @@ def filled(structure: Any, batch: TokenBatch, convert: Callable[[str, Any, Any],
 
 
 def _leaves(declared: Any, key: str | None = None) -> dict[str, Any]:
-    """Return the dtypes of declared inputs by name: a dict's keys, else the tensors' own names."""
+    """Return the dtypes of declared inputs by name: the key in a dict, otherwise the tensor's name."""
     if isinstance(declared, Mapping):
         return {name: dtype for inner, leaf in declared.items() for name, dtype in _leaves(leaf, str(inner)).items()}
     if _is_list(declared):
@@ -100,7 +100,7 @@ def _leaves(declared: Any, key: str | None = None) -> dict[str, Any]:
 
 
 def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> Any:
-    """Return the tensors, given by name, in the structure of the declared inputs."""
+    """Return the named tensors in the structure of the declared inputs."""
     if isinstance(declared, Mapping):
         return {inner: _like(leaf, tensors, str(inner)) for inner, leaf in declared.items()}
     if _is_list(declared):
@@ -109,26 +109,26 @@ def _like(declared: Any, tensors: Mapping[str, Any], key: str | None = None) -> 
 
 
 def _is_list(declared: Any) -> bool:
-    """Return whether these are several inputs, and not the shape of one."""
+    """Return whether a sequence holds several inputs, rather than the shape of a single input."""
     return isinstance(declared, (list, tuple)) and all(
-        hasattr(one, "dtype") or isinstance(one, (Mapping, list, tuple)) for one in declared
+        hasattr(entry, "dtype") or isinstance(entry, (Mapping, list, tuple)) for entry in declared
     )
 
 
 def told_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of outputs that differ: in Keras 3 all outputs of one layer, such as an LSTM's, have its name.
+    """Return unique names for outputs: the second output called `name` becomes `name#1`.
 
-    The second of a name goes by `name#1`.
+    In Keras 3 all outputs of a layer with several, such as an LSTM, have the layer's name.
     """
     before = [list(names[:number]).count(name) for number, name in enumerate(names)]
     return tuple(f"{name}#{count}" if count else name for name, count in zip(names, before, strict=True))
 
 
 def cast_exactly(name: str, value: np.ndarray, dtype: Any, spelled: str) -> np.ndarray:
-    """Return the values of an input in the dtype that is declared for it.
+    """Return an input's values in the dtype that the model declares for it.
 
     Raises:
-        BatchError: the dtype does not hold the whole numbers exactly.
+        BatchError: the dtype cannot represent the whole numbers exactly.
     """
     cast = value.astype(dtype)
     whole = whole_numbers(value)

@@ -1,4 +1,4 @@
-"""One re-entrant lock a model while its state is changed, and one a process for what is process-wide."""
+"""Re-entrant locks: one for each model, held while its state is changed, and one for process-wide changes."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ _locks: dict[int, tuple[Any, threading.RLock]] = {}
 
 
 def model_lock(parts: Sequence[object]) -> AbstractContextManager[None]:
-    """Hold the locks of all parts of a model; in one order everywhere, so that two threads cannot wait for each other."""
+    """Hold the locks of all parts of a model, acquired in one order everywhere, so that threads cannot deadlock."""
     return held(locks_of(parts))
 
 
 def locks_of(parts: Sequence[object]) -> list[threading.RLock]:
-    """The locks of all parts of a model, in the order in which they are to be taken. They stay theirs while the parts live."""
+    """Return the locks of a model's parts in the order in which to acquire them. A part keeps its lock while it lives."""
     with _guard:
         return [_lock_of(part) for part in sorted(parts, key=id)]
 
 
-class held:  # noqa: N801  # used as a function is
-    """Hold locks, taken in this order."""
+class held:  # noqa: N801  # used like a function
+    """Hold several locks, acquired in the given order."""
 
     def __init__(self, locks: Sequence[threading.RLock]) -> None:
         self._locks = locks
         self._taken: list[bool] = []
 
     def __enter__(self) -> None:
-        taken = self._taken  # grows in C, so that no signal comes between a lock and the note that it is taken
+        taken = self._taken  # extended in C, so that no signal arrives between acquiring a lock and recording it
         try:
             taken.extend(map(_acquire, self._locks, itertools.repeat(False)))
-            if not all(taken):  # another thread holds some: they are waited for in order, with none that comes later
+            if not all(taken):  # another thread holds some: release all, then wait for them in order
                 self._let_go()
                 taken.extend(map(_acquire, self._locks))
         except BaseException:
             self._let_go()
             raise
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._let_go()
 
     def _let_go(self) -> None:
@@ -62,27 +62,27 @@ class held:  # noqa: N801  # used as a function is
 
 def _lock_of(part: object) -> threading.RLock:
     key = id(part)
-    known = _locks.get(key)
-    if known is not None and known[0]() is part:
-        return known[1]
+    entry = _locks.get(key)
+    if entry is not None and entry[0]() is part:
+        return entry[1]
     lock = threading.RLock()
     _locks[key] = (_reference(part, key), lock)
     return lock
 
 
 def _reference(part: object, key: int) -> Any:
-    """A way to the part that does not keep it alive and takes its lock away with it."""
+    """Return a callable that returns the part without keeping it alive; the lock is dropped when the part dies."""
     try:
         return weakref.ref(part, lambda _: _locks.pop(key, None))
-    except TypeError:  # no weak references to it: its lock stays, and so must it, or another could get its id
+    except TypeError:  # it takes no weak references: keep it alive with its lock, or another object could get its id
         return lambda: part
 
 
 def _renew() -> None:
-    """In a forked child nobody holds a lock: the threads that did are not there, and would never let go."""
-    held_by_nobody: list[Any] = [_guard, process_lock, *(lock for _, lock in _locks.values())]
-    for lock in held_by_nobody:
-        lock._at_fork_reinit()  # as Python's own modules do it
+    """Reset all locks in a forked child: the threads that held them do not exist there and could never release them."""
+    locks: list[Any] = [_guard, process_lock, *(lock for _, lock in _locks.values())]
+    for lock in locks:
+        lock._at_fork_reinit()  # as the standard library's modules do
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork

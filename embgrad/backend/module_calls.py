@@ -1,4 +1,4 @@
-"""Records the module calls of one forward pass, and replaces tensors at the points that lie there."""
+"""The module calls of one forward pass: their record, and the replacement of tensors at points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CallRecorder", "ModuleCalls"]
 
 
 class CallRecorder(Protocol):
-    """The part of `PointWatch` that records module calls; a trace has one of its own."""
+    """The methods of `PointWatch` that record module calls; a trace implements them separately."""
 
     everything: bool
     modules: frozenset[str]
@@ -21,12 +21,12 @@ class CallRecorder(Protocol):
         """Count a call that is not recorded."""
         ...
 
-    def enter(self, path: str, kind: str, given: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
-        """Record that a call begins, and return the key of its input where that is asked for."""
+    def enter(self, path: str, kind: str, tensor: Any, shape: Any, also: Sequence[str] = ()) -> str | None:
+        """Record that a call begins, and return the key of its input if that is a requested point."""
         ...
 
-    def leave(self, gave: Any, shape: Any) -> str | None:
-        """Record that the innermost call ends, and return the key of its output where that is asked for."""
+    def leave(self, tensor: Any, shape: Any) -> str | None:
+        """Record that the innermost call ends, and return the key of its output if that is a requested point."""
         ...
 
     def broke(self) -> None:
@@ -37,13 +37,13 @@ class CallRecorder(Protocol):
 class ModuleCalls:
     """The module calls of one forward pass.
 
-    A framework that lets its calls be wrapped uses `around`. One whose hooks run before and after a call uses `enter` and
+    A framework whose calls can be wrapped uses `around`. A framework whose hooks run before and after a call uses `enter` and
     `leave`, and `fail` for a call that raised.
 
     Args:
-        watch: records the pass.
+        watch: the record of the pass.
         is_floating: returns whether a value is a tensor at which a gradient can be taken.
-        replace: takes the key of a point and its tensor, and returns the tensor that goes on.
+        replace: takes the key of a point and its tensor, and returns the tensor with which the model continues.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ModuleCalls:
         self._replace = replace
 
     def is_recorded(self, path: str) -> bool:
-        """Return whether the calls of the module at this path are recorded; a call that is only counted is counted here."""
+        """Return whether the calls of the module at this path are recorded; count a call that is only counted."""
         if self.watch.everything or path in self.watch.modules:
             return True
         if path in self.watch.counted:
@@ -64,10 +64,10 @@ class ModuleCalls:
     def around(
         self, proceed: Callable[..., Any], path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()
     ) -> Any:
-        """Call `proceed` with the arguments, and return what goes on in place of its result.
+        """Call `proceed` with the arguments, and return the result with which the model continues.
 
         Args:
-            proceed: makes the module's call.
+            proceed: calls the module.
             path: the module's attribute path.
             kind: the name of its class.
             args: the positional arguments.
@@ -85,20 +85,20 @@ class ModuleCalls:
         return self.leave(returned)
 
     def enter(self, path: str, kind: str, args: Any, kwargs: Any, also: Sequence[str] = ()) -> tuple[Any, Any]:
-        """Record that a call begins, and return the arguments with which it goes on."""
-        given = first((args, kwargs), self._is_floating)
-        key = self.watch.enter(path, kind, given, () if given is None else given.shape, also)
+        """Record that a call begins, and return the arguments with which it continues."""
+        tensor = first((args, kwargs), self._is_floating)
+        key = self.watch.enter(path, kind, tensor, () if tensor is None else tensor.shape, also)
         if key is None:
             return args, kwargs
         try:
-            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace(key, given))
+            changed: tuple[Any, Any] = with_first((args, kwargs), self._is_floating, self._replace(key, tensor))
         except BaseException:
             self.fail()
             raise
         return changed
 
     def leave(self, returned: Any) -> Any:
-        """Record that the innermost call ends, and return what goes on in place of its result."""
+        """Record that the innermost call ends, and return the result with which the model continues."""
         tensor = first(returned, self._is_floating)
         key = self.watch.leave(tensor, () if tensor is None else tensor.shape)
         return returned if key is None else with_first(returned, self._is_floating, self._replace(key, tensor))

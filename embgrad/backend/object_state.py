@@ -1,4 +1,4 @@
-"""Keeps the attributes of a model's modules, and the containers and small arrays in them, and restores them after a pass."""
+"""A snapshot of the attributes of a model's modules, with the containers and small arrays in them, to restore after a pass."""
 
 from __future__ import annotations
 
@@ -11,43 +11,42 @@ import numpy as np
 
 __all__ = ["ObjectState", "contains"]
 
-#: The containers that a forward pass may fill, each before those that it is derived from.
+#: The containers that a forward pass may fill, each before its base classes.
 CONTAINERS: Final = (list, set, collections.deque, collections.OrderedDict, dict)
 
-#: The same, where a class derived from one does not count.
+#: The same containers, to test for exact types, without derived classes.
 PLAIN: Final = frozenset(CONTAINERS)
 
-#: The types of most attributes, in which nothing can be changed.
+#: The immutable types of most attributes.
 ATOMS: Final = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 
-#: The most entries of a container that is kept, and of all those inside of others. More are data, to which no pass writes.
+#: The most entries of a container to snapshot, and of all nested ones together. Larger ones hold data, which no pass writes.
 MOST_ENTRIES: Final = 1 << 14
 
-#: The most numbers of an array that is kept. A larger one is a table.
+#: The most elements of an array to snapshot. A larger array is a table.
 LARGEST_ARRAY: Final = 1 << 16
 
-#: The most numbers of all arrays that are kept, which are copied at each call.
+#: The most elements of all arrays to snapshot, since they are copied at each call.
 MOST_NUMBERS: Final = 1 << 20
 
 _ABSENT: Final = object()
 
 
 class ObjectState:
-    """The attributes of a model's modules as they are now.
+    """A snapshot of the attributes of a model's modules.
 
-    Attributes that hold containers (lists, dicts, sets, queues, tuples and those in them) are restored with what these hold;
-    NumPy arrays in them with their numbers. Objects of other classes are restored as references: what is inside of them is not
-    looked at.
+    Containers (lists, dicts, sets, deques and tuples, nested ones too) are restored with their contents, and NumPy arrays in
+    them with their values. Objects of other classes are restored as references; their contents are not inspected.
 
     Args:
         attributes: the `__dict__`s of the modules.
-        skip: the names of attributes that the framework itself takes care of.
-        is_part: returns whether a value is a module or parameter. One that appears during the pass stays, because a model may
-            build itself in its first call, and so does the container that it was put into.
-        unwrap: returns the container inside of a framework's wrapper of one.
+        skip: the names of attributes that the framework itself restores.
+        is_part: returns whether a value is a module or parameter. A module or parameter that appears during the pass stays,
+            because a model may build itself in its first call, and so does the container that holds it.
+        unwrap: returns the container inside a framework's wrapper.
 
     Attributes:
-        values: everything found that is neither a container nor a NumPy array, for the framework's own tensors.
+        values: all values that are neither containers nor NumPy arrays, so that a backend can restore its tensors among them.
     """
 
     def __init__(
@@ -61,17 +60,17 @@ class ObjectState:
         self._skip = skip
         self._is_part = is_part
         self._unwrap = unwrap
-        self._attributes = [(own, own.copy()) for own in attributes]
+        self._attributes = [(namespace, namespace.copy()) for namespace in attributes]
         self._empty: list[Any] = []
         self._filled: list[tuple[Any, _Content]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._find()
 
     def restore(self) -> None:
-        """Restore all, without calling code of the user's classes; unchanged containers are not written to."""
-        for own, before in self._attributes:
-            if not (_are_same(own.values(), before.values()) and _are_same(own, before)):
-                self._restore_attributes(own, before)
+        """Restore the snapshot without calling code of the user's classes; leave unchanged containers unwritten."""
+        for namespace, before in self._attributes:
+            if not (_are_same(namespace.values(), before.values()) and _are_same(namespace, before)):
+                self._restore_attributes(namespace, before)
         for container in filter(None, self._empty):
             if not self._holds_part(container):
                 container.clear()
@@ -79,72 +78,73 @@ class ObjectState:
             if not (content.is_in(container) or self._holds_part(container) or self._holds_part(content.values)):
                 content.restore(container)
         for array, copy in self._arrays:
-            if array.tobytes() != copy.tobytes():  # NaN and -0.0 count
+            if array.tobytes() != copy.tobytes():  # compare bytes, so that NaN and -0.0 are seen
                 array[...] = copy
 
     def _find(self) -> None:
         waiting: list[Any] = []
         for _, before in self._attributes:
             for name, value in before.items():
-                kind = type(value)
-                if kind in ATOMS or name in self._skip:
+                cls = type(value)
+                if cls in ATOMS or name in self._skip:
                     continue
-                if kind in PLAIN and not value:  # as most of a module's containers are
+                if cls in PLAIN and not value:  # most containers of a module are empty
                     self._empty.append(value)
                 else:
                     waiting.append(value)
         direct = len(waiting)
         seen: set[int] = set()
         entries, numbers = MOST_ENTRIES, MOST_NUMBERS
-        for place, value in enumerate(waiting):  # grows meanwhile
+        for index, value in enumerate(waiting):  # the list grows during the loop
             inner = self._unwrap(value)
             if id(inner) in seen:
                 continue
             seen.add(id(inner))
-            kind = type(inner)
-            if kind in PLAIN and not inner:
+            cls = type(inner)
+            if cls in PLAIN and not inner:
                 self._empty.append(inner)
-            elif kind is np.ndarray:
+            elif cls is np.ndarray:
                 if _is_kept(inner) and inner.size <= numbers:
                     numbers -= inner.size
                     self._arrays.append((inner, inner.copy()))
-            elif container_of(kind) is not None or isinstance(inner, tuple):
+            elif container_of(cls) is not None or isinstance(inner, tuple):
                 content = _Content.of(inner)
                 count = len(content.values)
-                if count <= (MOST_ENTRIES if place < direct else entries):  # a model may have any number of modules
-                    entries -= count if place >= direct else 0
+                # A model may have any number of modules, so the total is limited for nested containers only.
+                if count <= (MOST_ENTRIES if index < direct else entries):
+                    entries -= count if index >= direct else 0
                     waiting.extend(entry for entry in content.values if type(entry) not in ATOMS)
                     if not isinstance(inner, tuple):
                         self._filled.append((inner, content))
             else:
                 self.values.append(value)
 
-    def _restore_attributes(self, own: dict[str, Any], before: dict[str, Any]) -> None:
-        for name in own.keys() - before.keys() - self._skip:
-            if not self._holds_part(own[name]):
-                del own[name]
+    def _restore_attributes(self, namespace: dict[str, Any], before: dict[str, Any]) -> None:
+        for name in namespace.keys() - before.keys() - self._skip:
+            if not self._holds_part(namespace[name]):
+                del namespace[name]
         for name, value in before.items():
-            now = own.get(name, _ABSENT)
+            now = namespace.get(name, _ABSENT)
             if now is not value and name not in self._skip and not (self._holds_part(value) or self._holds_part(now)):
-                own[name] = value
-        if [name for name in own if name in before] != [name for name in before if name in own]:
-            ordered = {name: own[name] for name in (*before, *own) if name in own}
-            own.clear()
-            own.update(ordered)
+                namespace[name] = value
+        if [name for name in namespace if name in before] != [name for name in before if name in namespace]:
+            ordered = {name: namespace[name] for name in (*before, *namespace) if name in namespace}
+            namespace.clear()
+            namespace.update(ordered)
 
     def _holds_part(self, value: Any) -> bool:
         return contains(value, self._is_part, self._unwrap)
 
 
 class _Content(NamedTuple):
-    """The entries of a container; of a dict the values, with the keys beside them."""
+    """The entries of a container; for a dict its values, with the keys in a second sequence."""
 
     values: Sequence[Any]
     keys: Sequence[Any] | None = None
 
     @classmethod
     def of(cls, container: Any) -> _Content:
-        """Return a container's content, read by the methods of the plain class."""
+        """Return a container's content, read with the methods of the built-in class."""
         if isinstance(container, tuple):
             return cls([*tuple.__iter__(container)])
         base = container_of(type(container))
@@ -153,14 +153,14 @@ class _Content(NamedTuple):
         return cls([*base.__iter__(container)])
 
     def is_in(self, container: Any) -> bool:
-        """Return whether a container holds the same objects, in the same order where it has one."""
+        """Return whether a container holds the same objects, in the same order if it is ordered."""
         now = _Content.of(container)
         if isinstance(container, set):
             return set(map(id, now.values)) == set(map(id, self.values))
         return _are_same(now.values, self.values) and (now.keys is None or _are_same(now.keys, self.keys or ()))
 
     def restore(self, container: Any) -> None:
-        """Put the content back, by the methods of the plain class."""
+        """Write the content back into a container with the methods of the built-in class."""
         base = container_of(type(container))
         if issubclass(base, dict):
             self._restore_dict(base, container)
@@ -183,11 +183,11 @@ class _Content(NamedTuple):
 
 
 def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], Any] = lambda value: value) -> bool:
-    """Return whether a value is wanted, or one inside of it, in containers and tuples of any depth.
+    """Return whether `wanted` is true of a value or of any value nested in it, in containers and tuples of any depth.
 
     Args:
-        value: anything.
-        wanted: returns whether a value is looked for.
+        value: any object.
+        wanted: the condition.
         unwrap: as in `ObjectState`.
     """
     waiting, seen = [value], {id(value)}
@@ -204,19 +204,19 @@ def contains(value: Any, wanted: Callable[[Any], bool], unwrap: Callable[[Any], 
     return False
 
 
-def container_of(kind: type) -> Any:
-    """Return the container of Python's own that a class is derived from, or None."""
-    if kind in PLAIN:
-        return kind
-    for base in CONTAINERS:  # at each attribute of a model, and a generator takes longer
-        if issubclass(kind, base):
+def container_of(cls: type) -> Any:
+    """Return the built-in container class that a class is or derives from, or None."""
+    if cls in PLAIN:
+        return cls
+    for base in CONTAINERS:  # called for each attribute of a model: a generator expression takes longer
+        if issubclass(cls, base):
             return base
     return None
 
 
-def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    """Return whether two sequences hold the same objects; equality is not asked, which may be the user's code."""
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+def _are_same(current: Collection[Any], before: Collection[Any]) -> bool:
+    """Return whether two collections hold the same objects, by identity: `==` may run the user's code."""
+    return len(current) == len(before) and all(map(operator.is_, current, before))
 
 
 def _is_kept(array: np.ndarray) -> bool:

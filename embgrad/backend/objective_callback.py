@@ -1,4 +1,4 @@
-"""The objective as a backend's callback: answers the outputs with cotangents, and keeps the objective's values."""
+"""The objective as a backend's callback: it returns cotangents for the outputs, and stores the objective's values."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Respond", "objective_values", "respond_with"]
 
 
 class Respond:
-    """The objective as a backend's callback; keeps its values.
+    """The objective as a backend's callback, which stores the objective's values.
 
     Args:
-        objective: what is pulled back.
-        batch: what is run.
-        sets: how many sets of cotangents there are: 0, 1 for the sum of the examples, or one for each example.
-        sized: whether anybody asks how far the values may be off, as who pulls nothing back does.
+        objective: the objective whose gradient is computed.
+        batch: the batch that the model runs on.
+        sets: the number of sets of cotangents: 0, 1 for the sum over examples, or the number of examples for one set each.
+        sized: compute `size`, for an estimate of the values' rounding error; always done if `sets` is 0.
 
     Attributes:
         objective: see above.
-        values: the objective's, after the callback.
-        shape: that of the output that it read, after the callback.
-        size: Σ|output × cotangent|: to first order by how much Σ|values| changes when every output does by its own size. For
-            who asks how far the values may be off; else 0.
+        values: the objective's values, after the callback.
+        shape: the shape of the output that the objective read, after the callback.
+        size: Σ|output × cotangent|: to first order the change of Σ|values| when every output changes by its own magnitude.
+            0 if it was not computed.
     """
 
     def __init__(self, objective: Objective, batch: TokenBatch, sets: int, *, sized: bool = False) -> None:
@@ -39,53 +39,53 @@ class Respond:
         self._batch = batch
         self._sets = sets
         self._sized = sized or sets == 0
-        self._places: tuple[np.ndarray, np.ndarray] | None = None
+        self._rows: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether no code of the user's runs in the callback, so that any thread may run it."""
+        """Return whether the callback runs only embgrad's code, so that any thread may run it."""
         return type(self.objective).__module__.partition(".")[0] == "embgrad"
 
     def reads(self, name: str | None, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `embgrad.backend.Reads`: the rows that count, where these are few."""
+        """Return the rows that the objective reads if they are at most half of all, else None; see `embgrad.backend.Reads`."""
         self.shape = shape
-        if type(self.objective).evaluate is not Objective.evaluate:  # it wants to see the whole
+        if type(self.objective).evaluate is not Objective.evaluate:  # an own `evaluate` expects the whole output
             return None
-        places = self.objective.places(shape, self._batch)
-        few = places is not None and 0 < 2 * len(places[0]) <= shape[0] * shape[1]
-        self._places = places if few else None
-        return self._places
+        rows = self.objective.places(shape, self._batch)
+        few = rows is not None and 0 < 2 * len(rows[0]) <= shape[0] * shape[1]
+        self._rows = rows if few else None
+        return self._rows
 
     def __call__(self, outputs: Mapping[str | None, np.ndarray]) -> Sequence[Mapping[str | None, np.ndarray]]:
-        """See `embgrad.backend.Respond`."""
+        """Return the sets of cotangents for the outputs, see `embgrad.backend.Respond`."""
         name = self.objective.output
-        if self._places is None:
+        if self._rows is None:
             self.shape = outputs[name].shape
             self.values, cotangent = self.objective.evaluate(outputs[name], self._batch)
         else:
-            self.values, cotangent = self.objective.evaluate_rows(outputs[name], self._places, self._batch)
+            self.values, cotangent = self.objective.evaluate_rows(outputs[name], self._rows, self._batch)
         if self._sized:
-            counted = cotangent != 0  # the others may be infinite, as masked classes are
+            counted = cotangent != 0  # where the cotangent is 0 the output may be infinite, as at masked classes
             self.size = float(np.abs(outputs[name][counted].astype(np.float64) * cotangent[counted]).sum())
         if self._sets < 2:
             return [{name: cotangent}] * self._sets
-        owners = np.arange(len(cotangent)) if self._places is None else self._places[0]
+        owners = np.arange(len(cotangent)) if self._rows is None else self._rows[0]
         return [{name: _only(cotangent, owners == example)} for example in range(len(self._batch))]
 
 
 def respond_with(
     objective: Objective | NativeObjective, batch: TokenBatch, sets: int = 1, *, sized: bool = False
 ) -> Respond | NativeObjective:
-    """The objective as a request has it."""
+    """Return the objective in the form that `Request.respond` takes."""
     return Respond(objective, batch, sets, sized=sized) if isinstance(objective, Objective) else objective
 
 
 def objective_values(respond: Respond | NativeObjective, run: Run) -> np.ndarray:
-    """The objective's values after a run."""
+    """Return the objective's values after a run."""
     return respond.values if isinstance(respond, Respond) else native_values(run.objective)
 
 
 def _only(cotangent: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    alone = np.zeros_like(cotangent)
-    alone[rows] = cotangent[rows]
-    return alone
+    selected = np.zeros_like(cotangent)
+    selected[rows] = cotangent[rows]
+    return selected

@@ -1,4 +1,4 @@
-"""Stands in for a function of the framework, for the calls of one thread."""
+"""Replacement of a framework's function for the calls of one thread."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from embgrad.backend.locks import process_lock
 
 __all__ = ["Interception"]
 
-#: Takes the function that it stands in for and the arguments of a call.
+#: Takes the replaced function and the arguments of a call, and returns the call's result.
 Handler = Callable[..., Any]
 
 
 class Interception:
-    """An attribute that is replaced process-wide while any thread needs it; other threads' calls pass through.
+    """A function that is replaced process-wide while any thread intercepts it; other threads' calls reach the original.
 
     Args:
-        owner: gives the module or class that holds the function, or a class that inherits it.
-        name: the function's name in it.
+        owner: returns the module or class that holds the function, or a class that inherits it.
+        name: the function's name there.
     """
 
     def __init__(self, owner: Callable[[], Any], name: str) -> None:
@@ -35,12 +35,12 @@ class Interception:
 
     @property
     def heard(self) -> bool:
-        """Whether this thread's calls go to a handler."""
+        """Return whether this thread's calls are passed to a handler."""
         return bool(self._local.__dict__.get("handlers"))
 
     @contextlib.contextmanager
     def by(self, handler: Handler) -> Iterator[None]:
-        """This thread's calls go to the handler, as `handler(original, *args)`; the innermost handler has them."""
+        """Pass this thread's calls to the innermost open handler, as `handler(original, *args, **kwargs)`."""
         handlers = self._local.__dict__.setdefault("handlers", [])
         self._enter()
         handlers.append(handler)
@@ -62,7 +62,8 @@ class Interception:
     def _leave(self) -> None:
         with process_lock:
             self._inside -= 1
-            # Whoever has put something of theirs on top meanwhile keeps it, and ours below lets everything through.
+            # If other code has patched the function in the meantime, its patch stays, with our replacement below it: without
+            # handlers that calls the original.
             if self._inside == 0 and vars(self._owner()).get(self._name) is self._replacement:
                 if self._inherited:
                     delattr(self._owner(), self._name)
@@ -71,7 +72,7 @@ class Interception:
 
 
 def _passing(original: Any, local: threading.local) -> Callable[..., Any]:
-    @functools.wraps(original, updated=())  # so that its signature can be told
+    @functools.wraps(original, updated=())  # so that `inspect.signature` returns the original's signature
     def replacement(*args: Any, **kwargs: Any) -> Any:
         handlers = getattr(local, "handlers", None)
         return handlers[-1](original, *args, **kwargs) if handlers else original(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Applies the changes that a request makes at its points: override and add on the way forward, edit on the way back."""
+"""The changes that a request makes at points: `override` and `add` in the forward pass, `edit` in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Tensor = TypeVar("Tensor")
 
 
 class PointChanges(Generic[Tensor]):
-    """The changes of one request, on a framework's tensors.
+    """The changes of one request, applied to a framework's tensors.
 
     Args:
-        request: says what is changed where.
-        to_numpy: copies a tensor to an array of its own; half precision becomes float32.
-        like: takes an array and a tensor, and returns the array as a tensor of that one's dtype, on its device.
-        aside: is entered while a function of the user runs, which may call the model itself.
+        request: the request with the changes.
+        to_numpy: returns a copy of a tensor as an array, with half precision widened to float32.
+        like: takes an array and a tensor, and returns the array as a tensor of the same dtype and on the same device.
+        aside: returns a context manager that is entered while a user's function runs, since that may call the model itself.
 
     Attributes:
-        before: by key the gradients that `edit` replaced in the current pullback.
+        before: the gradients that `edit` replaced in the current pullback, by key.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PointChanges(Generic[Tensor]):
         self._aside = aside
 
     def overrides(self, key: str) -> bool:
-        """Return whether the value at a point is replaced, so that nothing before it is reached."""
+        """Return whether the value at a point is replaced, so that no gradient flows to anything before it."""
         return key in self._request.override
 
     def edits(self, key: str) -> bool:
@@ -51,7 +51,7 @@ class PointChanges(Generic[Tensor]):
         return key in self._request.edit
 
     def parts(self, key: str, tensor: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the tensor that takes a value's place and the tensor that is added to it, each None where there is none."""
+        """Return the tensor that replaces a value and the tensor to add to it, each None if there is no such change."""
         override = addition = None
         if key in self._request.override:
             override = self._called(self._request.override[key], tensor, tensor)
@@ -60,18 +60,18 @@ class PointChanges(Generic[Tensor]):
         return override, addition
 
     def value(self, key: str, tensor: Tensor) -> Tensor:
-        """Return the value that goes on from a point: the override in place of the tensor, plus the addition."""
+        """Return the value with which the model continues: the override, or else the tensor, plus the addition."""
         override, addition = self.parts(key, tensor)
         value = tensor if override is None else override
         return value if addition is None else value + addition  # type: ignore[operator]
 
     def gradient(self, key: str, gradient: Tensor, value: Tensor | None = None) -> Tensor:
-        """Return the gradient that goes on from a point, and keep in `before` the one that an edit replaced.
+        """Return the gradient with which the backward pass continues; store in `before` a gradient that `edit` replaces.
 
         Args:
-            key: of the point.
-            gradient: the gradient that has come there.
-            value: the point's value, which the edited gradient is made like; the gradient itself where None.
+            key: the point's key.
+            gradient: the gradient that arrived at the point.
+            value: the point's value, whose dtype and device the edited gradient gets; None for those of the gradient.
         """
         if key not in self._request.edit:
             return gradient

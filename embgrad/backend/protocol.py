@@ -1,4 +1,4 @@
-"""Declares the protocol of a backend, which supplies values and pullbacks at named points of a forward pass, as NumPy."""
+"""The protocol of a backend, which supplies values and pullbacks at named points of a forward pass, as NumPy."""
 
 from __future__ import annotations
 
@@ -32,78 +32,78 @@ __all__ = [
     "Weight",
 ]
 
-#: Calls the model as the user says: `call(model, inputs) -> outputs`. `inputs` is the result of `TokenBatch.inputs` with native
+#: The user's way to call the model: `call(model, inputs) -> outputs`. `inputs` is the result of `TokenBatch.inputs` with native
 #: tensors in place of arrays: a dict, a tuple, or for bare ids a single tensor.
 Call = Callable[[Any, Any], Any]
 
-#: Takes the outputs by the names under which they were asked for, and returns sets of cotangents by the same names: one set,
-#: several, or none where only the objective's values are asked for. A cotangent has its output's shape and is float64; the
+#: Takes the outputs by the names under which they were requested, and returns sets of cotangents by the same names: one set,
+#: several, or none if only the objective's values are needed. A cotangent has its output's shape and is float64; the
 #: backend casts it to the output's dtype.
 Respond = Callable[[Mapping[str | None, np.ndarray]], Sequence[Mapping[str | None, np.ndarray]]]
 
-#: Takes the name under which an output was asked for and its shape. Returns (examples, positions), two arrays of whole numbers of
-#: one length, where `respond` reads only `output[examples, positions]`, with a cotangent of that shape; None for the whole.
+#: Takes the name under which an output was requested and its shape. Returns (examples, positions), two integer arrays of equal
+#: length, if `respond` takes only `output[examples, positions]`, with a cotangent of that shape; None for the whole output.
 Reads = Callable[[str | None, tuple[int, ...]], tuple[np.ndarray, np.ndarray] | None]
 
-#: Takes a copy of a tensor's values, and returns others of the same shape.
+#: Takes a copy of a tensor's values, and returns new values of the same shape.
 Change = Callable[[np.ndarray], np.ndarray]
 
-#: The abilities that a backend may have, with what they mean.
+#: The abilities that a backend may have, with their meanings.
 ABILITIES: Final[Mapping[str, str]] = {
     "word": "reads values and gradients at lookups; every backend does",
     "training": "runs the model in training mode, `Request.training`",
     "split": "pulls back several sets of cotangents through one forward pass, `Request.several`",
-    "native": "takes an objective of the user's on native outputs, `NativeObjective`",
-    "float64": "computes in float64 where the model's weights are that",
+    "native": "takes a user's function of native outputs as an objective, `NativeObjective`",
+    "float64": "computes in float64 if the model's weights are float64",
     "load_bert": "has `bert` and `bert_targets`, for `embgrad.load_bert`",
-    "modules": "reads values and gradients at what modules are given and give, and finds roles there",
-    "override": "puts values in place of a point's, `Request.override`",
+    "modules": "reads values and gradients at the inputs and outputs of modules, and finds roles there",
+    "override": "replaces a point's values, `Request.override`",
     "add": "adds to a point's values, `Request.add`",
-    "edit": "changes gradients on their way up, `Request.edit`",
-    "parameters": "gives the gradient of every trainable parameter, `Request.parameters`",
-    "tables": "gives what else reaches a lookup's table, `Request.tables`",
-    "capture": "has `capture`, for the user's own loop",
-    "weights": "has `weights` and `alone`, so that weights can be read and for a while replaced",
+    "edit": "changes gradients during the backward pass, `Request.edit`",
+    "parameters": "returns the gradient of every trainable parameter, `Request.parameters`",
+    "tables": "returns the gradient that reaches a lookup's table by other ways, `Request.tables`",
+    "capture": "has `capture`, for the user's training loop",
+    "weights": "has `weights` and `alone`, so that weights can be read and temporarily replaced",
     "compile": "keeps a trace of the model, `Request.compiled`",
 }
 
 
 def reads_the_whole(name: str | None, shape: tuple[int, ...]) -> None:
-    """Return None: all rows of an output are read, see `Reads`."""
+    """Return None, which means that all rows of an output are read; see `Reads`."""
     return
 
 
 @dataclass(frozen=True)
 class Request:
-    """A forward and backward pass as it is asked for, in names and NumPy.
+    """A request for a forward and backward pass, in names and NumPy.
 
-    Points go by "word", the only lookup of the batch's ids, or by their keys, see `Point.key`. At one point `override`
-    comes first, then `add`.
+    A point is named "word", for the only lookup of the batch's ids, or by its key, see `Point.key`. At one point `override`
+    is applied first, then `add`.
 
     Attributes:
         points: the points to read.
-        respond: the objective: a callback between forward and backward on outputs in NumPy, or the user's own function on native
-            outputs.
-        outputs: the names of the outputs that `respond` reads, roles or native; None is the default output.
-            Only these cross to NumPy. Empty with a native objective.
+        respond: the objective: a callback between forward and backward that takes outputs as NumPy, or a native objective, a
+            user's function of native outputs.
+        outputs: the names of the outputs that `respond` reads, roles or native names; None is the default output.
+            Only these are converted to NumPy. Empty with a native objective.
         training: run the model in training mode; otherwise in evaluation mode.
-        several: there are several sets of cotangents, so that the graph must outlive the first pullback: those that `respond`
+        several: pull back several sets of cotangents, so that the graph must outlive the first pullback: those that `respond`
             returns, or with a native objective one for each example.
-        call: calls the model in place of the backend's own way, see `Call`.
-        override: functions by key that return the value to put in the place of a point's. The gradient ends there; the point's
-            own gradient is that at the new value.
-        add: functions by key that return an array to add to a point's value. The gradient goes on.
-        edit: functions by key that return the gradient to put in the place of a point's, which then goes on.
+        call: calls the model in place of the backend's default, see `Call`.
+        override: functions by key that return the value to replace a point's value with. No gradient flows further back; the
+            point's gradient is taken at the new value.
+        add: functions by key that return an array to add to a point's value. The gradient flows on.
+        edit: functions by key that return the gradient to replace a point's gradient with; the new gradient flows on.
         parameters: return the gradient of every trainable parameter; `points` is then empty.
-        tables: return for each lookup in `points` what else reaches its table, see `TableRest`.
-        compiled: True where the model's code does not change from call to call, so that a trace of it may be kept and run in its
-            place. Nothing of `respond`, `reads` or the changes is part of the trace. Where no trace can be made the model runs
-            without, and `Run.uncompiled` says why. With None only a model that is a graph already runs as one; with False
-            nothing does, so that a check takes another way.
-        times: where the points were found by another pass, how often that pass reached them: by the paths of the lookups' tables,
-            and of modules with a colon behind. Where this pass differs the points may be others, and `PointWatch.resolve`
-            says so. None where nothing is to be counted.
-        reads: says which rows of an output `respond` gets in its place, see `Reads`.
+        tables: return for each lookup in `points` the gradient that reaches its table by other ways, see `TableRest`.
+        compiled: with True the model's code does not change from call to call, so that a trace may be kept and run in place of
+            the model. The trace contains nothing of `respond`, `reads` or the changes. If no trace can be made the model runs
+            without one, and `Run.uncompiled` states the reason. With None only a model that is already a graph runs as a graph.
+            With False nothing runs as a graph, so that a check computes the numbers in a different way.
+        times: if the points were found by another pass, the number of times that pass reached each of them, by the paths of the
+            lookups' tables and by the paths of modules followed by a colon. If the counts of this pass differ, the points may be
+            different ones, and `PointWatch.resolve` raises. None to count nothing.
+        reads: selects the rows of an output that `respond` gets in place of the whole, see `Reads`.
     """
 
     points: tuple[str, ...]
@@ -123,7 +123,7 @@ class Request:
 
     @property
     def reached(self) -> tuple[str, ...]:
-        """The points that the forward pass must reach: those to read, and those at which something is changed."""
+        """The points that the forward pass must reach: the points to read, and those with a change."""
         return tuple(dict.fromkeys((*self.points, *self.override, *self.add, *self.edit)))
 
 
@@ -133,7 +133,7 @@ class ParameterValues:
 
     Attributes:
         shape: the parameter's shape.
-        gradient: its gradient, of that shape; None where no gradient reaches it.
+        gradient: its gradient, of that shape, or None if no gradient reaches it.
         dtype: the parameter's dtype, such as "float32".
     """
 
@@ -142,26 +142,26 @@ class ParameterValues:
     dtype: str
 
     def filled(self) -> np.ndarray:
-        """Return the gradient, or zeros where no gradient reaches the parameter."""
+        """Return the gradient, or zeros if no gradient reaches the parameter."""
         dtype = np.float64 if self.dtype == "float64" else np.float32
         return np.zeros(self.shape, dtype) if self.gradient is None else self.gradient
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter or buffer of floating point, trainable or not.
+    """A floating-point parameter or buffer, trainable or not.
 
     Attributes:
         name: its name in the framework's spelling, as in `parameter_gradients`.
-        module: the attribute path of the module that owns it, as `embgrad.points` spells it; "" for the model itself, and where
+        module: the attribute path of the module that owns it, as `embgrad.points` spells it; "" for the model itself, and if
             no module is known to own it.
         shape: its shape.
         dtype: its dtype, such as "float32" or "bfloat16".
-        get: returns a copy of its values as float32, or as float64 where it is that.
-        put: writes values of that shape into it, in its own dtype; the parameter stays the same object, on its device, with its
+        get: returns a copy of its values as float32, or as float64 if its dtype is float64.
+        put: writes values of that shape into it, cast to its dtype; the parameter stays the same object, on its device, with its
             gradient buffer.
-        canonical: in a BERT's encoder the name of the checkpoint's weight that belongs there, as `load_bert` reads it; else None.
-        transposed: whether it is the transpose of that weight.
+        canonical: in a BERT's encoder the name of the corresponding checkpoint weight, as `load_bert` reads it; else None.
+        transposed: whether it is the transpose of the checkpoint weight.
     """
 
     name: str
@@ -175,17 +175,17 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it has two axes or more."""
+        """Return whether it has two axes or more."""
         return len(self.shape) > 1
 
 
 @dataclass(frozen=True)
 class TableRest:
-    """The gradient that reaches a table past the lookups asked for, such as by a head that shares it.
+    """The gradient that reaches a table by other ways than the requested lookups, such as through a head that shares it.
 
     Attributes:
-        gradient: (rows, dim); None where nothing else reaches the table.
-        names: the parameters that share the table's memory, the table itself first, as `parameters` names them.
+        gradient: the gradient, of shape (rows, dim); None if the table is not reached in any other way.
+        names: the parameters that share the table's memory, named as in `parameters`, the table itself first.
     """
 
     gradient: np.ndarray | None
@@ -194,15 +194,15 @@ class TableRest:
 
 @dataclass(frozen=True)
 class PointValues:
-    """The values read at one point, in the framework's own axes.
+    """The values read at one point, with the axes as the framework has them.
 
     Attributes:
-        activation: the value with which the model went on.
-        gradients: its gradient for each set of cotangents, edited where that was asked for; None where no gradient reaches the
-            point from the objective.
+        activation: the value with which the model continued.
+        gradients: its gradient for each set of cotangents, after any `edit`; None if no gradient from the objective reaches the
+            point.
         lookup: the lookup at the point; None at a module.
-        before: where the gradient was edited, the gradient before that for each set of cotangents; else empty.
-        rest: with `Request.tables` at a lookup, what else reaches its table.
+        before: the gradient before the `edit` for each set of cotangents; empty if there was no `edit`.
+        rest: with `Request.tables` at a lookup, the gradient that reaches its table by other ways.
     """
 
     activation: np.ndarray
@@ -217,15 +217,15 @@ class Run:
     """The result of a forward and backward pass.
 
     Attributes:
-        points: the values by the names under which they were asked for.
+        points: the values by the names under which the points were requested.
         compute_dtype: the dtype in which the model computed, such as "float32" or "bfloat16": see
             `embgrad.backend.cotangents.compute_dtype`.
-        unused: the parts of the batch that the model could not take: of "mask", "types" and the extras' names.
+        unused: the names of the parts of the batch that the model could not take: "mask", "types" or names of extras.
         objective: the values of a native objective, of shape (example,) or (); else None.
         parameters: with `Request.parameters` the gradients by name, in the model's order; else None.
-        uncompiled: the reason why no kept trace was run although one was asked for; else None.
-        masked_id: the id at which a model that cannot take the mask makes a mask itself, as under Keras's `mask_zero`; "mask" is
-            then in `unused` only where the two differ. None where the model makes none.
+        uncompiled: the reason why no kept trace was run although `Request.compiled` was True; else None.
+        masked_id: the id that a model without a mask argument masks by itself, as under Keras's `mask_zero`; "mask" is then in
+            `unused` only if the two masks differ. None if the model makes no mask.
     """
 
     points: Mapping[str, PointValues]
@@ -245,47 +245,52 @@ class Listener(Protocol):
 
         Args:
             arguments: the integer tensors among the arguments of the call, in NumPy, by the names of the parameters.
-            discover: makes the same forward pass once before, without a trace, and returns the points that it reached; its batch
-                stands for the ids.
+            discover: runs the same forward pass once in advance, without recording gradients, and returns the points that it
+                reached; its batch holds the ids.
         """
         ...
 
     def end(self, watch: PointWatch, values: Mapping[str, np.ndarray], compute_dtype: str) -> Any:
-        """End a forward pass, and return an object that stands for it, which the backend keeps no longer than the pass's graph.
+        """End a forward pass, and return an object that identifies it, which the backend keeps no longer than the pass's graph.
 
         Args:
-            watch: the watch that recorded it.
-            values: the values at the points that were kept, by key.
-            compute_dtype: the dtype in which the model computed at the first of them, see `Run`.
+            watch: the watch that recorded the pass.
+            values: the recorded values at the points, by key.
+            compute_dtype: the dtype in which the model computed at the first of these points, see `Run`.
 
         Raises:
-            PointError: a point that is listened to was not reached, or is ambiguous.
+            PointError: a requested point was not reached, or is ambiguous.
         """
         ...
 
     def step(self, gradients: Sequence[tuple[Any, str, np.ndarray]]) -> None:
-        """Take the gradients of a backward pass: for each point reached the object of its forward pass, its key, its gradient."""
+        """Take the gradients of a backward pass.
+
+        Args:
+            gradients: for each point reached the object that `end` returned for its forward pass, the point's key, and the
+                gradient.
+        """
         ...
 
     def outside(self, path: str) -> None:
-        """Note that a module of the model is called with gradients outside of any call of the model, as around a wrapper."""
+        """Note that a module was called with gradients outside any call of the model, such as by code that bypasses a wrapper."""
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """The backend of a framework. An entry point names a class of this shape, which is made without arguments.
+    """The backend of a framework. An entry point names a class of this shape, which is instantiated without arguments.
 
-    Its module imports the framework only inside the functions that need it. What backends have in common is in `embgrad.backend`,
-    `embgrad.backend.signature`, `answering`, `watching`, `structures`, `arrays` and `locks`.
+    The module of the class imports the framework only inside the functions that need it. Code that backends share can be
+    imported from `embgrad.backend`.
 
     Attributes:
-        name: the name under which users ask for it.
+        name: the name by which users select the backend.
         package: the framework's import name, such as "torch".
-        extra: the extra of embgrad that installs the framework; None where nothing is to install.
-        supports: the abilities that it has, of `ABILITIES`; asking for another is an UnsupportedError.
+        extra: the extra of embgrad that installs the framework, or None if there is none.
+        supports: the abilities that it has, of `ABILITIES`; requesting another one raises UnsupportedError.
 
-    A backend may have a mapping `instead` as well: by an absent ability the end of the error's message, which says what to do.
+    A backend may also have a mapping `instead`, from an absent ability to the end of the error's message, which says what to do.
     """
 
     name: str
@@ -294,24 +299,24 @@ class Backend(Protocol):
     supports: frozenset[str]
 
     def owns(self, part: object) -> bool:
-        """Return whether an object is a model of this framework, by its type, without importing the framework."""
+        """Return whether an object is a model of this framework, judged by its type, without importing the framework."""
         ...
 
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the framework and of the libraries that take part, for the provenance."""
+        """Return the versions of the framework and of related libraries, for the provenance."""
         ...
 
     def points(self, model: Any, batch: TokenBatch, call: Call | None = None) -> Sequence[Point]:
         """Return the points that a forward pass on the batch in evaluation mode reaches, see `PointWatch.points`.
 
-        The pass goes the same way as that of `run`, also where this depends on whether gradients are taken.
+        The pass takes the same path through the model as that of `run`, even if the path depends on whether gradients are taken.
         """
         ...
 
     def run(self, model: Any, batch: TokenBatch, request: Request) -> Run:
-        """Run one forward pass, and a pullback for each set of cotangents; leave the model as it was, also after an error.
+        """Run one forward pass and a pullback for each set of cotangents; restore the model afterwards, even after an error.
 
-        Returned arrays own their memory, which is never the framework's.
+        Returned arrays own their memory and are never views of the framework's.
         """
         ...
 
@@ -320,22 +325,23 @@ class Backend(Protocol):
         ...
 
     def capture(self, model: Any, listener: Listener) -> AbstractContextManager[None]:
-        """Report the user's own passes through the model in this thread to the listener while it is open.
+        """Report the user's passes through the model in this thread to the listener while the context is open.
 
-        They compute the same numbers as without, bit for bit. A backend without the ability "capture" need not have it.
+        The passes compute the same numbers as without it, bit for bit. A backend without the ability "capture" need not have this
+        method.
         """
         ...
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the parameters and buffers of floating point that have values, shared ones once, in the model's order.
+        """Return the floating-point parameters and buffers that have values, shared ones once, in the model's order.
 
-        A backend without the ability "weights" need not have it.
+        A backend without the ability "weights" need not have this method.
         """
         ...
 
     def alone(self, model: Any) -> AbstractContextManager[None]:
-        """Hold a model's locks as `points` and `run` do, so that no other thread's run sees changes made meanwhile.
+        """Hold a model's locks as `points` and `run` do, so that no other thread's run sees changes made in this context.
 
-        A backend without the ability "weights" need not have it.
+        A backend without the ability "weights" need not have this method.
         """
         ...

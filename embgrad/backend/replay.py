@@ -1,4 +1,4 @@
-"""Runs a request more than once, and calls the user's functions at its points once for the same values."""
+"""Helpers for running a request several times while the user's functions are called only once for the same values."""
 
 from __future__ import annotations
 
@@ -14,35 +14,44 @@ from embgrad.objectives.native import NativeObjective
 
 __all__ = ["Gave", "Tries", "agreeing", "differ", "with_functions", "wrapped"]
 
-#: How far, relative to its size, what a trace gives may be from what the model gives, by the dtype that rounds most in it.
+#: The largest relative difference allowed between the results of a trace and of the model, by the coarsest dtype in the trace.
 AGREEING: Final[Mapping[str, float]] = {"float64": 1e-8, "float32": 1e-4, "float16": 5e-2, "bfloat16": 1e-1}
 
-#: Of so many stretches of values that are to be told again sums are kept; of fewer values each is one.
+#: The least number of blocks in a fingerprint, which stores sums over each block; in a smaller array each value is a block.
 STRETCHES: Final = 4096
 
 
 def agreeing(dtypes: Iterable[str]) -> float:
-    """How far apart two runs may be, relative to their size, that compute in these dtypes; other names do not round."""
-    return max((AGREEING[one] for one in dtypes if one in AGREEING), default=AGREEING["float32"])
-
-
-def with_functions(request: Request, made: Callable[[str, str, Change], Change], **others: Any) -> Request:
-    """The request with other functions at its points.
+    """Return the largest relative difference allowed between two runs that compute in these dtypes.
 
     Args:
-        request: what is asked.
-        made: gives, for an option, the key of a point and the function there, another.
-        others: further fields of the request to be replaced.
+        dtypes: the dtypes' names; names that are not floating point are ignored.
+    """
+    return max((AGREEING[dtype] for dtype in dtypes if dtype in AGREEING), default=AGREEING["float32"])
+
+
+def with_functions(request: Request, replacement: Callable[[str, str, Change], Change], **others: Any) -> Request:
+    """Return the request with other functions at its points.
+
+    Args:
+        request: the request.
+        made: takes an option ("override", "add" or "edit"), the key of a point and the function there; returns the new function.
+        others: further fields of the request to replace.
     """
 
-    def of(option: str) -> dict[str, Change]:
-        return {key: made(option, key, one) for key, one in getattr(request, option).items()}
+    def changed(option: str) -> dict[str, Change]:
+        return {key: replacement(option, key, change) for key, change in getattr(request, option).items()}
 
-    return replace(request, override=of("override"), add=of("add"), edit=of("edit"), **others)
+    return replace(request, override=changed("override"), add=changed("add"), edit=changed("edit"), **others)
 
 
 def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Request:
-    """The request with another function around each of the user's: those at its points, and a native objective's."""
+    """Return the request with each of the user's functions wrapped: those at its points, and that of a native objective.
+
+    Args:
+        request: the request.
+        around: takes a function of the user, and returns the function that wraps it.
+    """
     respond = request.respond
     if not (request.override or request.add or request.edit or isinstance(respond, NativeObjective)):
         return request
@@ -52,52 +61,63 @@ def wrapped(request: Request, around: Callable[[Callable[[Any], Any]], Callable[
 
 
 class Gave:
-    """What one function gave in one call of the user's, which may take several tries: it is called once for the same values.
+    """The recorded results of one user function in one user call, replayed when the pass is tried again ("what it gave").
 
-    As it may count or draw, it is called for each time that one try comes by its point; what a later try comes by in the same
-    order, with values that agree, gets what the earlier did.
+    The function may count its calls or draw random numbers, so it must run once for each time that the pass reaches its point, no
+    matter how many tries the pass takes. The first try calls the function and records its results in order. A later try that
+    reaches the point in the same order, with values that agree up to rounding, gets the recorded results; from the first value
+    that disagrees on, the function is called anew.
+
+    Attributes:
+        calls: for each call, a fingerprint of the value that it received, and its result.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[_Glimpse, np.ndarray]] = []
 
     def again(self, change: Change) -> Again:
-        """The function for another try. Of one that is for a try already, what it gave there is known, and kept once."""
-        return Again(change.gave, change.change) if isinstance(change, Again) else Again(self, change)
+        """Return the function for another try.
+
+        Args:
+            change: the user's function. If it is already a function for a try, its existing record is used, so that there is one
+                record even when tries are nested.
+        """
+        return Again(change.record, change.change) if isinstance(change, Again) else Again(self, change)
 
 
 class Again:
-    """A function for one try.
+    """The function of one point for one try: it returns recorded results, and calls the user's function for new values.
 
     Args:
-        gave: what it gave in earlier ones.
-        change: the function itself.
+        record: the results recorded in earlier tries.
+        change: the user's function.
     """
 
-    def __init__(self, gave: Gave, change: Change) -> None:
-        self.gave = gave
+    def __init__(self, record: Gave, change: Change) -> None:
+        self.record = record
         self.change = change
-        self._place = 0
+        self._position = 0
 
     def __call__(self, value: np.ndarray) -> np.ndarray:
-        """See `embgrad.backend.Change`."""
-        calls, came = self.gave.calls, _Glimpse(value)
-        if self._place >= len(calls) or calls[self._place][0].is_apart(came):
-            del calls[self._place :]
-            calls.append((came, np.array(self.change(value))))
-        _, gave = calls[self._place]
-        self._place += 1
-        again: np.ndarray = gave.copy()
-        return again
+        """Return the new values for a point, recorded or from the user's function; see `embgrad.backend.Change`."""
+        calls, fingerprint = self.record.calls, _Glimpse(value)
+        if self._position >= len(calls) or calls[self._position][0].is_apart(fingerprint):
+            del calls[self._position :]
+            calls.append((fingerprint, np.array(self.change(value))))
+        _, result = calls[self._position]
+        self._position += 1
+        copy: np.ndarray = result.copy()
+        return copy
 
 
 class _Glimpse:
-    """What tells whether other values are the same to rounding, without these: they would be kept for as long as a pass takes.
+    """A fingerprint of an array, which shows whether another array is equal up to rounding.
 
-    Two sums over each of some thousand stretches, weighted so that hardly a change leaves both as they were.
+    It takes the place of a copy of the array, which would occupy memory for the whole pass. It holds two weighted sums over each
+    of up to about 8,000 blocks; the weights are chosen so that hardly any change leaves both sums unchanged.
 
     Args:
-        values: any array of floating-point numbers.
+        values: an array of floating-point numbers.
     """
 
     def __init__(self, values: np.ndarray) -> None:
@@ -105,41 +125,47 @@ class _Glimpse:
         length = max(1, flat.size // STRETCHES)
         whole = np.zeros((-(-flat.size // length), length), values.dtype)
         np.copyto(whole.reshape(-1)[: flat.size], flat, where=np.isfinite(flat))
-        places = np.arange(length)
-        weights = np.stack([np.cos(places), np.sin(np.sqrt(2) * (places + 1))], 1)
+        indices = np.arange(length)
+        weights = np.stack([np.cos(indices), np.sin(np.sqrt(2) * (indices + 1))], 1)
         self._sums = whole @ weights.astype(values.dtype)
-        self._about = (values.shape, values.dtype, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
+        self._summary = (values.shape, values.dtype, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
 
     def is_apart(self, other: _Glimpse) -> bool:
-        """Whether they differ by more than rounding."""
-        far = agreeing([self._about[1].name])
-        return self._about != other._about or differ(self._sums, other._sums, far, 0)
+        """Return whether the arrays behind two fingerprints differ by more than rounding."""
+        tolerance = agreeing([self._summary[1].name])
+        return self._summary != other._summary or differ(self._sums, other._sums, tolerance, 0)
 
 
 class Tries:
-    """One request that may take several tries, such as a trace that turns out not to serve; see `Gave`.
+    """The tries of one request, which may run more than once, such as when a trace turns out not to fit the batch.
+
+    Each of the user's functions at the request's points has one record of results for all tries, see `Gave`.
 
     Args:
-        request: what is asked.
+        request: the request.
     """
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._gave: defaultdict[tuple[str, str], Gave] = defaultdict(Gave)
+        self._records: defaultdict[tuple[str, str], Gave] = defaultdict(Gave)
 
     def next(self) -> Request:
-        """The request, for another try."""
+        """Return the request for another try."""
         request = self._request
         if not (request.override or request.add or request.edit):
             return request
-        return with_functions(request, lambda option, key, change: self._gave[option, key].again(change))
+        return with_functions(request, lambda option, key, change: self._records[option, key].again(change))
 
 
 def differ(first: np.ndarray | None, second: np.ndarray | None, relative: float, absolute: float) -> bool:
-    """Return whether two arrays differ by more than `relative` of their size and `absolute` an entry."""
+    """Return whether two arrays differ by more than a tolerance in the L2 norm, or in shape, or in where they are finite.
+
+    The tolerance is `relative` times the norm of `first`, plus `absolute` times the square root of the number of entries. None
+    equals only None.
+    """
     if first is None or second is None:
         return first is not second
     if first.shape != second.shape or not np.array_equal(np.isfinite(first), np.isfinite(second)):
         return True
-    one, other = np.nan_to_num(first).astype(np.float64), np.nan_to_num(second).astype(np.float64)
-    return bool(np.linalg.norm(one - other) > relative * np.linalg.norm(one) + absolute * np.sqrt(one.size))
+    a, b = np.nan_to_num(first).astype(np.float64), np.nan_to_num(second).astype(np.float64)
+    return bool(np.linalg.norm(a - b) > relative * np.linalg.norm(a) + absolute * np.sqrt(a.size))

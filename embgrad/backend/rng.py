@@ -1,4 +1,4 @@
-"""Random generators: their states, and restoring them after passes of embgrad's own."""
+"""Random generators: their states, and context managers that restore them after embgrad's own passes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ import numpy as np
 
 __all__ = ["Beside", "SharedGenerator", "drawn", "generators_kept", "is_generator", "states_of", "user_code_beside"]
 
-#: How often code of the user's has begun to run, and has ended, in threads beside those that passes are made in.
+#: How many times user code has started, and has ended, that may run concurrently with a pass in another thread.
 _beside: Final = [0, 0]
 _counting: Final = threading.Lock()
 
 
 @contextlib.contextmanager
 def user_code_beside() -> Iterator[None]:
-    """Code of the user's runs, maybe beside a pass, and what it draws is drawn: a generator for all threads is its to move."""
+    """Mark that user code runs, possibly concurrently with a pass; a shared generator is then not restored after the pass.
+
+    Otherwise restoring it would make the user's code draw the same random numbers again.
+    """
     with _counting:
         _beside[0] += 1
     try:
@@ -33,47 +36,58 @@ def user_code_beside() -> Iterator[None]:
 
 
 class Beside:
-    """Tells whether code of the user's has run since this was made, or does so."""
+    """A monitor of whether user code marked by `user_code_beside` has run since the monitor was created."""
 
     def __init__(self) -> None:
         self._first = tuple(_beside)
 
     @property
     def ran(self) -> bool:
-        """Whether it has or does."""
+        """Return whether user code has run since then, or was already running."""
         return self._first[0] != self._first[1] or tuple(_beside) != self._first
 
 
 def drawn() -> Hashable:
-    """Stands for what has been drawn so far."""
-    _, numbers, place, *_ = np.random.get_state(legacy=True)
-    return random.getstate(), np.asarray(numbers).tobytes(), place
+    """Return the states of Python's and NumPy's global generators, which change with every draw."""
+    _, numbers, position, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), np.asarray(numbers).tobytes(), position
 
 
 @contextlib.contextmanager
 def generators_kept(*others: random.Random | None) -> Iterator[None]:
-    """The generators come back to where they stood; the others are a framework's own of Python's kind, None where it has none."""
-    own = [one for one in others if one is not None]
-    of_python, of_numpy, of_others = random.getstate(), np.random.get_state(), [one.getstate() for one in own]
+    """Restore the states of Python's and NumPy's global generators on exit.
+
+    Args:
+        others: further generators to restore, such as a framework's `random.Random`; None is ignored.
+    """
+    generators = [generator for generator in others if generator is not None]
+    python_state, numpy_state, states = (
+        random.getstate(),
+        np.random.get_state(),
+        [generator.getstate() for generator in generators],
+    )
     try:
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        for one, state in zip(own, of_others, strict=True):
-            one.setstate(state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.setstate(state)
 
 
 @functools.lru_cache(maxsize=1024)
-def is_generator(kind: type) -> bool:
-    """Whether values of a type are generators that a model may have of its own."""
-    # NumPy imports these when they are first asked for.
-    return issubclass(kind, (random.Random, np.random.Generator, np.random.RandomState))
+def is_generator(cls: type) -> bool:
+    """Return whether a type is a Python or NumPy random generator, such as a model may hold."""
+    # NumPy imports these classes on first access, so they are not looked up at import time.
+    return issubclass(cls, (random.Random, np.random.Generator, np.random.RandomState))
 
 
 def states_of(generators: Iterable[Any]) -> list[Any]:
-    """Where generators stand, as what can be compared; what the system draws from stands nowhere twice."""
-    return [object() if isinstance(one, random.SystemRandom) else pickle.dumps(_state_of(one)) for one in generators]
+    """Return the states of generators as comparable objects; the state of a system generator never equals another."""
+    return [
+        object() if isinstance(generator, random.SystemRandom) else pickle.dumps(_state_of(generator))
+        for generator in generators
+    ]
 
 
 def _state_of(generator: Any) -> Any:
@@ -83,11 +97,11 @@ def _state_of(generator: Any) -> Any:
 
 
 class SharedGenerator:
-    """A framework's own generator, or several, from which models and everybody else draw.
+    """A framework's global generator, or several, from which models and all other code draw.
 
     Args:
-        read: gives its state.
-        write: makes a state, that `read` gave, its own.
+        read: returns the generator's state.
+        write: sets the generator to a state that `read` returned.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
@@ -95,34 +109,36 @@ class SharedGenerator:
         self.local = threading.local()
 
     def as_found(self) -> AbstractContextManager[Any]:
-        """Meanwhile random numbers are drawn that will be drawn again.
+        """Restore the generator's state on exit, unless another thread ran user code in the meantime.
 
-        Unless another thread runs code of the user's meanwhile, such as a stream's source: what that draws would be drawn again,
-        too.
+        After such code, for example a stream's source, restoring the state would make it draw the same numbers again.
         """
         return _Kept(self)
 
     @contextlib.contextmanager
     def of_the_user(self) -> Iterator[None]:
-        """A function of the user's runs inside the pass: what it draws is drawn, or each call would draw the same noise."""
-        kept = getattr(self.local, "kept", None)
-        if kept is None:
+        """Let a user's function inside the pass draw from the state outside, and keep its draws.
+
+        Otherwise each call of the function would draw the same noise.
+        """
+        record = getattr(self.local, "kept", None)
+        if record is None:
             yield
             return
         inside = self.read()
-        self.write(kept.state)
+        self.write(record.state)
         try:
             yield
         finally:
-            kept.state = self.read()
+            record.state = self.read()
             self.write(inside)
 
 
 class _Kept:
-    """While it is entered.
+    """Restore a shared generator on exit, see `SharedGenerator.as_found`.
 
     Attributes:
-        state: of the generator, as it will be afterwards.
+        state: the state of the generator that will be restored.
     """
 
     def __init__(self, generator: SharedGenerator) -> None:
@@ -134,7 +150,7 @@ class _Kept:
         local = self._generator.local
         self._outer, local.kept = getattr(local, "kept", None), self
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._generator.local.kept = self._outer
         if not self._beside.ran:
             self._generator.write(self.state)

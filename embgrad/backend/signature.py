@@ -1,4 +1,4 @@
-"""How a model is called: which of the batch's parts go to which of its parameters, told by their names."""
+"""The assignment of a batch's fields to a model's parameters, by the parameters' names."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 
 __all__ = ["CallPlan", "as_parts", "expect_callable", "expect_single", "parameters_of", "plan_call", "plan_mapping"]
 
-#: The names by which models call each part of a batch, over the conventions of all frameworks. A mask is 1 at
-#: real positions under each of these; names that mean the reverse somewhere (`key_padding_mask`) are left out.
+#: The parameter names that models use for each field of a batch, in the conventions of all frameworks. Under each of these
+#: names a mask is 1 at real positions; names that mean the reverse in some framework (`key_padding_mask`) are not listed.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "ids": ("input_ids", "input_word_ids", "token_ids", "ids", "tokens", "inputs", "x"),
     "mask": ("attention_mask", "input_mask", "mask"),
@@ -30,25 +30,25 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-#: Names of an only required parameter that takes a dict of all inputs, in a model that does not say so by an annotation.
+#: Names of a parameter that takes a dict of all inputs, if it is the only required parameter and has no annotation.
 DICT_NAMES: Final = ("features", "batch", "encoding", "encodings", "encoded_input", "encoded_inputs", "input_dict")
 
-#: An annotation, as text, of a parameter that takes a dict.
+#: Matches the annotation, as text, of a parameter that takes a dict.
 DICT_ANNOTATION: Final = re.compile(r"(\w+\.)*(Optional\[)?(\w+\.)*(dict|Dict|Mapping|MutableMapping)\b")
 
 
-#: How many functions that wrap one another are looked through for a signature that is kept.
+#: The most nested wrappers of a function through which a signature is cached.
 MOST_WRAPPED: Final = 80
 
 
 @dataclass(frozen=True)
 class CallPlan:
-    """The arguments of one call of a model, in NumPy, and what of the batch it leaves out.
+    """The arguments of one call of a model, in NumPy, and the names of the fields of the batch that it does not use.
 
     Attributes:
         args: positional arguments.
-        kwargs: keyword arguments; the batch's extras as the user gave them.
-        unused: of "mask", "types" and the extras' names those that the model cannot take.
+        kwargs: keyword arguments; extras of the batch are as the user passed them.
+        unused: the names of the fields that the model cannot take: "mask", "types" or names of extras.
     """
 
     args: tuple[Any, ...]
@@ -57,25 +57,31 @@ class CallPlan:
 
 
 def as_parts(model: Any) -> tuple[Any, ...]:
-    """The parts of a model: those of a list or tuple, or the model alone."""
+    """Return the parts of a model: the entries of a list or tuple, or the model alone."""
     return tuple(model) if isinstance(model, (list, tuple)) else (model,)
 
 
 def expect_single(model: Any) -> None:
-    """Refuse a sequence of parts where no `call` is given.
+    """Check that a model without `call` is a single object.
 
     Raises:
         UnsupportedError: the model is a list or tuple.
     """
     if isinstance(model, (list, tuple)):
-        raise UnsupportedError("the model is a sequence of parts: pass call=lambda parts, inputs: outputs to say how")
+        raise UnsupportedError(
+            "the model is a sequence of parts: pass call=lambda parts, inputs: outputs to define how they are called"
+        )
 
 
 def expect_callable(call: Any, name: str = "call") -> None:
-    """Refuse as the option `call` what cannot be called.
+    """Check that the option `call` is None or a function of two arguments.
+
+    Args:
+        call: the option's value.
+        name: the option's name in messages.
 
     Raises:
-        BatchError: it is neither None nor a function of two arguments.
+        BatchError: it is neither.
     """
     if call is None:
         return
@@ -83,7 +89,7 @@ def expect_callable(call: Any, name: str = "call") -> None:
         raise BatchError(f"{name} is {brief(call)}: expected a function, {name}(model, inputs) -> outputs")
     try:
         signature = inspect.signature(call)
-    except (TypeError, ValueError):  # one written in C does not say what it takes
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return
     try:
         signature.bind(None, None)
@@ -95,40 +101,44 @@ def expect_callable(call: Any, name: str = "call") -> None:
 
 
 class Signature(tuple[inspect.Parameter, ...]):
-    """The parameters of a function.
+    """The parameters of a function, with caches of what was derived from them.
 
     Attributes:
-        plans: how the batch's parts were distributed over them, by which parts there were.
-        less: the same without those of some names, by these.
+        plans: call plans with the fields' names in place of values, by the form of the batch (which fields it has).
+        less: the signatures without some parameters, by the names of these.
     """
 
     plans: dict[Hashable, CallPlan]
     less: dict[frozenset[str], Signature]
 
     def __new__(cls, parameters: Iterable[inspect.Parameter]) -> Signature:
-        """Nothing has been distributed yet."""
-        made = super().__new__(cls, parameters)
-        made.plans, made.less = {}, {}
-        return made
+        """Return the parameters as a signature with empty caches."""
+        signature = super().__new__(cls, parameters)
+        signature.plans, signature.less = {}, {}
+        return signature
 
 
 def parameters_of(function: Any, skip: Iterable[str] = ()) -> Signature:
-    """The parameters of a bound method, less those that are not the batch's affair, such as `training`.
+    """Return the parameters of a bound method, without those that the batch does not fill, such as `training`.
 
-    What comes after one that is left out can be passed by name alone.
+    Parameters that follow a skipped one can only be passed by name.
+
+    Args:
+        function: the bound method.
+        skip: the names of the parameters to skip.
     """
-    parameters, left_out = _signature(function), frozenset(skip)
-    if not left_out:
+    parameters, skipped = _signature(function), frozenset(skip)
+    if not skipped:
         return parameters
-    if left_out not in parameters.less:
-        parameters.less[left_out] = Signature(_without(parameters, left_out))
-    return parameters.less[left_out]
+    if skipped not in parameters.less:
+        parameters.less[skipped] = Signature(_without(parameters, skipped))
+    return parameters.less[skipped]
 
 
-def _without(parameters: Iterable[inspect.Parameter], left_out: Collection[str]) -> Iterator[inspect.Parameter]:
+def _without(parameters: Iterable[inspect.Parameter], skipped: Collection[str]) -> Iterator[inspect.Parameter]:
     gap = False
     for parameter in parameters:
-        if parameter.name in left_out:
+        if parameter.name in skipped:
             gap = True
         elif gap and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             yield parameter.replace(kind=parameter.KEYWORD_ONLY)
@@ -136,12 +146,15 @@ def _without(parameters: Iterable[inspect.Parameter], left_out: Collection[str])
             yield parameter
 
 
-#: By a function what its signature was read from, and the parameters of a method made of it.
+#: For each function the objects that determine its signature, and the parameters of a method made of it.
 _signatures: WeakKeyDictionary[Any, tuple[tuple[Any, ...], Signature]] = WeakKeyDictionary()
 
 
 def _signature(function: Any) -> Signature:
-    """The parameters. They take long to find out: a plain method's are kept while what they follow from is the same."""
+    """Return a function's parameters; those of a plain method are cached, as `inspect.signature` is slow.
+
+    A cached entry is valid while the code, the defaults and the wrapped functions are the same objects.
+    """
     plain = getattr(function, "__func__", None)
     if type(function) is not MethodType or type(plain) is not FunctionType:
         return Signature(inspect.signature(function).parameters.values())
@@ -151,8 +164,8 @@ def _signature(function: Any) -> Signature:
         by_name = itertools.chain.from_iterable((inner.__kwdefaults__ or {}).items())
         origin += [inner.__code__, inner.__defaults__, inner.__dict__.get("__signature__"), *by_name]
         inner = inner.__dict__.get("__wrapped__")
-    known, parameters = _signatures.get(plain, ((), None)) if inner is None else ((), None)
-    if parameters is None or len(known) != len(origin) or not all(map(operator.is_, known, origin)):
+    cached, parameters = _signatures.get(plain, ((), None)) if inner is None else ((), None)
+    if parameters is None or len(cached) != len(origin) or not all(map(operator.is_, cached, origin)):
         parameters = Signature(inspect.signature(function).parameters.values())
         if inner is None:
             _signatures[plain] = (tuple(origin), parameters)
@@ -160,12 +173,12 @@ def _signature(function: Any) -> Signature:
 
 
 def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks: Sequence[str] = ()) -> CallPlan:
-    """Which argument gets which part of the batch.
+    """Return the arguments with which to call a model on a batch.
 
-    A model whose only required parameter takes a dict gets all of the batch in that, see `_takes_all`. Otherwise the
-    ids go to the parameter with a known name, or else to the first one. The mask, the types and the valid
-    lengths go only where a parameter has their name, and only where the user gave them; those that have no
-    default are filled in (ones, zeros, and every position). Extras go under their own names.
+    If the model's only required parameter takes a dict, it gets the whole batch as a dict, see `_takes_all`. Otherwise the
+    ids are passed to the parameter with a known name, or else to the first one. The mask, the types and the valid lengths are
+    passed to parameters with a known name if the user gave them, or if the parameter has no default; in the latter case
+    missing ones are filled in (ones, zeros, and the full length). Extras are passed by their own names.
 
     Args:
         parameters: the model's parameters, in order.
@@ -173,7 +186,7 @@ def plan_call(parameters: Sequence[inspect.Parameter], batch: TokenBatch, masks:
         masks: further names of a mask that is 1 at real positions, in this framework.
 
     Raises:
-        BatchError: a parameter without a default that the batch has nothing for.
+        BatchError: the batch has no value for a parameter without a default.
     """
     form = (batch.mask is None, batch.types is None, tuple(batch.extras), batch.convention, tuple(masks))
     plans = parameters.plans if isinstance(parameters, Signature) else {}
@@ -193,7 +206,7 @@ def _distributed(
     batch: TokenBatch,
     masks: Sequence[str],
 ) -> CallPlan:
-    """The plan with the names of the batch's parts in place of these, see `_part`."""
+    """Return the call plan with the names of the batch's fields in place of their values, see `_part`."""
     whole = _takes_all(by_name, batch)
     if whole is not None:
         return _bind(parameters, {whole: ("inputs", True)}, ())
@@ -206,20 +219,22 @@ def _distributed(
         field: name for field, names in known_names.items() if (name := _first(names, by_name, values)) is not None
     }
     for field, name in fields.items():
-        given = getattr(batch, "mask" if field == "valid_length" else field) is not None
-        told = given and not (field == "valid_length" and "mask" in fields)  # a mask says more than lengths
-        if field != "ids" and (told or by_name[name].default is inspect.Parameter.empty):
+        is_given = getattr(batch, "mask" if field == "valid_length" else field) is not None
+        # A mask holds more information than lengths.
+        is_needed = is_given and not (field == "valid_length" and "mask" in fields)
+        if field != "ids" and (is_needed or by_name[name].default is inspect.Parameter.empty):
             values[name] = (field, True)
     _expect_complete(by_name, values)
-    lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []  # the user's own, too
+    # Also if the lengths are one of the extras.
+    lengths = ["valid_length"] if any(name in values for name in NAMES["valid_length"]) else []
     return _bind(parameters, values, _left_out(batch, {*fields, *lengths}, values))
 
 
 def _takes_all(by_name: Mapping[str, inspect.Parameter], batch: TokenBatch) -> str | None:
-    """Return the name of the parameter that takes the whole batch in one dict, as a sentence encoder's does; else None.
+    """Return the name of the parameter that takes the whole batch in one dict, as a sentence encoder's does, or None.
 
-    It is the only one without a default. Its annotation says that it takes a dict; without an annotation its name does, where
-    the batch was given as a dict.
+    Such a parameter is the only one without a default, and its annotation is a dict type. Without an annotation its name must be
+    one of `DICT_NAMES`, and the batch must have been given as a dict.
     """
     required = [p for p in by_name.values() if p.default is p.empty]
     if len(required) != 1:
@@ -231,21 +246,21 @@ def _takes_all(by_name: Mapping[str, inspect.Parameter], batch: TokenBatch) -> s
 
 
 def _is_dict(annotation: Any) -> bool:
-    """Return whether an annotation, which may be text, means a dict."""
+    """Return whether an annotation, possibly given as text, is a dict type."""
     if isinstance(annotation, str):
         return DICT_ANNOTATION.match(annotation.strip("'\" ")) is not None
-    kind = typing.get_origin(annotation) or annotation
-    return isinstance(kind, type) and issubclass(kind, Mapping)
+    cls = typing.get_origin(annotation) or annotation
+    return isinstance(cls, type) and issubclass(cls, Mapping)
 
 
 class _Default(NamedTuple):
-    """What a parameter has by itself, given where others follow by their places."""
+    """The default of a parameter, passed explicitly because positional arguments follow it."""
 
     value: Any
 
 
 def _part(part: tuple[str, bool] | _Default, batch: TokenBatch) -> Any:
-    """A part of the batch: a field, or one of the extras; or a default."""
+    """Return the value of an entry of a plan: a field of the batch, one of its extras, or a default."""
     if isinstance(part, _Default):
         return part.value
     name, is_field = part
@@ -253,27 +268,27 @@ def _part(part: tuple[str, bool] | _Default, batch: TokenBatch) -> Any:
 
 
 def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The batch under the input names of a model that declares them (a functional Keras model, a symbol).
+    """Return the batch by the input names of a model that declares them (a functional Keras model, a symbol).
 
-    Every declared input is filled: types with zeros and the mask with ones where the user gave none.
+    Every declared input is filled: types with zeros and the mask with ones if the user gave none.
 
     Returns:
-        The inputs by name, and what of the batch was left over.
+        The inputs by name, and the names of the fields of the batch that are unused.
 
     Raises:
-        BatchError: an input that the batch has nothing for.
+        BatchError: the batch has no value for an input.
     """
     names = list(names)
-    known = {name: field for field, spelled in NAMES.items() for name in spelled}
-    known["padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
+    fields = {name: field for field, aliases in NAMES.items() for name in aliases}
+    fields["padding_mask"] = "mask"  # as keras-hub declares it: 1 at real positions
     filled: dict[str, Any] = {}
     for name in names:
-        field = known.get(name)
+        field = fields.get(name)
         if name in batch.extras:
             filled[name] = batch.extras[name]
         elif field is not None:
             filled[name] = _field(field, batch)
-    if not any(known.get(name) == "ids" for name in filled):
+    if not any(fields.get(name) == "ids" for name in filled):
         nameless = [name for name in names if name not in filled]
         if len(nameless) != 1:
             raise BatchError(
@@ -284,14 +299,14 @@ def plan_mapping(names: Iterable[str], batch: TokenBatch) -> tuple[dict[str, Any
     missing = [name for name in names if name not in filled]
     if missing:
         raise BatchError(_missing_message(missing))
-    return filled, _left_out(batch, {known[name] for name in names if name in known}, filled)
+    return filled, _left_out(batch, {fields[name] for name in names if name in fields}, filled)
 
 
-def _left_out(batch: TokenBatch, told: Collection[str], given: Collection[str]) -> tuple[str, ...]:
-    """What of the batch a call leaves out: fields that no argument tells, and extras that are none. Lengths tell a mask."""
-    told = {*told, "mask"} if "valid_length" in told else told
-    fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in told]
-    return (*fields, *(name for name in batch.extras if name not in given))
+def _left_out(batch: TokenBatch, used: Collection[str], passed: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the fields and extras of a batch that a call does not use. Valid lengths count as a mask."""
+    used = {*used, "mask"} if "valid_length" in used else used
+    fields = [field for field in ("mask", "types") if getattr(batch, field) is not None and field not in used]
+    return (*fields, *(name for name in batch.extras if name not in passed))
 
 
 def _field(field: str, batch: TokenBatch) -> Any:
@@ -307,7 +322,10 @@ def _field(field: str, batch: TokenBatch) -> Any:
 
 
 def _plan_unnamed(parameters: Sequence[inspect.Parameter], batch: TokenBatch) -> CallPlan:
-    """For `forward(*args, **kwargs)`: Hugging Face's names where it takes names, else the ids alone, as when given alone."""
+    """Return the plan for a signature without names, such as `forward(*args, **kwargs)`.
+
+    A model that takes any keyword arguments gets the batch by Hugging Face's names; otherwise, or for bare ids, the ids alone.
+    """
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     takes_first = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if takes_any and takes_first and batch.convention == "ids":
@@ -319,7 +337,7 @@ def _plan_unnamed(parameters: Sequence[inspect.Parameter], batch: TokenBatch) ->
 
 
 def _first(names: Iterable[str], by_name: Mapping[str, Any], taken: Mapping[str, Any]) -> str | None:
-    """The first of the names that is a parameter's and not taken: a model may know a mask under a second, reversed one."""
+    """Return the first of the names that is a parameter's and not taken: a model may have a second, reversed mask."""
     return next((name for name in names if name in by_name and name not in taken), None)
 
 
@@ -331,20 +349,20 @@ def _expect_complete(by_name: Mapping[str, inspect.Parameter], values: Mapping[s
 
 def _missing_message(missing: Sequence[str]) -> str:
     return (
-        f"the model needs {listed(missing)}, and the batch has nothing of that name: expected every argument without a "
-        "default; add it to the batch as a dict's key, or pass call=lambda model, inputs: ..."
+        f"the model needs {listed(missing)}, which has no default, and the batch has no entry of that name. Give the batch as a "
+        "dict with that key, or pass call=lambda model, inputs: ..."
     )
 
 
 def _bind(parameters: Sequence[inspect.Parameter], values: dict[str, Any], unused: tuple[str, ...]) -> CallPlan:
-    """Positional where that leaves no gap, or where nothing else will do, else by name."""
+    """Return a plan that passes values by position as far as possible, with defaults only where needed, and the rest by name."""
     args = []
     left = dict(values)
-    by_place = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    positional_only = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
     for p in parameters:
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name in left:
             args.append(left.pop(p.name))
-        elif any(one.name in left for one in by_place):
+        elif any(parameter.name in left for parameter in positional_only):
             args.append(_Default(p.default))
         else:
             break

@@ -1,4 +1,4 @@
-"""Says what reaches a lookup's table past the lookups asked for, such as by a head that shares the table."""
+"""The gradients that reach a lookup's table by other ways than the requested lookups, such as through a tied head."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ __all__ = ["table_rests"]
 
 
 def table_rests(names: Mapping[str, Sequence[str]], gradients: Mapping[str, np.ndarray | None]) -> dict[str, TableRest]:
-    """Return by the keys of lookups what else reaches their tables, the sum over the parameters that share a table.
+    """Return, by the keys of lookups, the gradient that reaches their tables by other ways.
 
-    A lookup asked for is cut off its table, so the gradient that the framework computes for the table holds all but that lookup.
+    A requested lookup is detached from its table, so the gradient that the framework computes for the table contains everything
+    but that lookup. It is summed over the parameters that share the table's memory.
 
     Args:
-        names: by a lookup's key the names of the parameters that share its table's memory, the table's own name first; without
-            the lookups in a table that is no parameter.
-        gradients: by name the gradients of these parameters, None where no gradient reaches one. A parameter of several names
-            is there once, under any of them.
+        names: for each lookup's key the names of the parameters that share its table's memory, the table's own name first.
+            Lookups in a table that is not a parameter are absent.
+        gradients: the gradients of these parameters by name, None if no gradient reaches one. A parameter with several names
+            occurs once, under any of them.
     """
     rests = {}
-    for key, own in names.items():
-        reached = [gradient for name in own if (gradient := gradients.get(name)) is not None]
-        rests[key] = TableRest(np.sum(reached, axis=0) if reached else None, tuple(own))
+    for key, table_names in names.items():
+        reached = [gradient for name in table_names if (gradient := gradients.get(name)) is not None]
+        rests[key] = TableRest(np.sum(reached, axis=0) if reached else None, tuple(table_names))
     return rests

@@ -1,4 +1,4 @@
-"""Keeps compiled traces of models, runs one where there is one, and remembers why there is none."""
+"""The cache of compiled traces of models, which also remembers why a model has none."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ["KeptTraces", "OtherUseError", "TraceMaker", "UnfitError", "Untraceab
 
 Trace = TypeVar("Trace")
 
-#: For how many lengths each has a trace of its own, where a trace of any length cannot be had.
+#: The most lengths that have a trace each, if no trace for all lengths can be made.
 LENGTHS: Final = 8
 
-#: For how many lengths it is remembered that a trace gives what the model gives.
+#: The most lengths for which the cache remembers that a trace agreed with the model.
 COMPARED: Final = 256
 
-#: For how many functions given as objectives anything is remembered.
+#: The most native objectives about which the cache remembers anything.
 OBJECTIVES: Final = 256
 
 
 class UnfitError(Exception):
-    """A trace does not serve for a batch; says why."""
+    """The error that a trace cannot run a batch; its message is the reason."""
 
 
 class OtherUseError(Exception):
-    """An objective uses other outputs than a trace was made for.
+    """The error that an objective uses other outputs than the trace was made for.
 
     Attributes:
-        used: the numbers of the tensors that it uses, among those that the model returned.
+        used: the indices of the tensors that it uses, among those that the model returned.
     """
 
     def __init__(self, used: tuple[int, ...]) -> None:
@@ -47,39 +47,41 @@ class OtherUseError(Exception):
 
 
 class TraceMaker(Protocol[Trace]):
-    """The part of a backend that runs one call of a model, and makes and runs its traces."""
+    """The part of a backend that runs one call of a model, and creates and runs its traces."""
 
     def plain(self, request: Request) -> Run:
         """Run the model without a trace."""
         ...
 
-    def watched(self, function: Callable[[Any], Any], tell: Callable[[tuple[int, ...]], None]) -> Callable[[Any], Any]:
-        """Return a native objective's function that tells which of the returned tensors its value depends on."""
+    def watched(
+        self, function: Callable[[Any], Any], report: Callable[[tuple[int, ...]], None]
+    ) -> Callable[[Any], Any]:
+        """Return a native objective's function, wrapped to report the returned tensors on which its value depends to `tell`."""
         ...
 
-    def make(self, found: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
+    def make(self, result: Run, used: tuple[int, ...], *, exact: bool) -> Trace:
         """Return a new trace, for any lengths unless `exact`.
 
         Args:
-            found: the result of the model itself.
-            used: the tensors that a native objective uses.
-            exact: make it for this batch's lengths alone.
+            found: the result of the model run without a trace.
+            used: the indices of the tensors that a native objective uses.
+            exact: make the trace for this batch's lengths alone.
 
         Raises:
-            UntraceableError: there is none.
+            UntraceableError: no trace can be made.
         """
         ...
 
     def again(self) -> AbstractContextManager[Any]:
-        """Turn the model's random generators back, so that the next run draws the same numbers as the one before."""
+        """Reset the model's random generators, so that the next run draws the same numbers as the previous one."""
         ...
 
     def run(self, trace: Trace, request: Request) -> Run:
         """Run a trace.
 
         Raises:
-            UnfitError: it does not serve for this batch.
-            OtherUseError: it does not serve for this objective.
+            UnfitError: the trace cannot run this batch.
+            OtherUseError: the objective uses other outputs than the trace was made for.
         """
         ...
 
@@ -89,15 +91,15 @@ class TraceMaker(Protocol[Trace]):
 
 
 class _Form(Generic[Trace]):
-    """The traces of one model and one question, while the model does not change.
+    """The traces of one model for one kind of request, valid while the model does not change.
 
     Attributes:
-        fingerprint: of the model.
+        fingerprint: the fingerprint of the model.
         exact: whether each trace takes only the lengths that it was made for.
-        refused: by objective why there is no trace.
-        traces: by the lengths, where they are exact, and what the objective uses.
-        compared: those and the lengths for which a trace gave what the model gives.
-        used: by objective what it used last.
+        refused: the reason why there is no trace, by objective.
+        traces: the traces, by their lengths (None unless `exact`) and the outputs that the objective uses.
+        compared: the keys of traces and the lengths for which a trace agreed with the model.
+        used: the outputs that an objective used last, by objective.
     """
 
     def __init__(self, fingerprint: Any) -> None:
@@ -117,13 +119,13 @@ class _Model(Generic[Trace]):
 
 
 class KeptTraces(Generic[Trace]):
-    """The traces of all models, each no longer than its model lives, and of each model the longest unused going first.
+    """The traces of all models, dropped with their model; for each model the least recently used are dropped first.
 
     A trace must not refer to its model. One thread at a time may use a model's traces, while it holds the model's lock.
 
     Args:
-        limit: how many questions of one model have traces.
-        patience: after how many questions in a row that were each a new one no trace is made.
+        limit: the number of kinds of requests for which a model has traces.
+        patience: the number of consecutive calls that found no valid traces after which no more traces are made.
     """
 
     def __init__(self, limit: int = 16, patience: int = 16) -> None:
@@ -141,19 +143,19 @@ class KeptTraces(Generic[Trace]):
         request: Request,
         maker: TraceMaker[Trace],
     ) -> Run:
-        """Run a trace of a model where there is one or can be one, else the model itself.
+        """Run a trace of a model if there is one or one can be made, otherwise the model itself.
 
-        When a trace is new, or meets lengths for the first time, which the model's Python may treat differently, the model is
-        run too and the results are compared.
+        If a trace is new, or runs certain lengths for the first time (which the model's Python may treat differently), the model
+        is run as well and the results are compared.
 
         Args:
             parts: the model's parts.
-            question: everything that a trace depends on, beside the model, its weights and the values that it takes.
-            fingerprint: tells by `is_that_of` whether it is that of a later call, and returns by `kept` one without references
-                to the model.
+            question: everything on which a trace depends beside the model, its weights and its inputs' values.
+            fingerprint: the model's fingerprint. Its method `is_that_of` compares it with that of a later call, and `kept`
+                returns one without references to the model.
             lengths: the shapes of the batch.
             request: the request.
-            maker: makes and runs traces.
+            maker: creates and runs traces.
         """
         try:
             form = self._form(parts, question, fingerprint)
@@ -170,32 +172,34 @@ class KeptTraces(Generic[Trace]):
         model.unused += 1
         form = _Form(fingerprint.kept())
         model.forms.put(question, form)
-        if model.unused > self._patience:  # until two calls in a row are the same
+        if model.unused > self._patience:  # until a call finds a valid form again
             raise UntraceableError(
-                f"the last {self._patience} calls each asked for something else, or found the model changed, and each would "
-                "take a trace of its own"
+                f"the last {self._patience} calls each made a different request, or followed a change of the model, and each "
+                "would need a new trace"
             )
         return form
 
     def _model(self, parts: Sequence[object]) -> _Model[Trace]:
-        # a bound method is another object at each call
+        # A bound method is a new object at each access, so its owner and its function identify it.
         owners = [part.__self__ if isinstance(part, types.MethodType) else part for part in parts]
         functions = [getattr(part, "__func__", None) for part in parts]
         ids = (*map(id, owners), *map(id, functions))
         with self._lock:
-            known = self._models.get(ids)
-            if known is None or any(one() is not owner for one, owner in zip(known.references, owners, strict=True)):
-                # a callback may come in the middle of anything: it takes no lock
+            model = self._models.get(ids)
+            if model is None or any(
+                reference() is not owner for reference, owner in zip(model.references, owners, strict=True)
+            ):
+                # The callback may run at any moment, so it must not take the lock.
                 try:
                     references = tuple(weakref.ref(owner, lambda _: self._models.pop(ids, None)) for owner in owners)
                 except TypeError as error:
                     raise UntraceableError(str(error)) from None
-                known = self._models[ids] = _Model(references, self._limit)
-            return known
+                model = self._models[ids] = _Model(references, self._limit)
+            return model
 
 
 class _Call(Generic[Trace]):
-    """One call of a model."""
+    """One call of a model: the choice between its traces and the model itself."""
 
     def __init__(self, form: _Form[Trace], lengths: Hashable, request: Request, maker: TraceMaker[Trace]) -> None:
         self._form = form
@@ -208,79 +212,79 @@ class _Call(Generic[Trace]):
         self._objective: Hashable = code
 
     def run(self) -> Run:
-        """Return what a trace gives, or the model."""
-        why = self._form.refused.get(self._objective, None) or self._form.refused.get(None, None)
-        if why is not None:
-            return self._explained(self._maker.plain(self._tries.next()), why)
-        for _ in range(2):  # what an objective uses shows when it runs
+        """Return the result of a trace, or of the model."""
+        reason = self._form.refused.get(self._objective, None) or self._form.refused.get(None, None)
+        if reason is not None:
+            return self._with_reason(self._maker.plain(self._tries.next()), reason)
+        for _ in range(2):  # which outputs an objective uses is known only after it has run
             used = self._form.used.get(self._objective, None)
-            place = None if used is None else self._place(used)
-            if place is None or not self._form.compared.get((place, self._lengths), False):
+            key = None if used is None else self._key(used)
+            if key is None or not self._form.compared.get((key, self._lengths), False):
                 break
             try:
-                return self._maker.run(self._form.traces[place], self._tries.next())
+                return self._maker.run(self._form.traces[key], self._tries.next())
             except OtherUseError as error:
                 self._form.used.put(self._objective, error.used)
             except UnfitError as error:
-                return self._explained(
+                return self._with_reason(
                     self._maker.plain(self._tries.next()), f"the trace failed on this batch ({error})"
                 )
-        return self._compared()
+        return self._compare()
 
-    def _compared(self) -> Run:
-        """Run the model itself, then a trace, and return what the trace gives where it agrees."""
+    def _compare(self) -> Run:
+        """Run the model itself, then a trace, and return the trace's result if the two agree, else the model's."""
         trial = Trial(self._tries.next(), self._maker.watched)
-        found = self._maker.plain(trial.first())
-        known = self._place(trial.used) in self._form.traces
+        result = self._maker.plain(trial.first())
+        is_known = self._key(trial.used) in self._form.traces
         try:
-            return self._tried(trial, found)
+            return self._run_trace(trial, result)
         except (UntraceableError, UnfitError) as error:
-            if known and isinstance(error, UnfitError):  # it serves for other lengths
-                return self._explained(found, f"the trace failed on this batch ({error})")
+            if is_known and isinstance(error, UnfitError):  # the trace still runs other lengths
+                return self._with_reason(result, f"the trace failed on this batch ({error})")
             if not isinstance(error, _FullError):
                 self._form.refused.put(self._objective, str(error))
-            return self._explained(found, str(error))
+            return self._with_reason(result, str(error))
 
-    def _tried(self, trial: Trial, found: Run) -> Run:
+    def _run_trace(self, trial: Trial, result: Run) -> Run:
         used = trial.used
         for _ in range(2):
-            trace = self._trace(found, used)
+            trace = self._trace(result, used)
             try:
                 with self._maker.again():
-                    given = self._maker.run(trace, trial.second())
+                    traced = self._maker.run(trace, trial.second())
                 break
             except OtherUseError as error:
                 used = error.used
         else:
-            raise UntraceableError("the objective depends on other outputs each time")
-        difference = trial.difference(found, given, agreeing(self._maker.dtypes(trace)))
+            raise UntraceableError("the objective depends on different outputs each time")
+        difference = trial.difference(result, traced, agreeing(self._maker.dtypes(trace)))
         if difference is not None:
             raise UntraceableError(difference)
-        place = self._place(used)
-        self._form.traces[place] = trace
-        self._form.compared.put((place, self._lengths), True)
+        key = self._key(used)
+        self._form.traces[key] = trace
+        self._form.compared.put((key, self._lengths), True)
         self._form.used.put(self._objective, used)
-        return given
+        return traced
 
-    def _trace(self, found: Run, used: tuple[int, ...]) -> Trace:
-        known = self._form.traces.get(self._place(used))
-        if known is not None:
-            return known
+    def _trace(self, result: Run, used: tuple[int, ...]) -> Trace:
+        trace = self._form.traces.get(self._key(used))
+        if trace is not None:
+            return trace
         if not self._form.exact:
             try:
-                return self._maker.make(found, used, exact=False)
+                return self._maker.make(result, used, exact=False)
             except UntraceableError:
                 self._form.exact = True
         if len(self._form.traces) >= LENGTHS:
-            raise _FullError(f"each length takes a trace of its own, and {LENGTHS} are kept")
-        return self._maker.make(found, used, exact=True)
+            raise _FullError(f"each length needs its own trace, and at most {LENGTHS} are kept")
+        return self._maker.make(result, used, exact=True)
 
-    def _place(self, used: tuple[int, ...]) -> Hashable:
+    def _key(self, used: tuple[int, ...]) -> Hashable:
         return (self._lengths if self._form.exact else None, used)
 
-    def _explained(self, found: Run, why: str) -> Run:
-        return replace(found, uncompiled=why) if self._request.compiled else found
+    def _with_reason(self, result: Run, reason: str) -> Run:
+        return replace(result, uncompiled=reason) if self._request.compiled else result
 
 
 class _FullError(UntraceableError):
-    """As many traces are kept as there are to be."""
+    """The error that the limit on the number of traces is reached."""

@@ -1,4 +1,4 @@
-"""Compares what a new trace gives with what the model itself gives, and calls the user's functions once for both."""
+"""The comparison of a new trace's results with the model's, in which the user's functions are called once for both."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from embgrad.objectives.native import NativeObjective
 __all__ = ["Trial", "UntraceableError"]
 
 
-#: The name of two arrays, these, and how far apart their entries may be.
+#: The name of two arrays, the arrays, and the absolute difference allowed for each entry.
 _Pair = tuple[str, np.ndarray | None, np.ndarray | None, float]
 
 
 class UntraceableError(Exception):
-    """No trace of a model can be kept; says why, as "compile=True: ..." goes on."""
+    """The error that no trace of a model can be kept; its message is the reason, without the prefix "compile=True: "."""
 
 
 class Trial:
     """Two runs of one request, in which each of the user's functions is called once, except a native objective.
 
+    Args:
+        request: the request.
+        watched: wraps a native objective's function to report the tensors that it uses, see `TraceMaker.watched`.
+
     Attributes:
-        used: the tensors that a native objective used in the first run.
+        used: the indices of the tensors that a native objective used in the first run.
     """
 
     def __init__(self, request: Request, watched: Callable[..., Callable[[Any], Any]]) -> None:
@@ -53,35 +57,40 @@ class Trial:
         respond = self._request.respond if native else self._answer
         return with_functions(self._request, self._replaying, compiled=False, respond=respond)
 
-    def difference(self, found: Run, given: Run, far: float) -> str | None:
-        """Return what differs by more than rounding, as "compile=True: ..." goes on, or None.
+    def difference(self, result: Run, traced: Run, tolerance: float) -> str | None:
+        """Return a message about the first result that differs by more than rounding, or None; the prefix is not included.
 
         Args:
             found: the result of the model itself.
             given: the result of the trace.
-            far: how far apart two arrays may be, relative to their size.
+            far: the largest relative difference allowed.
         """
-        pairs = self._pairs(found, given)
-        what = next((name for name, one, other, slack in pairs if differ(one, other, far, slack)), None)
-        if what is None:
+        pairs = self._pairs(result, traced)
+        differing = next(
+            (name for name, first, second, slack in pairs if differ(first, second, tolerance, slack)), None
+        )
+        if differing is None:
             return None
         native = isinstance(self._request.respond, NativeObjective)
-        other = ", or the objective gives something else each time" if native else ""
-        return f"{what} of a trace of it differ from what it gives itself{other}"
+        hint = ", or the objective gives different results each time" if native else ""
+        return f"{differing} differ between a trace and the model itself{hint}"
 
-    def _pairs(self, found: Run, given: Run) -> Iterator[_Pair]:
-        size = max((float(np.abs(one).max(initial=0)) for each in self._sets for one in each.values()), default=1)
-        for name, values in found.points.items():
-            other = given.points[name]
-            if len(values.gradients) != len(other.gradients):
+    def _pairs(self, result: Run, traced: Run) -> Iterator[_Pair]:
+        size = max(
+            (float(np.abs(cotangent).max(initial=0)) for cotangents in self._sets for cotangent in cotangents.values()),
+            default=1,
+        )
+        for name, values in result.points.items():
+            traced_values = traced.points[name]
+            if len(values.gradients) != len(traced_values.gradients):
                 yield f"the gradients at {name!r}", np.zeros(1), None, 0.0
-            for pair in (*zip(values.gradients, other.gradients), *zip(values.before, other.before)):  # noqa: B905
+            for pair in (*zip(values.gradients, traced_values.gradients), *zip(values.before, traced_values.before)):  # noqa: B905
                 yield f"the gradients at {name!r}", *pair, 1e-6 * size
-            yield f"the values at {name!r}", values.activation, other.activation, 1e-6
+            yield f"the values at {name!r}", values.activation, traced_values.activation, 1e-6
         if len(self._outputs) == 2:
             for output_name, output in self._outputs[0].items():
                 yield "the outputs", output, self._outputs[1][output_name], 1e-6
-        yield "the objective's values", found.objective, given.objective, 1e-6
+        yield "the objective's values", result.objective, traced.objective, 1e-6
 
     def _use(self, used: tuple[int, ...]) -> None:
         self.used = used
@@ -100,7 +109,7 @@ class Trial:
         def replayed(value: np.ndarray) -> np.ndarray:
             changed = next(order, None)
             if changed is None or changed.shape != value.shape:
-                raise UntraceableError("a trace of it reaches the points otherwise than the model itself")
+                raise UntraceableError("a trace reaches the points differently from the model itself")
             return changed
 
         return replayed
@@ -113,6 +122,6 @@ class Trial:
 
     def _answer(self, outputs: Mapping[str | None, np.ndarray]) -> Any:
         self._outputs.append(outputs)
-        if any(one.shape != outputs[name].shape for name, one in self._outputs[0].items()):
-            raise UntraceableError("a trace of it gives outputs of other shapes than the model itself")
+        if any(output.shape != outputs[name].shape for name, output in self._outputs[0].items()):
+            raise UntraceableError("a trace gives outputs of other shapes than the model itself")
         return self._sets

@@ -1,1 +1,1 @@
-"""A checkpoint folder as a BERT in each framework."""
+"""Loading of a checkpoint folder as a BERT in each framework."""

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of a BERT, held against its weights' shapes before anything is built of it."""
+"""The BERT configuration in a checkpoint's config.json, validated against the weights' shapes before a model is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "weight_names",
 ]
 
-#: Each Linear or LayerNorm of one layer of a BERT in Hugging Face's names, with what it holds.
+#: The Linear and LayerNorm modules of one layer of a BERT, in Hugging Face's names.
 LAYER_MODULES: Final = (
     "attention.self.query",
     "attention.self.key",
@@ -35,7 +35,7 @@ LAYER_MODULES: Final = (
     "output.LayerNorm",
 )
 
-#: The sizes that make a BERT, and what Hugging Face's configuration means where it says nothing of them.
+#: The sizes that define a BERT, with the defaults of Hugging Face's configuration.
 DEFAULTS: Final[Mapping[str, int]] = {
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -46,12 +46,12 @@ DEFAULTS: Final[Mapping[str, int]] = {
     "type_vocab_size": 2,
 }
 
-#: The tables, and the sizes that say how many rows each has.
+#: The tables, with the field of the configuration that holds each one's number of rows.
 _TABLES: Final = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
 
 _LAYER: Final = re.compile(r"encoder\.layer\.(0|[1-9][0-9]{0,9})\.(.+)\.(weight|bias)")
 
-#: Of how many weights at most the one that was meant is looked for.
+#: The most weights among which a message looks for the name that was meant.
 _MOST_MEANT: Final = 1000
 
 
@@ -63,7 +63,8 @@ def _is_number(value: Any, most: float = math.inf) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most and value < math.inf
 
 
-#: What of config.json reaches a framework, and what it has to be. All else is left aside: it may name code, or count labels.
+#: The fields of config.json that are passed to a framework, each with its check and the expected value in words. All other fields
+#: are ignored: they may name code, or the number of labels.
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     **dict.fromkeys(DEFAULTS, (lambda value: _is_whole(value, 1), "a whole number of at least 1")),
     **dict.fromkeys(
@@ -84,10 +85,10 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What a checkpoint folder's config.json holds.
+    """Return the content of a checkpoint folder's config.json.
 
     Raises:
-        FileFormatError: there is none, or it holds no object of JSON.
+        FileFormatError: the file is missing, or does not hold a JSON object.
     """
     path = folder / "config.json"
     try:
@@ -105,82 +106,89 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def bert_config(folder: Path) -> dict[str, Any]:
-    """What config.json says of a BERT, each field of its kind; null says nothing, as it does where the field is left out.
+    """Return the fields of config.json that define a BERT, with their types checked; a field that is null is treated as absent.
 
     Raises:
-        FileFormatError: it cannot be read, or a field is not of its kind.
-        UnsupportedError: it is the configuration of another model, or of a BERT whose positions are not a table's.
+        FileFormatError: the file cannot be read, or a field has an invalid value.
+        UnsupportedError: it is the configuration of another model, or of a BERT whose positions are not a table of embeddings.
     """
     config, path = read_config(folder), folder / "config.json"
-    kind = config.get("model_type")
-    if kind != "bert":
+    model_type = config.get("model_type")
+    if model_type != "bert":
         raise UnsupportedError(
-            f"{path} says model_type {brief(kind)}: load_bert expects 'bert'. Build other models with their own library; "
+            f"{path} says model_type {brief(model_type)}: load_bert expects 'bert'. Build other models with their own library; "
             "embgrad.gradients takes them as they are"
         )
-    known = {name: value for name, value in config.items() if name in _FIELDS and value is not None}
-    for name, value in known.items():
-        right, expected = _FIELDS[name]
-        if not right(value):
+    fields = {name: value for name, value in config.items() if name in _FIELDS and value is not None}
+    for name, value in fields.items():
+        is_valid, expected = _FIELDS[name]
+        if not is_valid(value):
             raise FileFormatError(
                 f"{path} says {name} {brief(value)}: expected {expected}; is it a BERT's config.json?"
             )
-    positions = known.get("position_embedding_type", "absolute")
-    if (
-        positions != "absolute"
-    ):  # a library that has dropped the others passes over the field and adds positions all the same
+    position_type = fields.get("position_embedding_type", "absolute")
+    # A library that has dropped the other types ignores the field, and adds absolute positions anyway.
+    if position_type != "absolute":
         raise UnsupportedError(
-            f"{path} says position_embedding_type {brief(positions)}: load_bert expects 'absolute', a table of positions. Build "
-            "the model with a library that computes it; embgrad.gradients takes it as it is"
+            f"{path} says position_embedding_type {brief(position_type)}: load_bert expects 'absolute', a table of positions. "
+            "Build the model with a library that computes it; embgrad.gradients takes it as it is"
         )
-    sizes = {**DEFAULTS, **known}
+    sizes = {**DEFAULTS, **fields}
     if sizes["hidden_size"] % sizes["num_attention_heads"]:
         raise FileFormatError(
             f"{path} says hidden_size {brief(sizes['hidden_size'])} and num_attention_heads "
-            f"{brief(sizes['num_attention_heads'])}: expected a multiple"
+            f"{brief(sizes['num_attention_heads'])}: expected a multiple of the latter"
         )
-    if known.get("pad_token_id", 0) >= sizes["vocab_size"]:
+    if fields.get("pad_token_id", 0) >= sizes["vocab_size"]:
         raise FileFormatError(
-            f"{path} says pad_token_id {brief(known['pad_token_id'])}: expected a row of the vocabulary, whose vocab_size is "
+            f"{path} says pad_token_id {brief(fields['pad_token_id'])}: expected a row of the vocabulary, whose vocab_size is "
             f"{brief(sizes['vocab_size'])}"
         )
-    return known
+    return fields
 
 
 def weight_names(layers: int) -> Iterator[str]:
-    """The names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
-    yield from (f"embeddings.{kind}_embeddings.weight" for kind in _TABLES)
-    yield from (f"embeddings.LayerNorm.{part}" for part in ("weight", "bias"))
+    """Yield the names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
+    yield from (f"embeddings.{table}_embeddings.weight" for table in _TABLES)
+    yield from (f"embeddings.LayerNorm.{parameter}" for parameter in ("weight", "bias"))
     for layer in range(layers):
         for module in LAYER_MODULES:
-            yield from (f"encoder.layer.{layer}.{module}.{part}" for part in ("weight", "bias"))
-    yield from (f"pooler.dense.{part}" for part in ("weight", "bias"))
+            yield from (f"encoder.layer.{layer}.{module}.{parameter}" for parameter in ("weight", "bias"))
+    yield from (f"pooler.dense.{parameter}" for parameter in ("weight", "bias"))
 
 
 def expect_fitting(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-    """Refuse a configuration that does not go with the weights, however large the model is that it would make.
+    """Check that a configuration matches the weights, without building the model, which could be arbitrarily large.
 
     Args:
-        config: as `bert_config` gives it.
-        shapes: of the checkpoint's weights, by the names of `weight_names`; what else there is, is not looked at.
-        folder: where they are from.
+        config: the configuration, as `bert_config` returns it.
+        shapes: the shapes of the checkpoint's weights, by the names of `weight_names`; other weights are ignored.
+        folder: the checkpoint folder, for messages.
 
     Raises:
-        FileFormatError: a weight is missing, or has another shape than the configuration makes it.
+        FileFormatError: a weight is missing, or has another shape than the configuration requires.
     """
     sizes = {**DEFAULTS, **config}
-    known = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}
+    expected = {name: shape for name in shapes if (shape := _shape(name, sizes)) is not None}
     count = 7 + 2 * len(LAYER_MODULES) * sizes["num_hidden_layers"]
-    if len(known) < count:
-        first = islice((name for name in weight_names(sizes["num_hidden_layers"]) if name not in known), 8)
-        raise FileFormatError(lacking(folder, list(first), count - len(known), count, set(shapes) - set(known)))
+    if len(expected) < count:
+        first = islice((name for name in weight_names(sizes["num_hidden_layers"]) if name not in expected), 8)
+        raise FileFormatError(lacking(folder, list(first), count - len(expected), count, set(shapes) - set(expected)))
     for name in weight_names(sizes["num_hidden_layers"]):
-        if shapes[name] != known[name]:
-            raise FileFormatError(misshapen(folder, name, shapes[name], known[name]))
+        if shapes[name] != expected[name]:
+            raise FileFormatError(misshapen(folder, name, shapes[name], expected[name]))
 
 
 def lacking(folder: Path, first: list[str], missing: int, count: int, left: set[str]) -> str:
-    """The message on weights that are missing, of which the first are given, and the names of those that are left over."""
+    """Return the message about missing weights.
+
+    Args:
+        folder: the checkpoint folder.
+        first: the names of the first missing weights.
+        missing: the number of missing weights.
+        count: the number of weights that the model has.
+        left: the names of the checkpoint's weights that the model does not have, for a hint.
+    """
     more = f" and {missing - len(first)} more" if missing > len(first) else ""
     hint = did_you_mean(first[0], islice(sorted(left), _MOST_MEANT))
     return (
@@ -190,31 +198,31 @@ def lacking(folder: Path, first: list[str], missing: int, count: int, left: set[
 
 
 def misshapen(folder: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """The message on a weight of another shape than is expected."""
+    """Return the message about a weight whose shape is not the expected one."""
     return (
-        f"{folder} holds {name!r} of shape {brief(shape)}: the configuration makes it {brief(expected)}; are config.json and "
-        "the weights of one model?"
+        f"{folder} holds {name!r} of shape {brief(shape)}: the configuration requires {brief(expected)}. Check that config.json "
+        "and the weights belong to the same model"
     )
 
 
 def _shape(name: str, sizes: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The shape of a weight; None where the model has none of that name."""
+    """Return the shape of a weight, or None if the model has no weight of that name."""
     hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-    for kind, rows in _TABLES.items():
-        if name == f"embeddings.{kind}_embeddings.weight":
+    for table, rows in _TABLES.items():
+        if name == f"embeddings.{table}_embeddings.weight":
             return (sizes[rows], hidden)
     if name in ("embeddings.LayerNorm.weight", "embeddings.LayerNorm.bias", "pooler.dense.bias"):
         return (hidden,)
     if name == "pooler.dense.weight":
         return (hidden, hidden)
-    found = _LAYER.fullmatch(name)
-    if found is None or int(found[1]) >= sizes["num_hidden_layers"] or found[2] not in LAYER_MODULES:
+    match = _LAYER.fullmatch(name)
+    if match is None or int(match[1]) >= sizes["num_hidden_layers"] or match[2] not in LAYER_MODULES:
         return None
-    module, part = found[2], found[3]
+    module, parameter = match[2], match[3]
     if module.endswith("LayerNorm"):
         return (hidden,)
     rows, columns = (
         (inner if module == "intermediate.dense" else hidden),
         (inner if module == "output.dense" else hidden),
     )
-    return (rows, columns) if part == "weight" else (rows,)
+    return (rows, columns) if parameter == "weight" else (rows,)

@@ -1,4 +1,4 @@
-"""One Hugging Face checkpoint folder, read as NumPy, becomes a BERT in any framework."""
+"""Loading of a Hugging Face checkpoint folder, read as NumPy, as a BERT in any framework."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = [
 
 Held = TypeVar("Held")
 
-#: Buffers that older checkpoints hold beside the weights: positions 0, 1, 2, …, and types of zeros.
+#: Buffers that older checkpoints store beside the weights: positions 0, 1, 2, …, and types of zeros.
 BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """A parameter of a native model that waits for a checkpoint's weight.
+    """A parameter of a native model that receives a checkpoint's weight.
 
     Attributes:
-        source: the weight's name in the checkpoint, Hugging Face's spelling without a leading "bert.".
-        shape: the shape that the native parameter has.
-        put: takes the value into the native parameter, in that shape.
-        native: the parameter's name as `parameter_gradients` has it.
-        transposed: the native parameter is the transpose of the checkpoint's weight.
+        source: the weight's name in the checkpoint, in Hugging Face's spelling without a leading "bert.".
+        shape: the shape of the native parameter.
+        put: writes a value of that shape into the native parameter.
+        native: the parameter's name, as in `parameter_gradients`.
+        transposed: whether the native parameter is the transpose of the checkpoint's weight.
     """
 
     source: str
@@ -54,28 +54,29 @@ class WeightTarget:
 
 
 def bert_names(layers: int) -> list[str]:
-    """The names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
+    """Return the names of all weights of a BERT with a pooler in Hugging Face's spelling, in the model's order."""
     return list(weight_names(layers))
 
 
 def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignore: Iterable[str] = ()) -> Any:
-    """A BERT encoder with a checkpoint's weights, in evaluation mode, without a network.
+    """Return a BERT encoder with a checkpoint's weights, in evaluation mode, without network access.
 
-    Reads `config.json` and the safetensors as NumPy, so no other framework than the one asked for is imported. Nothing is built
-    before the configuration fits the weights' shapes, and of the configuration only what makes a BERT is handed on.
+    `config.json` and the safetensors files are read as NumPy, so that only the requested framework is imported. The model is
+    built only after the configuration has been checked against the weights' shapes. Of the configuration only the fields that
+    define a BERT are passed on.
 
     Args:
-        folder: a checkpoint folder in Hugging Face's format, with safetensors.
-        framework: "torch" gives a `transformers.BertModel`, "tensorflow" a `transformers.TFBertModel`, "gluon" a
-            `gluonnlp.model.BERTModel`; another backend's name what that backend says.
-        ignore: patterns, as of a shell, of weights that may be left over, such as "cls.*" for a pretraining head.
+        folder: a checkpoint folder in Hugging Face's format, with safetensors files.
+        framework: "torch" for a `transformers.BertModel`, "tensorflow" for a `transformers.TFBertModel`, "gluon" for a
+            `gluonnlp.model.BERTModel`, or the name of another backend, which determines the class.
+        ignore: shell-style patterns of weights in the checkpoint that may stay unused, such as "cls.*" for a pretraining head.
 
     Raises:
-        FileFormatError: a file is missing or broken, a field of the configuration is not of its kind, or a weight is missing,
-            left over or of a wrong shape.
-        UnsupportedError: the checkpoint is no BERT, or the framework cannot build this one.
+        FileFormatError: a file is missing or broken, a field of the configuration is invalid, or a weight is missing, unused or
+            of a wrong shape.
+        UnsupportedError: the checkpoint is not a BERT, or the framework cannot build this one.
         BackendError: the framework is not installed.
-        EmbgradError: a pattern is no text.
+        EmbgradError: a pattern is not a string.
     """
     from embgrad.backend.registry import backend_named
 
@@ -87,7 +88,7 @@ def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignor
     config = bert_config(folder)
     expect_fitting(config, _without_prefix(weight_shapes(folder), folder), folder)
     weights = _without_prefix(read_weights(folder), folder)
-    with generators_kept():  # the first import of a framework's BERT may draw, and so may the weights that are replaced
+    with generators_kept():  # the import of a framework's BERT and the initial weights may draw random numbers
         model, targets = backend.bert(config)  # type: ignore[attr-defined]  # an ability, not part of every backend
     _check(targets, weights, patterns, folder)
     for target in targets:
@@ -97,22 +98,22 @@ def load_bert(folder: str | os.PathLike[str], framework: str = "torch", *, ignor
 
 
 def canonical_names(backend: Any, model: Any) -> dict[str, WeightTarget]:
-    """For each of a BERT's parameters, by its native name, the weight of a checkpoint that belongs there.
+    """Return the corresponding checkpoint weight for each of a BERT's parameters, by the parameter's native name.
 
     Raises:
-        UnsupportedError: the model is no BERT as `load_bert` makes it.
+        UnsupportedError: the model is not a BERT as `load_bert` builds it.
     """
     targets = backend.bert_targets(model) if "load_bert" in backend.supports else None
     if targets is None:
         raise UnsupportedError(
-            f"names='canonical' knows the parameters of a BERT as embgrad.load_bert makes it, and the model is "
-            f"{type(model).__module__}.{type(model).__qualname__}: leave it out for the framework's own names"
+            f"names='canonical' requires a BERT as embgrad.load_bert builds it, and the model is "
+            f"{type(model).__module__}.{type(model).__qualname__}. Omit it for the framework's own names"
         )
     return {target.native: target for target in targets}
 
 
 def read_weights(folder: Path) -> dict[str, np.ndarray]:
-    """A checkpoint folder's weights by name, as NumPy, of one safetensors file or of its shards.
+    """Return a checkpoint folder's weights by name, as NumPy arrays, from one safetensors file or from several shards.
 
     Raises:
         FileFormatError: a file is missing or broken.
@@ -121,7 +122,7 @@ def read_weights(folder: Path) -> dict[str, np.ndarray]:
 
 
 def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a checkpoint folder's weights by name, of the files' headers alone.
+    """Return the shapes of a checkpoint folder's weights by name, reading the files' headers alone.
 
     Raises:
         FileFormatError: a file is missing or broken.
@@ -130,23 +131,23 @@ def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _of_all(folder: Path, read: Callable[[Path], Mapping[str, Held]]) -> dict[str, Held]:
-    """What is read of each of a checkpoint folder's files, by the weights' names."""
-    found: dict[str, Held] = {}
+    """Apply `read` to each file of a checkpoint folder, and return all its results by the weights' names."""
+    values: dict[str, Held] = {}
     for file in weight_files(folder):
-        for name, held in read(file).items():
-            if name in found:
+        for name, value in read(file).items():
+            if name in values:
                 raise FileFormatError(
-                    f"{file} holds the weight {brief(name)}, which another file of the folder holds, too: expected each once"
+                    f"{file} holds the weight {brief(name)}, which another file there also holds: expected each weight once"
                 )
-            found[name] = held
-    return found
+            values[name] = value
+    return values
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold a checkpoint folder's weights. Weights in pickles are no one's to read.
+    """Return the safetensors files of a checkpoint folder. Pickled weights are not read, as unpickling can run any code.
 
     Raises:
-        FileFormatError: one is missing, or the index of shards is broken.
+        FileFormatError: a file is missing, or the index of shards is broken.
     """
     index = folder / "model.safetensors.index.json"
     try:
@@ -154,11 +155,11 @@ def weight_files(folder: Path) -> list[Path]:
     except FileNotFoundError:
         if index.is_symlink():
             raise FileFormatError(
-                f"{index} is a symbolic link to what is not there: expected an index of shards"
+                f"{index} is a symbolic link to a file that does not exist: expected an index of shards"
             ) from None
         files = ["model.safetensors"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FileFormatError(f"{index} is no index of safetensors shards: {brief(error, 200)}") from error
+        raise FileFormatError(f"{index} is not a valid index of safetensors shards: {brief(error, 200)}") from error
     for file in files:
         if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
             raise FileFormatError(f"{index} names the shard {brief(file)}: expected a file in the same folder")
@@ -174,7 +175,7 @@ def _expect_there(path: Path) -> None:
 
 
 def _without_prefix(weights: Mapping[str, Held], folder: Path) -> dict[str, Held]:
-    """By the names without a leading "bert." and with today's names for the oldest checkpoints' gamma and beta."""
+    """Return the weights by their names without a leading "bert.", with `weight` and `bias` for old `gamma` and `beta`."""
     renamed: dict[str, Held] = {}
     for spelled, value in weights.items():
         name = spelled.removeprefix("bert.")
@@ -189,12 +190,12 @@ def _without_prefix(weights: Mapping[str, Held], folder: Path) -> dict[str, Held
 
 
 def _patterns(ignore: Any) -> tuple[str, ...]:
-    """The patterns of `ignore`, one or several."""
-    given = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
-    for one in given:
-        if not isinstance(one, str):
-            raise EmbgradError(f"ignore holds {brief(one)}: expected patterns of weights' names, such as ['cls.*']")
-    return given
+    """Return the patterns of `ignore`, which may be one string or several."""
+    patterns = (ignore,) if isinstance(ignore, str) else tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise EmbgradError(f"ignore holds {brief(pattern)}: expected patterns of weights' names, such as ['cls.*']")
+    return patterns
 
 
 def _check(
@@ -202,13 +203,15 @@ def _check(
 ) -> None:
     wanted = {target.source for target in targets}
     missing = [name for name in wanted if name not in weights]
-    left = [name for name in weights if name not in wanted and not any(fnmatchcase(name, one) for one in ignore)]
+    left = [
+        name for name in weights if name not in wanted and not any(fnmatchcase(name, pattern) for pattern in ignore)
+    ]
     if missing:
         raise FileFormatError(lacking(folder, sorted(missing)[:8], len(missing), len(wanted), set(left)))
     if left:
         raise FileFormatError(
-            f"{folder} holds {len(left)} weights that the encoder has no place for: {listed(sorted(left))}; if they belong "
-            "to a head that you do not want, say so with ignore=['cls.*'] or the like"
+            f"{folder} holds {len(left)} weights that the encoder does not have: {listed(sorted(left))}. If they belong to a "
+            "head that you do not need, skip them with a pattern such as ignore=['cls.*']"
         )
     for target in targets:
         value = weights[target.source]

@@ -1,1 +1,1 @@
-"""What a backend proves itself with: the reference backend, finite differences and the conformance suite."""
+"""Tests for backends: the reference backend, finite differences and the conformance suite."""

@@ -1,4 +1,4 @@
-"""The conformance checks of capture, inside the user's own training loop."""
+"""The conformance checks of `capture` in a user's training loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LABELS: Final = np.array([2, 0, 1])
 
 
 def example_loop() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Three batches with labels, of two lengths."""
+    """Return three batches with labels, of two different lengths."""
     ids = example_batch().ids
     return [(ids, LABELS), (ids[::-1, :3] + 1 - (ids[::-1, :3] == 39), LABELS[::-1]), (ids, LABELS)]
 
 
 @needs("modules", "capture")
 class CaptureChecks:
-    """What a backend with the ability "capture" must pass."""
+    """The checks that a backend with the ability "capture" must pass."""
 
     @pytest.mark.parametrize("keep", ["all", "mean"])
     def test_the_gradient_of_each_step(self, harness: Harness, model: Any, keep: str) -> None:
@@ -36,17 +36,17 @@ class CaptureChecks:
                 expected.append(embgrad.gradients(alone, ids, embgrad.CrossEntropy(labels)))
                 harness.step(captured, ids, labels)
                 harness.step(alone, ids, labels)
-        tables = [one.table().to_dense() / 3 for one in expected]  # the loop's loss is a mean over three examples
+        tables = [result.table().to_dense() / 3 for result in expected]  # the loop's loss is a mean over three examples
         close(_dense(tap.mean()), np.mean(tables, axis=0), 1e-10)
         close(_dense(tap.sum()), np.sum(tables, axis=0), 1e-10)
         assert tap.count == 3
         assert len(tap.steps) == (3 if keep == "all" else 0)
-        for step, one in zip(tap.steps, expected, strict=False):
-            close(step.values, one.values / 3, 1e-10)
-            np.testing.assert_array_equal(step.activations, one.activations)
-            np.testing.assert_array_equal(step.ids, one.ids)
+        for step, result in zip(tap.steps, expected, strict=False):
+            close(step.values, result.values / 3, 1e-10)
+            np.testing.assert_array_equal(step.activations, result.activations)
+            np.testing.assert_array_equal(step.ids, result.ids)
             assert step.objective is None
-            assert step.provenance["compute_dtype"] == one.provenance["compute_dtype"]
+            assert step.provenance["compute_dtype"] == result.provenance["compute_dtype"]
 
     @pytest.mark.parametrize("at", ["word", "layer.1", "embeddings"])
     def test_the_loop_ends_with_the_same_weights_bit_for_bit(self, harness: Harness, model: Any, at: str) -> None:
@@ -57,7 +57,7 @@ class CaptureChecks:
         for ids, labels in example_loop():
             harness.step(alone, ids, labels)
         assert tap.count == 3
-        results = [embgrad.gradients(one, example_batch(), embgrad.Sum()) for one in (captured, alone)]
+        results = [embgrad.gradients(trained, example_batch(), embgrad.Sum()) for trained in (captured, alone)]
         np.testing.assert_array_equal(results[0].values, results[1].values)
         np.testing.assert_array_equal(results[0].activations, results[1].activations)
 
@@ -102,7 +102,7 @@ class CaptureChecks:
         for _ in range(steps):
             harness.step(built, *batch)
         with pytest.warns(embgrad.EmbgradWarning, match=f"left open, and nobody holds it any more.*after {steps} step"):
-            del capturing  # where there are no counted references, at some later time
+            del capturing  # without reference counting the warning would come at some later time
         if not steps:
             expect_same(harness.state(built), before)
         harness.step(built, *batch)
@@ -111,8 +111,8 @@ class CaptureChecks:
     def test_state_after_a_capture(self, harness: Harness, model: Any) -> None:
         for fault in (None, RuntimeError("the loop broke"), KeyboardInterrupt()):
             built, alone = model("layers"), model("layers")
-            for one in (built, alone):
-                harness.step(one, example_batch().ids, LABELS)
+            for trained in (built, alone):
+                harness.step(trained, example_batch().ids, LABELS)
             before = harness.state(built)
             with embgrad.capture(built):
                 pass
@@ -125,8 +125,10 @@ class CaptureChecks:
             harness.step(alone, example_batch().ids, LABELS)
             after, expected = harness.state(built), harness.state(alone)
             assert after.keys() == expected.keys()
-            one, other = (embgrad.gradients(each, example_batch(), embgrad.Sum()).values for each in (built, alone))
-            np.testing.assert_array_equal(one, other)
+            first, second = (
+                embgrad.gradients(trained, example_batch(), embgrad.Sum()).values for trained in (built, alone)
+            )
+            np.testing.assert_array_equal(first, second)
 
 
 def _dense(gradient: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The conformance checks of changes: values overridden and added to, gradients edited on their way up."""
+"""The conformance checks of changes at points: `override`, `add` and `edit`, and of certificates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NEW: Final = np.random.default_rng(7).normal(size=(3, 4, 5))
 
 
 def zero_in_place(grad: np.ndarray) -> None:
-    """An ablation in place."""
+    """Set a gradient to zero in place."""
     grad[:] = 0
 
 
 @needs("modules", "override", "add", "edit")
 class ChangeChecks:
-    """What a backend with the abilities "override", "add" and "edit" must pass."""
+    """The checks that a backend with the abilities "override", "add" and "edit" must pass."""
 
     @pytest.mark.parametrize("role", ["word", "embeddings", "layer.1", "layer.-1"])
     def test_override(self, model: Any, role: str) -> None:
@@ -105,7 +105,7 @@ class ChangeChecks:
         assert len(seen) == 3
         for example, grad in enumerate(seen):
             np.testing.assert_array_equal(split.values[example], grad[example])
-            assert grad[(example + 1) % 3].any()  # examples meet
+            assert grad[(example + 1) % 3].any()  # in this model the examples depend on each other
 
     @pytest.mark.parametrize("option", ["override", "add", "edit"])
     @pytest.mark.parametrize("role", ["word", "layer.1"])
@@ -113,18 +113,18 @@ class ChangeChecks:
         batch, changed = example_batch(), model("layers")
         for inner in (changed, model("layers")):
             expected = embgrad.gradients(inner, batch, OBJECTIVE)
-            found: list[embgrad.EmbeddingGradients] = []
+            results: list[embgrad.EmbeddingGradients] = []
 
-            def call(value: np.ndarray, inner: Any = inner, found: Any = found) -> np.ndarray:
-                found.append(embgrad.gradients(inner, batch, OBJECTIVE))
+            def call(value: np.ndarray, inner: Any = inner, results: Any = results) -> np.ndarray:
+                results.append(embgrad.gradients(inner, batch, OBJECTIVE))
                 return value
 
             embgrad.gradients(changed, batch, OBJECTIVE, at=role, **{option: {role: call}})  # type: ignore[call-overload]
-            found.append(embgrad.gradients(inner, batch, OBJECTIVE))
-            assert len(found) > 1
-            for one in found:
-                close(one.values, expected.values, 1e-12)
-                close(one.objective, expected.objective, 1e-12)
+            results.append(embgrad.gradients(inner, batch, OBJECTIVE))
+            assert len(results) > 1
+            for result in results:
+                close(result.values, expected.values, 1e-12)
+                close(result.objective, expected.objective, 1e-12)
 
     def test_changes_in_micro_batches(self, model: Any) -> None:
         batch = example_batch()

@@ -1,4 +1,4 @@
-"""The conformance checks of kept traces: the same results, and nothing of a call in them but the model."""
+"""The conformance checks of kept traces: results equal those without a trace, and a trace holds nothing of a call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["CompileChecks"]
 
 PROJECTION: Final = embgrad.Projection([1.0, -2.0, 0.5])
 
-#: How far a traced result may be from the plain one: what was fused adds up in another order.
+#: The largest relative difference from the result without a trace: fused operations add up in another order.
 TOLERANCE: Final = 1e-10
 
 
 @needs("compile")
 class CompileChecks:
-    """What a backend with the ability "compile" must pass."""
+    """The checks that a backend with the ability "compile" must pass."""
 
     @pytest.mark.parametrize("architecture", ["mean", "masked", "positions", "flat", "positional"])
     def test_a_trace_gives_what_the_model_gives(self, model: Any, architecture: str) -> None:
@@ -68,9 +68,9 @@ class CompileChecks:
         names = ["word", "layer.0", "layer.-1"]
         steering = np.random.default_rng(2).normal(size=(2, 5))
         calls: list[dict[str, Any]] = [{}]
-        calls += [{"add": {"layer.0": one}, "edit": {"layer.1": lambda g: g * 2}} for one in steering]
+        calls += [{"add": {"layer.0": vector}, "edit": {"layer.1": lambda g: g * 2}} for vector in steering]
         calls += [{"add": {"layer.0": steering[0]}, "edit": {"layer.1": lambda g: g * 0}}]
-        calls += [{"override": {"embeddings": lambda value, by=by: value + by}} for by in steering]
+        calls += [{"override": {"embeddings": lambda value, vector=vector: value + vector}} for vector in steering]
         for options in calls:
             at = names if "override" not in options else names[1:]
             plain = embgrad.gradients(built, batch, PROJECTION, at=at, **options)
@@ -127,7 +127,7 @@ class CompileChecks:
 
 
 def expect_close(traced: embgrad.EmbeddingGradients, plain: embgrad.EmbeddingGradients) -> None:
-    """Assert that a traced call ran a trace, and gave what the plain one gave within rounding."""
+    """Assert that a call ran a trace, and that its result equals that without a trace up to rounding."""
     assert traced.provenance["compiled"] is True, traced.provenance["uncompiled"]
     close(traced.values, plain.values, TOLERANCE)
     close(traced.activations, plain.activations, TOLERANCE)

@@ -1,4 +1,4 @@
-"""The conformance checks of errors: each class, raised by the same mistake, in the same words in every framework."""
+"""The conformance checks of errors: the same mistake raises the same class with the same message in every framework."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def _cut_file(model: Any, folder: Path) -> None:
 
 
 def _asked(objective: embgrad.Objective | embgrad.Scalar = OBJECTIVE, **options: Any) -> Callable[[Any, Path], Any]:
-    """A call of `gradients` with these options."""
+    """Return a function that calls `gradients` with these options."""
     return lambda model, folder: embgrad.gradients(model, BATCH, objective, **options)
 
 
-#: The architecture, the mistake and the message for each class; what a framework or a backend names itself stands as `…`.
+#: For each class the architecture, the mistake and the message, with `…` for text that depends on the framework.
 MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Path], Any], str]]] = {
     errors.EmbgradError: (
         "mean",
@@ -121,18 +121,18 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
 
 
 class ErrorChecks:
-    """What every backend must pass."""
+    """The checks of errors that every backend must pass."""
 
-    @pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+    @pytest.mark.parametrize("error", MISTAKES, ids=lambda error: error.__name__)
     def test_an_error_in_the_words_of_every_framework(
-        self, harness: Harness, model: Any, kind: type[embgrad.EmbgradError], tmp_path: Path
+        self, harness: Harness, model: Any, error: type[embgrad.EmbgradError], tmp_path: Path
     ) -> None:
-        architecture, mistake, message = MISTAKES[kind]
+        architecture, mistake, message = MISTAKES[error]
         built = model(architecture)
         before = harness.state(built)
-        with pytest.raises(kind) as raised:
+        with pytest.raises(error) as raised:
             mistake(built, tmp_path)
-        assert raised.type is kind
+        assert raised.type is error
         assert re.fullmatch(".*".join(map(re.escape, message.split("…"))), raised.value.message, flags=re.DOTALL)
-        assert str(raised.value) == f"{raised.value.message}\n{kind.see()}"
+        assert str(raised.value) == f"{raised.value.message}\n{error.see()}"
         expect_same(harness.state(built), before)

@@ -1,4 +1,4 @@
-"""The conformance checks that no public function leaves a trace: on success, on each mistake, and wherever it is interrupted."""
+"""The conformance checks that public calls restore all state: after success, after each mistake, and after interruptions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["NoTraceChecks"]
 
 
 class NoTraceChecks:
-    """What every backend must pass."""
+    """The checks of restored state that every backend must pass."""
 
-    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # that a model runs without a trace
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # a warning may say that a model runs without a trace
     @pytest.mark.parametrize("name", CALLS)
     def test_no_trace_of_a_call(self, harness: Harness, model: Any, name: str) -> None:
         call, trial = CALLS[name], _trial(harness, model("interrupted"), disturbed="compile" not in CALLS[name].needs)
@@ -40,16 +40,16 @@ class NoTraceChecks:
             with pytest.raises(embgrad.UnsupportedError):
                 call.make(_trial(harness, model("interrupted"), disturbed=False).asked)
             return
-        for kind in (RuntimeError, KeyboardInterrupt):
+        for error in (RuntimeError, KeyboardInterrupt):
             trial = _trial(harness, model("interrupted"), disturbed=False)
-            left = [*trial.traces_of_an_interruption(call, place, kind), *trial.traces(call)]
+            left = [*trial.traces_of_an_interruption(call, place, error), *trial.traces(call)]
             assert not left, "\n".join(left)
 
 
 def _trial(harness: Harness, built: Any, *, disturbed: bool) -> Trial:
-    """Calls on a model; one that is not to be traced in state worth losing."""
+    """Return a trial on a model; with `disturbed` the model first gets state that a call could lose, see `Harness.disturb`."""
     if disturbed:
         harness.disturb(built)
     step = partial(harness.step, rate=0.0)
-    asked = Asked(built, example_batch(), np.array([2, 0, 1]), harness.logit(1), step)
-    return Trial(asked, partial(harness.state, built), harness)
+    arguments = Asked(built, example_batch(), np.array([2, 0, 1]), harness.logit(1), step)
+    return Trial(arguments, partial(harness.state, built), harness)

@@ -1,4 +1,4 @@
-"""The conformance checks of what an objective reads: outputs by name and role, positions, functions of the user's."""
+"""The conformance checks of objectives: outputs by name and role, positions, and native objectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OutputChecks"]
 
 
 class OutputChecks:
-    """What every backend must pass."""
+    """The checks of outputs and objectives that every backend must pass."""
 
     # Outputs and positions
 
@@ -40,7 +40,7 @@ class OutputChecks:
         hidden = np.tanh(weights["E"][batch.ids] @ weights["W1"] + weights["b1"])
         slope = ((1 - hidden**2) * weights["W"].sum(1)) @ weights["W1"].T
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # this model has no mask to take
+            warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # this model cannot take a mask
             result = embgrad.gradients(model("positions"), batch, embgrad.Sum())
             last = embgrad.gradients(model("positions"), batch, embgrad.Sum(position=-1))
             each = embgrad.gradients(model("positions"), batch, embgrad.Sum(position=[3, 2, 1]))
@@ -85,7 +85,7 @@ class OutputChecks:
         with pytest.raises(embgrad.ObjectiveError, match="labels of shape"):
             embgrad.gradients(model("positions"), batch, embgrad.CrossEntropy([0, 1, 2]))
 
-    # Objectives of the user's
+    # Native objectives
 
     def test_a_native_objective_is_the_same_arithmetic(self, harness: Harness, model: Any) -> None:
         batch = example_batch()

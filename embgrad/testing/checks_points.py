@@ -19,7 +19,7 @@ OBJECTIVE: Final = embgrad.Projection([1.0, -2.0, 0.5])
 
 @needs("modules")
 class PointChecks:
-    """What a backend with the ability "modules" must pass."""
+    """The checks that a backend with the ability "modules" must pass."""
 
     def test_the_roles_of_a_stack_of_layers(self, model: Any) -> None:
         for architecture in ("layers", "repeated"):
@@ -47,7 +47,9 @@ class PointChecks:
         weights, batch = example_weights(), example_batch()
         result = embgrad.gradients(model("layers"), batch, OBJECTIVE, at="position")
         by_hand = layers_by_hand(weights, batch.ids, OBJECTIVE)
-        close(result.values, by_hand["word"][1], 1e-12)  # it is added to the word's row, so that it has its gradient
+        close(
+            result.values, by_hand["word"][1], 1e-12
+        )  # the position's row is added to the word's row, so both have the same gradient
         np.testing.assert_array_equal(result.ids, np.tile(np.arange(4), (3, 1)))
         np.testing.assert_array_equal(result.activations, weights["E2"][result.ids])
         expected = np.zeros_like(weights["E2"])

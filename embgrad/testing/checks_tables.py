@@ -1,4 +1,4 @@
-"""The conformance checks of parameters' gradients and of the ledger of a table's."""
+"""The conformance checks of parameter gradients and table gradients."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LABELS: Final = np.array([2, 0, 1])
 
 @needs("parameters", "tables")
 class TableChecks:
-    """What a backend with the abilities "parameters" and "tables" must pass."""
+    """The checks that a backend with the abilities "parameters" and "tables" must pass."""
 
     def test_the_gradient_of_every_parameter(self, harness: Harness, model: Any) -> None:
         weights, batch, built = example_weights(), example_batch(), model("mean")
-        found = embgrad.parameter_gradients(built, batch, embgrad.CrossEntropy(LABELS))
+        gradients = embgrad.parameter_gradients(built, batch, embgrad.CrossEntropy(LABELS))
         logits = logits_of_mean(weights, batch.ids)
         cotangent = softmax(logits) - np.eye(CLASSES)[LABELS]
         means = weights["E"][batch.ids].mean(1)
@@ -40,19 +40,19 @@ class TableChecks:
         np.add.at(table, batch.ids, np.repeat((cotangent @ weights["W"].T / 4)[:, None], 4, 1))
         for weight, expected in {"W": means.T @ cotangent, "b": cotangent.sum(0), "E": table}.items():
             name, transposed = harness.parameter(built, weight)
-            close(found[name].T if transposed else found[name], expected, 1e-12)
-            assert name not in found.unreached
-        close(found.objective, -np.log(softmax(logits))[np.arange(3), LABELS], 1e-12)
+            close(gradients[name].T if transposed else gradients[name], expected, 1e-12)
+            assert name not in gradients.unreached
+        close(gradients.objective, -np.log(softmax(logits))[np.arange(3), LABELS], 1e-12)
 
     def test_parameters_that_nothing_reaches_are_zeros_and_named(self, harness: Harness, model: Any) -> None:
         built = model("detached")
-        found = embgrad.parameter_gradients(built, example_batch(), embgrad.Sum())
+        gradients = embgrad.parameter_gradients(built, example_batch(), embgrad.Sum())
         name, _ = harness.parameter(built, "E")
-        assert name in found.unreached
-        assert not found[name].any()
-        assert found[harness.parameter(built, "W")[0]].any()
+        assert name in gradients.unreached
+        assert not gradients[name].any()
+        assert gradients[harness.parameter(built, "W")[0]].any()
         with pytest.raises(KeyError, match="Did you mean"):
-            found[f"{name}s"]
+            gradients[f"{name}s"]
 
     def test_state_after_parameter_gradients(self, harness: Harness, model: Any) -> None:
         for architecture in ("hidden", "tied", "layers"):
@@ -70,29 +70,29 @@ class TableChecks:
     def test_the_ledger_of_a_tied_table(self, model: Any, frozen: bool) -> None:
         weights, batch = example_weights(), example_batch()
         objective = embgrad.CrossEntropy(np.tile([3, -100, 17, 39], (3, 1)))
-        found = embgrad.table_gradients(model("tied", frozen=frozen), batch, objective)
+        gradients = embgrad.table_gradients(model("tied", frozen=frozen), batch, objective)
         lookup, head = tied_by_hand(weights, batch, objective)
-        close(found.lookup, lookup, 1e-12)
-        close(found.head, head, 1e-12)
-        close(found.total, lookup + head, 1e-12)
-        if found.own is not None:  # the framework's own is there where the table is trainable
-            close(found.own, lookup + head, 1e-12)
-            assert found.apart is not None
-            assert found.apart < 1e-12
+        close(gradients.lookup, lookup, 1e-12)
+        close(gradients.head, head, 1e-12)
+        close(gradients.total, lookup + head, 1e-12)
+        if gradients.own is not None:  # the framework computes a table gradient only if the table is trainable
+            close(gradients.own, lookup + head, 1e-12)
+            assert gradients.apart is not None
+            assert gradients.apart < 1e-12
         word = embgrad.gradients(model("tied", frozen=frozen), batch, objective)
         close(word.table().to_dense(), lookup, 1e-12)
 
     def test_the_ledger_of_a_table_that_nothing_shares(self, model: Any) -> None:
         batch = example_batch()
-        found = embgrad.table_gradients(model("hidden"), batch, embgrad.Sum())
-        assert not found.head.any()
-        assert not found.tied
-        close(found.lookup, embgrad.gradients(model("hidden"), batch, embgrad.Sum()).table().to_dense(), 1e-12)
+        gradients = embgrad.table_gradients(model("hidden"), batch, embgrad.Sum())
+        assert not gradients.head.any()
+        assert not gradients.tied
+        close(gradients.lookup, embgrad.gradients(model("hidden"), batch, embgrad.Sum()).table().to_dense(), 1e-12)
 
     def test_the_ledger_counts_every_lookup_in_the_table(self, model: Any) -> None:
         batch = example_batch()
-        found = embgrad.table_gradients(model("twice"), batch, embgrad.Sum())
+        gradients = embgrad.table_gradients(model("twice"), batch, embgrad.Sum())
         both = embgrad.gradients(model("twice"), batch, embgrad.Sum(), at=["word#0", "word#1"])
-        assert found.lookups == 2
-        close(found.lookup, sum(one.table().to_dense() for one in both.values()), 1e-12)  # type: ignore[arg-type]
-        close(found.total, found.own, 1e-12)  # type: ignore[arg-type]
+        assert gradients.lookups == 2
+        close(gradients.lookup, sum(result.table().to_dense() for result in both.values()), 1e-12)  # type: ignore[arg-type]
+        close(gradients.total, gradients.own, 1e-12)  # type: ignore[arg-type]

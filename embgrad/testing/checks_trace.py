@@ -1,4 +1,4 @@
-"""The conformance checks of what a call leaves behind: nothing, on success, on each failure, and in threads."""
+"""The conformance checks that a call of `gradients` restores all state: after success, after failures, and in threads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["TraceChecks"]
 
 
 class TraceChecks:
-    """What every backend must pass."""
+    """The checks of state, modes and threads that every backend must pass."""
 
-    # No trace
+    # Restored state
 
     @pytest.mark.parametrize("architecture", ["hidden", "dropout", "masked", "named", "two_tables"])
     @pytest.mark.parametrize("training", [False, True])
@@ -64,9 +64,9 @@ class TraceChecks:
     def test_results_belong_to_the_caller(self, harness: Harness, model: Any) -> None:
         built = model("mean")
         first = embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2]))
-        kept = {name: getattr(first, name).copy() for name in ("values", "activations", "objective", "ids")}
+        copies = {name: getattr(first, name).copy() for name in ("values", "activations", "objective", "ids")}
         before = harness.state(built)
-        for name in kept:
+        for name in copies:
             array = getattr(first, name)
             assert array.flags.c_contiguous
             assert array.flags.writeable
@@ -74,14 +74,14 @@ class TraceChecks:
             array[...] = 0
         expect_same(harness.state(built), before)
         second = embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2]))
-        for name, value in kept.items():
+        for name, value in copies.items():
             np.testing.assert_array_equal(getattr(second, name), value)
 
     def test_the_same_call_twice_gives_the_same_bits(self, model: Any) -> None:
         built = model("hidden", "float32")
-        one, other = (embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2])) for _ in range(2))
-        np.testing.assert_array_equal(one.values, other.values)
-        np.testing.assert_array_equal(one.objective, other.objective)
+        first, second = (embgrad.gradients(built, example_batch(), embgrad.CrossEntropy([0, 1, 2])) for _ in range(2))
+        np.testing.assert_array_equal(first.values, second.values)
+        np.testing.assert_array_equal(first.objective, second.objective)
 
     def test_frozen_parameters_make_no_difference(self, model: Any) -> None:
         batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
@@ -101,7 +101,7 @@ class TraceChecks:
         built = model("dropout")
         calm = embgrad.gradients(built, example_batch(), embgrad.Sum())
         drawn = [embgrad.gradients(built, example_batch(), embgrad.Sum(), training=True) for _ in range(4)]
-        assert len({one.values.tobytes() for one in (calm, *drawn)}) > 2
+        assert len({result.values.tobytes() for result in (calm, *drawn)}) > 2
         assert drawn[0].provenance["training"]
 
     # Threads
@@ -112,19 +112,19 @@ class TraceChecks:
         built = model("dropout")
         harness.train(built)
         before = harness.state(built)
-        found = _in_threads([lambda: embgrad.gradients(built, batch, objective).values] * 4)
-        for values in [one for each in found for one in each]:
-            close(values, expected.values, 1e-12)
+        results = _in_threads([lambda: embgrad.gradients(built, batch, objective).values] * 4)
+        for array in [array for thread_results in results for array in thread_results]:
+            close(array, expected.values, 1e-12)
         expect_same(harness.state(built), before)
 
     def test_four_threads_on_four_models(self, model: Any) -> None:
         batch = example_batch()
         models = [model(name) for name in ("hidden", "mean", "scaled", "hidden")]
-        calls = [partial(_values, one, batch) for one in models]
+        calls = [partial(_values, built, batch) for built in models]
         expected = [call() for call in calls]
-        for each, alone in zip(_in_threads(calls), expected, strict=True):
-            for one in each:
-                np.testing.assert_array_equal(one, alone)
+        for thread_results, alone in zip(_in_threads(calls), expected, strict=True):
+            for values in thread_results:
+                np.testing.assert_array_equal(values, alone)
 
     def test_threads_that_ask_different_things_of_one_model(self, harness: Harness, model: Any) -> None:
         built, batch, objective = model("hidden"), example_batch(), embgrad.Sum()
@@ -136,31 +136,32 @@ class TraceChecks:
         ]
         before = harness.state(built)
         expected = [call() for call in calls]
-        for each, alone in zip(_in_threads(calls), expected, strict=True):
-            for one in each:
-                np.testing.assert_array_equal(one, alone)
+        for thread_results, alone in zip(_in_threads(calls), expected, strict=True):
+            for result in thread_results:
+                np.testing.assert_array_equal(result, alone)
         expect_same(harness.state(built), before)
 
 
-#: How often each thread makes its call.
+#: The number of times that each thread makes its call.
 CALLS: Final = 8
 
 
 def _in_threads(calls: Sequence[Callable[[], Any]]) -> list[list[Any]]:
-    """What the calls gave, each made several times in a thread of its own, beside the others."""
-    found: list[list[Any]] = [[] for _ in calls]
+    """Make each call several times in its own thread, all threads at once, and return the results of each."""
+    results: list[list[Any]] = [[] for _ in calls]
 
     def work(number: int) -> None:
         for _ in range(CALLS):
-            found[number].append(calls[number]())
+            results[number].append(calls[number]())
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(each) for each in found] == [CALLS] * len(calls)  # one that raised gave fewer
-    return found
+    # A call that raised has fewer results.
+    assert [len(thread_results) for thread_results in results] == [CALLS] * len(calls)
+    return results
 
 
 def _values(model: Any, batch: Any) -> np.ndarray:
@@ -174,7 +175,7 @@ def _refused(call: Callable[[], Any]) -> str:
 
 
 def _provoke(built: Any, fault: str) -> None:
-    """Make a call of embgrad fail in the way named."""
+    """Make a call of `gradients` that fails in the named way."""
 
     class Broken(embgrad.Sum):
         def evaluate(self, output: np.ndarray, batch: embgrad.TokenBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The conformance checks of weights: read as copies, written in place, and put back bit for bit."""
+"""The conformance checks of weights: read as copies, written in place, and restored bit for bit."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ OBJECTIVE: Final = embgrad.Projection([1.0, -2.0, 0.5])
 
 @needs("weights")
 class WeightChecks:
-    """What a backend with the ability "weights" must pass."""
+    """The checks that a backend with the ability "weights" must pass."""
 
     def test_the_weights_of_a_model(self, harness: Harness, model: Any) -> None:
         expected = example_weights()
         for precision in harness.precisions:
             built = harness.build("hidden", expected, dtype=precision)
-            found = {one.name: one for one in weights_of(built)}
-            for weight in ("E", "W1", "b1", "W", "b"):
-                name, transposed = _held(harness, built, weight)
-                value = found[name].get()
-                assert value.shape == found[name].shape
-                assert found[name].dtype == precision
+            by_name = {weight.name: weight for weight in weights_of(built)}
+            for key in ("E", "W1", "b1", "W", "b"):
+                name, transposed = _name_of(harness, built, key)
+                value = by_name[name].get()
+                assert value.shape == by_name[name].shape
+                assert by_name[name].dtype == precision
                 assert value.dtype == ("float64" if precision == "float64" else "float32")
-                close(value.T if transposed else value, expected[weight], 1e-15 if precision == "float64" else 1e-2)
+                close(value.T if transposed else value, expected[key], 1e-15 if precision == "float64" else 1e-2)
             paths = backend_named(harness.backend).paths(built)
-            assert all(one.module == "" or one.module in paths for one in found.values())
-            assert depth_of(built) == sum(len(one.shape) > 1 for one in found.values()) >= 3
+            assert all(weight.module == "" or weight.module in paths for weight in by_name.values())
+            assert depth_of(built) == sum(len(weight.shape) > 1 for weight in by_name.values()) >= 3
 
     def test_frozen_weights_are_weights(self, model: Any) -> None:
-        names = [one.name for one in weights_of(model("hidden"))]
-        assert [one.name for one in weights_of(model("hidden", frozen=True))] == names
+        names = [weight.name for weight in weights_of(model("hidden"))]
+        assert [weight.name for weight in weights_of(model("hidden", frozen=True))] == names
         assert len(set(names)) == len(names)
 
     def test_a_shared_weight_comes_once(self, harness: Harness, model: Any) -> None:
         built = model("tied")
         table = example_weights()["E"]
         same = [
-            one.name for one in weights_of(built) if table.tobytes() in (one.get().tobytes(), one.get().T.tobytes())
+            weight.name
+            for weight in weights_of(built)
+            if table.tobytes() in (weight.get().tobytes(), weight.get().T.tobytes())
         ]
         assert same == [harness.parameter(built, "E")[0]]
 
@@ -56,28 +58,28 @@ class WeightChecks:
         built = model("hidden")
         harness.disturb(built)
         before = harness.state(built)
-        for one in weights_of(built):
-            value = one.get()
+        for weight in weights_of(built):
+            value = weight.get()
             assert value.flags.owndata
             assert value.flags.c_contiguous
             value[...] = 0
         expect_same(harness.state(built), before)
 
     def test_what_is_put_counts(self, harness: Harness, model: Any) -> None:
-        """The gradient is that of a model which was built with those values."""
+        """Check that after a `put` the gradient is that of a model which was built with these values."""
         batch, random = example_batch(), np.random.default_rng(9)
-        for weight in ("E", "W1", "b1", "W"):
+        for key in ("E", "W1", "b1", "W"):
             built, changed = model("hidden"), example_weights()
-            embgrad.gradients(built, batch, OBJECTIVE)  # so that a compiled graph is there to go stale
-            changed[weight] = random.normal(size=changed[weight].shape)
+            embgrad.gradients(built, batch, OBJECTIVE)  # so that a compiled graph exists, which could become outdated
+            changed[key] = random.normal(size=changed[key].shape)
             expected = embgrad.gradients(harness.build("hidden", changed), batch, OBJECTIVE)
-            name, transposed = _held(harness, built, weight)
-            value = changed[weight].T if transposed else changed[weight]
+            name, transposed = _name_of(harness, built, key)
+            value = changed[key].T if transposed else changed[key]
             with substituted(built, {name: value}):
                 meanwhile = embgrad.gradients(built, batch, OBJECTIVE)
             close(meanwhile.values, expected.values, 1e-12)
             close(meanwhile.objective, expected.objective, 1e-12)
-            (put,) = (one.put for one in weights_of(built) if one.name == name)
+            (put,) = (weight.put for weight in weights_of(built) if weight.name == name)
             put(value)
             close(embgrad.gradients(built, batch, OBJECTIVE).values, expected.values, 1e-12)
 
@@ -86,24 +88,24 @@ class WeightChecks:
         for precision in harness.precisions:
             built = harness.build("hidden", example_weights(), dtype=precision)
             harness.disturb(built)
-            named = {one.name: one for one in weights_of(built)}
-            kept = {name: one.get() for name, one in named.items()}
+            by_name = {weight.name: weight for weight in weights_of(built)}
+            values = {name: weight.get() for name, weight in by_name.items()}
             before = harness.state(built)
             expected = contextlib.nullcontext() if raised is None else pytest.raises(type(raised))
-            others = {name: value * 3 + 1 for name, value in kept.items()}
-            with expected, substituted(built, others):
-                assert all((named[name].get() != value).any() for name, value in kept.items())
+            changed = {name: value * 3 + 1 for name, value in values.items()}
+            with expected, substituted(built, changed):
+                assert all((by_name[name].get() != value).any() for name, value in values.items())
                 if raised is not None:
                     raise raised
-            after = {one.name: one.get() for one in weights_of(built)}
-            assert all(after[name].tobytes() == value.tobytes() for name, value in kept.items())
+            after = {weight.name: weight.get() for weight in weights_of(built)}
+            assert all(after[name].tobytes() == value.tobytes() for name, value in values.items())
             expect_same(harness.state(built), before)
 
     def test_what_does_not_fit_is_refused_before_anything_is_put(self, harness: Harness, model: Any) -> None:
         built = model("hidden")
         before = harness.state(built)
-        name, transposed = _held(harness, built, "W")
-        bias, _ = _held(harness, built, "b")
+        name, transposed = _name_of(harness, built, "W")
+        bias, _ = _name_of(harness, built, "b")
         good = {bias: np.zeros(3)}
         shape = example_weights()["W"].T.shape if transposed else example_weights()["W"].shape
         wrong: list[tuple[dict[str, Any], str]] = [
@@ -119,8 +121,8 @@ class WeightChecks:
 
     def test_parts_are_numbered(self, harness: Harness, model: Any) -> None:
         first, second = model("mean"), model("hidden")
-        names = [one.name for one in weights_of([first, second])]
-        assert f"1.{_held(harness, second, 'W1')[0]}" in names
+        names = [weight.name for weight in weights_of([first, second])]
+        assert f"1.{_name_of(harness, second, 'W1')[0]}" in names
         assert all(name.startswith(("0.", "1.")) for name in names)
         assert len(weights_of([first, first])) == len(weights_of(first))
 
@@ -131,16 +133,16 @@ class WeightChecks:
             assert result.provenance["matrices"] == depth_of(built)
 
 
-def _held(harness: Harness, built: Any, weight: str) -> tuple[str, bool]:
-    """The name of a weight of the suite, also where several go by one name, and whether it is held transposed."""
-    name, transposed = harness.parameter(built, weight)
-    expected = example_weights()[weight]
-    for one in weights_of(built):
-        value = one.get().T if transposed else one.get()
+def _name_of(harness: Harness, built: Any, key: str) -> tuple[str, bool]:
+    """Return the name of a weight of the suite, resolved if several have the same name, and whether it is stored transposed."""
+    name, transposed = harness.parameter(built, key)
+    expected = example_weights()[key]
+    for weight in weights_of(built):
+        value = weight.get().T if transposed else weight.get()
         if (
-            one.name.partition("#")[0] == name
+            weight.name.partition("#")[0] == name
             and value.shape == expected.shape
             and np.allclose(value, expected, 1e-2, 1e-2)
         ):
-            return one.name, transposed
-    raise AssertionError(f"no weight of the model is {weight}")
+            return weight.name, transposed
+    raise AssertionError(f"no weight of the model is {key}")

@@ -1,4 +1,4 @@
-"""The checks that every backend must pass, written once: subclass `ConformanceSuite` in a test module, with a `harness` fixture.
+"""The conformance suite that every backend must pass: subclass `ConformanceSuite` in a test module, with a `harness` fixture.
 
 class TestMyBackend(ConformanceSuite):
     @pytest.fixture
@@ -61,11 +61,11 @@ class ConformanceSuite(
     WeightChecks,
     CompileChecks,
 ):
-    """What every backend must pass. A subclass gives the fixture `harness`."""
+    """The checks that every backend must pass. A subclass defines the fixture `harness`."""
 
     @pytest.fixture
     def model(self, harness: Harness) -> Callable[..., Any]:
-        """Builds a model of the suite in the harness's framework."""
+        """Return a function that builds a model of the suite in the harness's framework."""
 
         def build(architecture: str, dtype: str = "float64", **options: Any) -> Any:
             return harness.build(architecture, example_weights(dtype), **options)
@@ -73,11 +73,15 @@ class ConformanceSuite(
         build.harness = harness  # type: ignore[attr-defined]
         return build
 
-    # What the backend says of itself
+    # The backend's declarations
 
     def test_backend_is_registered_and_its_abilities_are_known(self, harness: Harness) -> None:
         backend = backend_named(harness.backend)
-        by_ability = {"capture": "capture", "weights": "weights", "alone": "weights"}  # what not every backend needs
+        by_ability = {
+            "capture": "capture",
+            "weights": "weights",
+            "alone": "weights",
+        }  # members that not every backend needs, by ability
         needed = [name for name in vars(embgrad.Backend) if by_ability.get(name, "word") in backend.supports]
         assert not [name for name in needed if not name.startswith("_") and not hasattr(backend, name)]
         assert backend.supports <= ABILITIES.keys()
@@ -94,7 +98,7 @@ class ConformanceSuite(
         for architecture in ARCHITECTURES:
             assert model(architecture) is not None
 
-    # The numbers
+    # Values
 
     def test_closed_form_of_cross_entropy(self, harness: Harness) -> None:
         batch, labels = example_batch(), np.array([2, 0, 1])
@@ -129,7 +133,7 @@ class ConformanceSuite(
         close(result.values, closed_form(weights, cotangent), 1e-12)
         close(result.objective, value, 1e-12)
 
-    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` has no mask to take
+    @pytest.mark.filterwarnings("ignore::embgrad.EmbgradWarning")  # `positions` cannot take a mask
     @pytest.mark.parametrize("architecture", SMOOTH)
     def test_finite_differences_along_the_table(self, harness: Harness, architecture: str) -> None:
         weights, batch = example_weights(), example_batch(masked=architecture in ("masked", "positions"))
@@ -157,19 +161,19 @@ class ConformanceSuite(
             return float(embgrad.gradients(changed, batch, objective).objective.sum())
 
         expected = np.zeros_like(result.values)
-        for place in np.ndindex(*expected.shape):
+        for index in np.ndindex(*expected.shape):
             direction = np.zeros_like(weights["E"])
-            direction[batch.ids[place[:2]], place[2]] = 1
-            expected[place] = finite_difference(total, weights["E"], direction, step=1e-4)
+            direction[batch.ids[index[:2]], index[2]] = 1
+            expected[index] = finite_difference(total, weights["E"], direction, step=1e-4)
         close(result.values, expected, 1e-9)
 
     def test_table_is_the_frameworks_own_table_gradient(self, harness: Harness) -> None:
         ids, labels = np.array([[3, 3, 5, 0], [5, 9, 3, 0], [1, 1, 1, 1]]), np.array([0, 1, 2])
         built = harness.build("hidden", example_weights())
         result = embgrad.gradients(built, ids, embgrad.CrossEntropy(labels))
-        own = harness.table_gradient(built, ids, labels)
-        close(result.table().to_dense(), own, 1e-12)
-        close(np.sum([one.to_dense() for one in result.per_example()], axis=0), own, 1e-12)
+        expected = harness.table_gradient(built, ids, labels)
+        close(result.table().to_dense(), expected, 1e-12)
+        close(np.sum([gradient.to_dense() for gradient in result.per_example()], axis=0), expected, 1e-12)
         assert result.table().rows.tolist() == [0, 1, 3, 5, 9]
 
     def test_activations_are_the_rows_of_the_table(self, model: Any) -> None:
@@ -182,12 +186,12 @@ class ConformanceSuite(
         built, batch = model("mean"), example_batch()
         path = embgrad.gradients(built, batch, embgrad.Sum()).provenance["path"]
         both = embgrad.gradients(built, batch, embgrad.Sum(), at=["word", path], pads="zero")
-        kept = both[path].values.copy(), both[path].activations.copy()
+        copies = both[path].values.copy(), both[path].activations.copy()
         assert both[path].pad_leak == both["word"].pad_leak
         for array in (both["word"].values, both["word"].activations):
             array[:] = np.nan
-        np.testing.assert_array_equal(both[path].values, kept[0])
-        np.testing.assert_array_equal(both[path].activations, kept[1])
+        np.testing.assert_array_equal(both[path].values, copies[0])
+        np.testing.assert_array_equal(both[path].activations, copies[1])
 
     def test_layouts_of_the_lookup_come_out_as_example_position_dim(self, model: Any) -> None:
         batch, objective = example_batch(), embgrad.CrossEntropy([0, 1, 2])
@@ -196,7 +200,7 @@ class ConformanceSuite(
             close(embgrad.gradients(model(architecture), batch, objective).values, plain.values, 1e-12)
 
     def test_ids_that_read_the_same_by_example_and_by_position(self, model: Any) -> None:
-        """Equal ids everywhere, or a symmetric square of them, do not tell which axis is the examples; the result must."""
+        """Check the layout of the result for ids that do not show which axis is the examples: all equal, or symmetric."""
         objective = embgrad.CrossEntropy([0, 1, 2])
         for ids in (np.full((3, 3), 5), np.array([[1, 2, 3], [2, 1, 2], [3, 2, 1]]), np.full((3, 4), 5)):
             plain = embgrad.gradients(model("mean"), ids, objective)
@@ -287,7 +291,7 @@ class ConformanceSuite(
         with pytest.raises(embgrad.ObjectiveError, match="nan at example 0"):
             embgrad.gradients(harness.build("mean", weights), example_batch(), embgrad.Sum())
 
-    # Examples by themselves
+    # Independence of examples
 
     def test_independence_of_the_other_examples(self, model: Any) -> None:
         labels = np.array([0, 1, 2])
@@ -295,8 +299,8 @@ class ConformanceSuite(
         whole = embgrad.gradients(model("masked"), batch, embgrad.CrossEntropy(labels))
         for example in range(EXAMPLES):
             alone = slice(example, example + 1)
-            one = embgrad.gradients(model("masked"), batch[alone], embgrad.CrossEntropy(labels[alone]))
-            close(one.values, whole.values[alone], 1e-12)
+            result = embgrad.gradients(model("masked"), batch[alone], embgrad.CrossEntropy(labels[alone]))
+            close(result.values, whole.values[alone], 1e-12)
 
     def test_padding_changes_nothing_else(self, model: Any) -> None:
         batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
@@ -327,8 +331,8 @@ class ConformanceSuite(
         split = embgrad.gradients(model("hidden"), batch, objective, split=True)
         close(split.values, together.values, 1e-12)
         close(split.table().to_dense(), together.table().to_dense(), 1e-12)
-        for one, other in zip(split.per_example(), together.per_example(), strict=True):
-            close(one.to_dense(), other.to_dense(), 1e-12)
+        for actual, expected in zip(split.per_example(), together.per_example(), strict=True):
+            close(actual.to_dense(), expected.to_dense(), 1e-12)
 
     def test_micro_batches_give_one_result(self, model: Any) -> None:
         batch, objective = example_batch(masked=True), embgrad.CrossEntropy([0, 1, 2])
@@ -362,15 +366,15 @@ class ConformanceSuite(
         forms = (batch.to_huggingface(), batch.to_tfhub(), batch.to_keras_hub(), batch.to_gluonnlp())
         for form in forms:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # types of zeros need no place
+                warnings.simplefilter("ignore", embgrad.EmbgradWarning)  # types of zeros may be dropped
                 np.testing.assert_array_equal(embgrad.gradients(model("masked"), form, objective).values, expected)
         floats = {"input_ids": batch.ids.astype(np.float32), "attention_mask": batch.real}
         np.testing.assert_array_equal(embgrad.gradients(model("masked"), floats, objective).values, expected)
 
 
 def _rounded(weights: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """The weights as the type holds them, without its rounding errors: NumPy has no bfloat16."""
+    """Return the weights rounded to a dtype but stored with more precision, since NumPy has no bfloat16."""
     if dtype == "bfloat16":
-        kept = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
-        return {name: value.astype(np.uint32).view(np.float32) for name, value in kept.items()}
+        bits = {name: value.astype(np.float32).view(np.uint32) & 0xFFFF0000 for name, value in weights.items()}
+        return {name: value.astype(np.uint32).view(np.float32) for name, value in bits.items()}
     return {name: value.astype(dtype).astype(np.float64) for name, value in weights.items()}

@@ -1,4 +1,4 @@
-"""What the conformance checks share: small weights and batches, closed forms, finite differences, tolerances."""
+"""Shared helpers of the conformance checks: small weights and batches, closed forms, finite differences, tolerances."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = [
 
 VOCAB, DIM, CLASSES, EXAMPLES, POSITIONS = 40, 5, 3, 3, 4
 
-#: How far a result may be from the closed form, relative to its largest entry, by the dtype that the model computes in.
+#: The largest difference from the closed form, relative to the largest entry, by the dtype in which the model computes.
 CLOSED_FORM: Final[Mapping[str, float]] = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 5e-2, "float16": 5e-3}
 
-#: The architectures whose every step is smooth and whose objective can be a projection of the default output.
+#: The architectures that are smooth functions and whose objective can be a projection of the default output.
 SMOOTH: Final = ("mean", "hidden", "masked", "positions", "flat", "time_major", "scaled", "positional", "two_tables")
 
 
 def example_weights(dtype: str = "float64", seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights for every architecture of the suite."""
+    """Return random weights for every architecture of the suite."""
     random = np.random.default_rng(seed)
     shapes = {
         "E": (VOCAB, DIM),
@@ -58,7 +58,7 @@ def example_weights(dtype: str = "float64", seed: int = 0) -> dict[str, np.ndarr
 
 
 def example_batch(*, masked: bool = False) -> embgrad.TokenBatch:
-    """Three examples of four ids, no id twice; `masked` pads the second and the third on the right."""
+    """Return three examples of four distinct ids; `masked` pads the second and the third on the right."""
     ids = np.random.default_rng(1).permutation(np.arange(1, VOCAB))[: EXAMPLES * POSITIONS].reshape(EXAMPLES, POSITIONS)
     mask = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]) if masked else None
     return embgrad.TokenBatch(ids, mask)
@@ -72,19 +72,19 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
 
 
 def closed_form(weights: Mapping[str, np.ndarray], cotangent: np.ndarray) -> np.ndarray:
-    """The gradient at the lookup of the architecture `mean` for a cotangent of its logits: each position has its share."""
+    """Return the gradient at the lookup of the architecture `mean` for a cotangent of its logits, equal at all positions."""
     share = cotangent @ weights["W"].astype(np.float64).T / POSITIONS
     return np.repeat(share[:, None, :], POSITIONS, axis=1)
 
 
 def logits_of_mean(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """The logits of the architecture `mean` in float64."""
+    """Return the logits of the architecture `mean` in float64."""
     plain = {name: value.astype(np.float64) for name, value in weights.items()}
     return np.asarray(plain["E"][ids].mean(1) @ plain["W"] + plain["b"])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """The softmax over the last axis."""
+    """Return the softmax over the last axis."""
     exponentials = np.exp(logits - logits.max(-1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
 
@@ -92,14 +92,14 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def finite_difference(
     value: Callable[[np.ndarray], float], at: np.ndarray, direction: np.ndarray, step: float = 1e-5
 ) -> float:
-    """The central difference of a function of an array, in a direction. Fourth order: the error goes with step⁴."""
+    """Return the fourth-order central difference of a function of an array in a direction; its error is O(step⁴)."""
     near = value(at + step * direction) - value(at - step * direction)
     far = value(at + 2 * step * direction) - value(at - 2 * step * direction)
     return (8 * near - far) / (12 * step)
 
 
 def expect_same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Assert that a call has left everything as it was."""
+    """Assert that a call has left the state unchanged."""
     changed = different("", expected, actual)
     assert not changed, f"the call changed {changed}"
 
@@ -111,7 +111,7 @@ def layers_by_hand(
     override: Mapping[str, np.ndarray] | None = None,
     add: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The value and the gradient at each point of the architecture `layers`, and at its logits, by hand."""
+    """Return the value and the gradient at each point of the architecture `layers` and at its logits, derived by hand."""
     override, add = {**(override or {})}, {**(add or {})}
     for changes in (override, add):
         if "layer.-1" in changes:
@@ -134,14 +134,14 @@ def layers_by_hand(
         back = back + (back * (1 - bends[number] ** 2)) @ weights["W1"].T
         gradients[f"layer.{number - 1}" if number else "embeddings"] = back
     gradients["word"] = gradients["embeddings"]
-    found = {name: (values[name], gradients[name]) for name in values}
-    return {**found, "layer.-1": found["layer.2"], "logits": (logits, cotangent)}
+    points = {name: (values[name], gradients[name]) for name in values}
+    return {**points, "layer.-1": points["layer.2"], "logits": (logits, cotangent)}
 
 
 def tied_by_hand(
     weights: Mapping[str, np.ndarray], batch: embgrad.TokenBatch, objective: embgrad.Objective
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The gradient of the table of the architecture `tied` through its lookup and through its head, by hand."""
+    """Return the gradients of the table of the architecture `tied` through its lookup and its head, derived by hand."""
     rows = weights["E"][batch.ids]
     hidden = np.tanh(rows @ weights["W1"] + weights["b1"])
     _, cotangent = objective.evaluate(hidden @ weights["E"].T, batch)
@@ -151,7 +151,7 @@ def tied_by_hand(
 
 
 def needs(*abilities: str) -> Callable[[type], type]:
-    """Where a backend lacks one of these abilities, each check of the class must end in an error that says so."""
+    """Decorate a class of checks: if a backend lacks one of these abilities, each check must raise an error that says so."""
 
     def decorated(checks: type) -> type:
         for name, check in list(vars(checks).items()):

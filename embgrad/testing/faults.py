@@ -1,4 +1,4 @@
-"""Raises errors in the middle of a forward or a backward pass, on purpose: models and callbacks say here where they are."""
+"""Injection of errors into forward and backward passes, at places that models and callbacks report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ __all__ = ["UserError", "come_by", "counting", "raising"]
 
 
 class UserError(Exception):
-    """What the user's own code raises."""
+    """The error that stands for one raised by a user's code."""
 
 
-#: How often each place was come by, and where so something is raised. Of the process: backward passes may run in other threads.
+#: How often each place was reached, and the errors to raise at places. Process-wide: backward passes may run in other threads.
 _counts: Counter[str] = Counter()
 _errors: dict[str, tuple[int, BaseException]] = {}
 
 
 def come_by(place: str) -> None:
-    """What a model or a callback calls where it may be interrupted.
+    """Report that a place was reached; models and callbacks call this wherever a test may interrupt them.
 
     Args:
         place: "forward" in the middle of a model's forward pass, "backward" in the middle of its pullback, or a callback's name.
 
     Raises:
-        BaseException: what `raising` was given for the place.
+        BaseException: the error that `raising` was given for the place.
     """
     number = _counts[place]
     _counts[place] += 1
@@ -35,14 +35,14 @@ def come_by(place: str) -> None:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Counter[str]]:
-    """How often each place is come by meanwhile."""
+    """Count how often each place is reached while the context is open."""
     _counts.clear()
     yield _counts
 
 
 @contextlib.contextmanager
 def raising(place: str, error: BaseException, times: int = 0) -> Iterator[None]:
-    """The error is raised at a place, once that was come by so many times."""
+    """Raise an error at a place once it has been reached `times` times before."""
     _counts.clear()
     _errors[place] = times, error
     try:

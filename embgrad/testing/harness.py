@@ -1,4 +1,4 @@
-"""What a backend hands to the conformance suite: the same small models, built natively, and a way to look at their state."""
+"""The interface between a backend and the conformance suite: native versions of small models, and access to their state."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 __all__ = ["ARCHITECTURES", "Harness"]
 
-#: The models of the suite. `E`, `E2` are tables (vocab, dim); `W` (dim, classes), `b` (classes,), `W1` (dim, dim),
-#: `b1` (dim,) are weights; `m` is the mask as floats, ones where none is given; rows of `E[ids]` are (example,
-#: position, dim) and means go over positions. Each model takes `input_ids`, and `attention_mask` where `m` stands.
+#: The models of the suite. `E`, `E2` are tables of shape (vocab, dim); `W` (dim, classes), `b` (classes,), `W1` (dim, dim),
+#: `b1` (dim,) are weights; `m` is the mask as floats, ones if there is none; `E[ids]` has the shape (example, position, dim),
+#: and means are over positions. Each model takes `input_ids`, and those with `m` take `attention_mask`.
 ARCHITECTURES: Final[Mapping[str, str]] = {
     "mean": "logits = mean(E[ids]) @ W + b, returned as one array",
     "hidden": "logits = tanh(mean(E[ids]) @ W1 + b1) @ W + b",
@@ -42,7 +42,9 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
 
 
 class Harness(Protocol):
-    """Builds the suite's models in one framework and looks at their state. One class a backend, without arguments.
+    """A builder of the suite's models in one framework, with access to their state.
+
+    Each backend has one class, which is instantiated without arguments.
 
     Attributes:
         backend: the backend's name.
@@ -55,67 +57,67 @@ class Harness(Protocol):
     def build(
         self, architecture: str, weights: Mapping[str, np.ndarray], *, dtype: str | None = None, frozen: bool = False
     ) -> Any:
-        """A real model of the framework with these weights, in evaluation mode.
+        """Return an ordinary model of the framework with these weights, in evaluation mode.
 
         Args:
             architecture: a key of `ARCHITECTURES`.
-            weights: by the names in `ARCHITECTURES`.
-            dtype: the dtype in which the model computes, one of `precisions`; None for the weights' own.
-            frozen: no parameter is trainable.
+            weights: the weights, by the names in `ARCHITECTURES`.
+            dtype: the dtype in which the model computes, one of `precisions`; None for that of the weights.
+            frozen: make no parameter trainable.
         """
         ...
 
     def train(self, model: Any) -> None:
-        """Put the model into training mode, where the framework has one that stays; else nothing."""
+        """Set the model to training mode if the framework has a persistent one; otherwise do nothing."""
         ...
 
     def table_gradient(self, model: Any, ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The framework's own gradient of the summed cross-entropy with respect to the table E, dense, (vocab, dim)."""
+        """Return the framework's gradient of the summed cross-entropy with respect to the table E, dense, (vocab, dim)."""
         ...
 
     def state(self, model: Any) -> Mapping[str, Any]:
-        """Everything that a call must leave as it was, as comparable values.
+        """Return all state that a call must restore, as comparable values.
 
-        Parameters' bytes, gradient buffers and whether they are there, flags such as `requires_grad` or
+        These are the parameters' bytes, the gradient buffers and whether they exist, flags such as `requires_grad` or
         `grad_req`, modes, hooks, instance attributes, recording state and process-wide settings.
         """
         ...
 
     def seed(self, seed: int) -> None:
-        """Set every source of random numbers of the framework's."""
+        """Seed all random generators of the framework."""
         ...
 
     def drawn(self) -> Any:
-        """Where each of them stands, as comparable values, or what it gives next: asking may move it."""
+        """Return the state of each generator as comparable values, or the next numbers that it draws, which advances it."""
         ...
 
     def disturb(self, model: Any) -> None:
-        """Give the model state worth losing: gradient buffers with numbers in them, a hook of the user's, training mode."""
+        """Give the model state that a call could lose: filled gradient buffers, a user's hook, training mode."""
         ...
 
     def change_constant(self, model: Any) -> None:
-        """Have each of the three modules of "layers" double its tanh from now on, by a plain number that is no weight.
+        """Make each of the three modules of "layers" double its tanh from now on, by a plain number that is not a weight.
 
-        Only where the backend compiles.
+        Needed only for a backend with the ability "compile".
         """
         ...
 
     def parameter(self, model: Any, weight: str) -> tuple[str, bool]:
-        """The name of a weight of `ARCHITECTURES` as `parameter_gradients` spells it, and whether it is held transposed."""
+        """Return the name of a weight of `ARCHITECTURES` as in `parameter_gradients`, and whether it is stored transposed."""
         ...
 
     def step(self, model: Any, ids: np.ndarray, labels: np.ndarray, rate: float = 0.1) -> None:
-        """One step of the user's own training loop, with the framework's own optimiser.
+        """Run one step of a user's training loop with the framework's optimiser.
 
-        Gradient descent on the mean over the examples of the cross-entropy of the logits, with the framework's own loss,
-        backward pass and update. In evaluation mode, so that nothing is random.
+        The step is gradient descent on the cross-entropy of the logits, averaged over the examples, with the framework's loss,
+        backward pass and update. It runs in evaluation mode, so that nothing is random.
         """
         ...
 
     def logit(self, index: int) -> Callable[[Any], Any]:
-        """A native objective: from the model's return value (one array of logits) its column `index`, shape (example,)."""
+        """Return a native objective: it maps the model's logits to their column `index`, of shape (example,)."""
         ...
 
     def summed_logit(self, index: int) -> Callable[[Any], Any]:
-        """The same, summed over the examples: a scalar."""
+        """Return the native objective of `logit` summed over the examples, a scalar."""
         ...

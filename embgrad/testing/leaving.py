@@ -1,4 +1,4 @@
-"""Makes public calls, whole, mistaken and interrupted wherever they come by, and tells what they leave behind."""
+"""Trials of public calls, complete, mistaken and interrupted at each place, which report the state that was not restored."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["MISTAKES", "Trial"]
 
 NAN: Final = float("nan")
 
-#: A call that comes by a place more often takes long, and is interrupted there once.
+#: A call that reaches a place more often than this takes long, and is interrupted there only once.
 MANY: Final = 8
 
-#: By name the error that comes of a mistake, and the arguments that hold it, for the conformance suite's weights and batch.
+#: Mistakes by name: the expected error and the mistaken arguments, for the conformance suite's weights and batch.
 MISTAKES: Final[Mapping[str, tuple[type[Exception], Mapping[str, Any]]]] = {
     "a label that is none": (embgrad.ObjectiveError, {"objective": embgrad.CrossEntropy([0, 99, 1])}),
     "an unknown output": (embgrad.OutputError, {"objective": embgrad.Sum(output="nothing")}),
@@ -43,14 +43,14 @@ MISTAKES: Final[Mapping[str, tuple[type[Exception], Mapping[str, Any]]]] = {
 
 @dataclass
 class Trial:
-    """Public calls on one model, one after the other.
+    """A series of public calls on one model, checked for state that they do not restore.
 
     Attributes:
-        asked: what the calls are made with.
-        look: gives the model's state.
-        source: the framework's random numbers.
-        around: what each call happens inside of.
-        silent: the places that the model does not tell of, since its Python does not run.
+        asked: the arguments of the calls.
+        look: returns the model's state.
+        source: the framework's random generators.
+        around: returns a context manager in which each call runs.
+        silent: the places that the model does not report, since its Python does not run.
     """
 
     asked: Asked
@@ -60,7 +60,7 @@ class Trial:
     silent: frozenset[str] = frozenset()
 
     def traces(self, call: PublicCall) -> list[str]:
-        """What a call leaves behind on success, and wherever it is interrupted; or what else is not as it must be."""
+        """Return the faults of a call when it succeeds and when it is interrupted at each place, such as state not restored."""
         counts: dict[str, int] = {}
 
         def whole() -> None:
@@ -68,41 +68,46 @@ class Trial:
                 call.make(self.asked)
                 counts.update(counted)
 
-        found = list(self._of("success", call, whole))
-        found += [
-            f"success: it does not come by {place!r}" for place in sorted(call.passes - self.silent - counts.keys())
-        ]
+        left = list(self._faults("success", call, whole))
+        left += [f"success: it does not reach {place!r}" for place in sorted(call.passes - self.silent - counts.keys())]
         for place in sorted(call.passes if call.keeps_a_trace else counts):
-            for kind, times in _interruptions(counts.get(place, 1)):
-                found += self.traces_of_an_interruption(call, place, kind, times)
-        return found
+            for error, times in _interruptions(counts.get(place, 1)):
+                left += self.traces_of_an_interruption(call, place, error, times)
+        return left
 
     def traces_of_an_interruption(
-        self, call: PublicCall, place: str, kind: type[BaseException], times: int = 0
+        self, call: PublicCall, place: str, error: type[BaseException], times: int = 0
     ) -> Iterator[str]:
-        """What a call leaves behind that is interrupted at a place, once it has come by there so many times."""
-        make = partial(_interrupted, partial(call.make, self.asked), place, kind, times)
-        yield from self._of(f"{kind.__name__} at {place!r} after {times} time(s)", call, make, (place, kind))
+        """Yield the faults of a call that is interrupted at a place after reaching it `times` times."""
+        make = partial(_interrupted, partial(call.make, self.asked), place, error, times)
+        yield from self._faults(f"{error.__name__} at {place!r} after {times} time(s)", call, make, (place, error))
 
     def traces_of_mistakes(self, call: PublicCall) -> list[str]:
-        """What a call leaves behind for each mistake that can be made in it."""
-        found: list[str] = []
+        """Return the faults of a call for each mistake that its arguments can hold."""
+        left: list[str] = []
         for name, (error, instead) in MISTAKES.items():
             if call.takes.issuperset(instead):
                 mistaken = replace(self.asked, instead=instead)
                 make = partial(_refused, partial(call.make, mistaken), error)
-                found += self._of(name, call, make, ("backward", faults.UserError))
-        return found
+                left += self._faults(name, call, make, ("backward", faults.UserError))
+        return left
 
-    def _of(
+    def _faults(
         self,
         ending: str,
         call: PublicCall,
         run: Callable[[], Any],
         ended: tuple[str, type[BaseException]] | None = None,
     ) -> Iterator[str]:
-        """What is left behind by a call that ends so; where the user's own part in it ends early, where and by what."""
-        theirs = tuple(self._own_traces(call, ended))
+        """Yield the faults of one call.
+
+        Args:
+            ending: the way in which the call ends, for messages.
+            call: the call.
+            run: makes the call.
+            ended: the place and the error at which the user's actions in the call end early; None if they complete.
+        """
+        theirs = tuple(self._paths_changed_by_user(call, ended))
         with self.around():
             before = Snapshot({"model": self.look}, list(vars(self.asked).values()), [self.source], seed=7)
             try:
@@ -111,10 +116,10 @@ class Trial:
                 yield f"{ending}: {type(error).__name__}: {error}"
             for path, how in before.differences(random_moves=call.training).items():
                 if not path.startswith(theirs):
-                    yield f"{ending}: left behind: {path} {how}"
+                    yield f"{ending}: not restored: {path} {how}"
 
-    def _own_traces(self, call: PublicCall, ended: tuple[str, type[BaseException]] | None) -> list[str]:
-        """The paths of what the user's own part of the call changes, once that was done before."""
+    def _paths_changed_by_user(self, call: PublicCall, ended: tuple[str, type[BaseException]] | None) -> list[str]:
+        """Return the paths of the state that the user's actions in the call change, when they are repeated."""
         if call.own is None:
             return []
         make = partial(call.own, self.asked)
@@ -123,24 +128,27 @@ class Trial:
         make()
         before = Snapshot({"model": self.look}, (), [self.source], seed=7)
         make()
-        # Whether a new object is a new entry or a new whole is chance.
+        # A new object may show as a new entry or as a new container, by chance, so the index is dropped.
         return [re.sub(r"/\d+$", "", path) for path in before.differences()]
 
 
 def _interruptions(count: int) -> list[tuple[type[BaseException], int]]:
-    """By what a call is interrupted at a place that it comes by so often, and after how many times: first, last, in the midst."""
+    """Return the errors that interrupt a call at a place that it reaches `count` times, and after how many times each."""
     if count > MANY:
         return [(KeyboardInterrupt, count // 2)]
     return [(faults.UserError, 0), (KeyboardInterrupt, count - 1), (SystemExit, 0)]
 
 
-def _interrupted(run: Callable[[], Any], place: str, kind: type[BaseException], times: int) -> None:
-    """Expects the error to come out, or one of its class that says so too, as Keras makes of what a layer raises."""
-    with faults.raising(place, kind("on purpose"), times):
+def _interrupted(run: Callable[[], Any], place: str, error: type[BaseException], times: int) -> None:
+    """Run a call with an injected error, and check that it raises that error, or one of the same class with its message.
+
+    Keras replaces an error from a layer by a new one of the same class.
+    """
+    with faults.raising(place, error("on purpose"), times):
         try:
             run()
-        except kind as came:
-            if "on purpose" in str(came):
+        except error as raised:
+            if "on purpose" in str(raised):
                 return
             raise
     raise AssertionError("nothing was raised")
@@ -151,4 +159,4 @@ def _refused(run: Callable[[], Any], error: type[Exception]) -> None:
         run()
     except error:
         return
-    raise AssertionError(f"it was not refused: expected {error.__name__}")
+    raise AssertionError(f"no error was raised: expected {error.__name__}")

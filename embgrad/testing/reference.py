@@ -31,14 +31,14 @@ _NOTHING: Final = Request((), lambda outputs: [])
 
 
 class _Observer:
-    """The observer of a forward pass, which changes values where that is asked for, and keeps the points.
+    """The observer of a forward pass, which applies the requested changes and records the points.
 
     Attributes:
-        watch: records the pass.
-        kept: by the point's key the tensor at which its gradient is taken, and the one that went on.
-        before: by key the gradients that were edited, one for each pullback.
+        watch: the record of the pass.
+        kept: for each point's key the tensor at which its gradient is taken, and the tensor with which the model continued.
+        before: the gradients before an `edit`, one for each pullback, by key.
         tables: the tables of the lookups by key.
-        listening: whether it is the user's own pass, in which nothing may be cut off.
+        listening: whether it is a user's pass, in which no table may be detached.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class _Observer:
         self._paths = {id(table): name for name, table in _parameters(parts).items()}
 
     def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the rows that go on, cut off the table where they are asked for, so that nothing below is differentiated."""
+        """Return the rows with which the pass continues, detached from the table if they are a requested point."""
         key = self.watch.see(self._paths.get(id(table), UNNAMED_TABLE), indices, *table.value.shape)
         rows = compute() if self._outer is None else self._outer.at_lookup(table, indices, compute)
         self.watch.gave(rows)
@@ -74,22 +74,22 @@ class _Observer:
         return self._tap(key, rows if self.listening or table.sources else rows.detach())
 
     def table_names(self) -> dict[str, list[str]]:
-        """Return by the lookups' keys the names of their tables, without those of tables that are no parameters."""
-        known = {key: self._paths.get(id(table)) for key, table in self.tables.items()}
-        return {key: [name] for key, name in known.items() if name is not None}
+        """Return the names of the tables by the keys of their lookups, for tables that are parameters."""
+        names = {key: self._paths.get(id(table)) for key, table in self.tables.items()}
+        return {key: [name] for key, name in names.items() if name is not None}
 
-    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Call a module, and return what goes on in place of its output."""
-        return self.at_call(model, path, function, *given)
+    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call a module, and return the output with which the pass continues."""
+        return self.at_call(model, path, function, *args)
 
-    def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Do the same with the arguments one by one."""
+    def at_call(self, model: ReferenceModel, path: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a module as `at_module` does, with the arguments passed separately."""
         path = self._prefixes.get(id(model), "") + path
         proceed = function if self._outer is None else partial(self._outer.at_call, model, path, function)
-        return self._calls.around(proceed, path, function.__name__, given, {})
+        return self._calls.around(proceed, path, function.__name__, args, {})
 
     def _tap(self, key: str, tensor: Tensor) -> Tensor:
-        """Return the tensor that goes on: overridden, added to, its gradient edited."""
+        """Return the tensor with which the pass continues, with all changes at its point applied."""
         value = self._changes.value(key, tensor)
         mark = Tensor(value.value, [(value, lambda g: g)])
         self.kept[key] = (mark, mark)
@@ -154,34 +154,40 @@ class ReferenceBackend:
             wanted = [*leaves, *(parameters.values() if request.parameters or request.tables else ())]
             pulled = [pull_back(cotangents, wanted) for cotangents in answer.sets]
         below = dict(zip(parameters, (pulled or [[]])[0][len(leaves) :], strict=False))
-        found = values_at(
+        values = values_at(
             {name: chosen[name] for name in request.points},
             observer.watch,
             {key: observer.kept[key][1].value.copy() for key in keys},
             [_copies(dict(zip(keys, gradients, strict=False))) for gradients in pulled],
             [
-                {key: came[number] for key, came in observer.before.items() if number < len(came)}
+                {key: gradients[number] for key, gradients in observer.before.items() if number < len(gradients)}
                 for number in range(len(pulled))
             ],
             table_rests(observer.table_names(), below) if request.tables else None,
         )
         read = [*leaves, *(output for heads in answer.sets for output, _ in heads)]
         return Run(
-            found,
+            values,
             compute_dtype(_dtypes(read), _dtypes(parameters.values())),
             unused,
             answer.objective,
-            {name: ParameterValues(one.shape, below[name], str(one.value.dtype)) for name, one in parameters.items()}
+            {
+                name: ParameterValues(parameter.shape, below[name], str(parameter.value.dtype))
+                for name, parameter in parameters.items()
+            }
             if request.parameters
             else None,
         )
 
     def weights(self, model: Any) -> Sequence[Weight]:
-        """Return the parameters as weights; each belongs to the module that its name begins with."""
-        return [_weight(prefix, part, name, one) for prefix, part, name, one in _held(as_parts(model))]
+        """Return the parameters as weights; each belongs to the module whose path its name begins with."""
+        return [
+            _weight(prefix, part, name, parameter)
+            for prefix, part, name, parameter in _unique_parameters(as_parts(model))
+        ]
 
     def alone(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        """Keep other threads from running the model while it is open."""
+        """Prevent other threads from running the model while the context is open."""
         return model_lock(as_parts(model))
 
     def paths(self, model: Any) -> Collection[str]:
@@ -192,28 +198,27 @@ class ReferenceBackend:
 
     @contextlib.contextmanager
     def capture(self, model: Any, listener: Listener) -> Iterator[None]:
-        """Report calls of the model and pullbacks in this thread to the listener while it is open."""
-        kept: WeakKeyDictionary[Tensor, tuple[Any, str]] = WeakKeyDictionary()
+        """Report calls of the model and pullbacks in this thread to the listener while the context is open."""
+        marks: WeakKeyDictionary[Tensor, tuple[Any, str]] = WeakKeyDictionary()
         inside: list[ReferenceModel] = []
 
         def hear(gradients: Mapping[int, np.ndarray]) -> None:
-            reached = [(*known, gradients[id(mark)].copy()) for mark, known in kept.items() if id(mark) in gradients]
+            reached = [(*passed, gradients[id(mark)].copy()) for mark, passed in marks.items() if id(mark) in gradients]
             if reached:
                 listener.step(reached)
 
         def around(part: ReferenceModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             outer = observing.get()
-            if isinstance(outer, _Observer) and (
-                not outer.listening or inside
-            ):  # embgrad's own, or the model calls itself
+            # The pass is embgrad's, or the model calls itself.
+            if isinstance(outer, _Observer) and (not outer.listening or inside):
                 return part.forward(part, *args, **kwargs)
-            named = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
-            whole = integer_arguments(named or {}, _whole_numbers)
+            arguments = named_arguments(parameters_of(part.forward)[1:], args, kwargs)
+            integers = integer_arguments(arguments or {}, _whole_numbers)
 
             def discover(batch: TokenBatch) -> Sequence[Point]:
                 return self.points(model, batch, lambda *_: part.forward(part, *args, **kwargs))
 
-            watch = listener.begin(whole, discover)
+            watch = listener.begin(integers, discover)
             others = outer if isinstance(outer, _Observer) else None
             observer = _Observer([part], watch, _NOTHING, listening=True, outer=others)
             inside.append(part)
@@ -222,9 +227,9 @@ class ReferenceBackend:
                     returned = part.forward(part, *args, **kwargs) if before is None else before(part, args, kwargs)
             finally:
                 inside.pop()
-            values = {key: one.value.copy() for key, (_, one) in observer.kept.items()}
-            passed = listener.end(watch, values, next((str(one.dtype) for one in values.values()), "float64"))
-            kept.update({mark: (passed, key) for key, (mark, _) in observer.kept.items()})
+            values = {key: tensor.value.copy() for key, (_, tensor) in observer.kept.items()}
+            passed = listener.end(watch, values, next((str(tensor.dtype) for tensor in values.values()), "float64"))
+            marks.update({mark: (passed, key) for key, (mark, _) in observer.kept.items()})
             return returned
 
         before, model.around = model.around, around
@@ -246,14 +251,14 @@ def _parameters(parts: Sequence[ReferenceModel]) -> dict[str, Tensor]:
     return {prefix + name: value for prefix, part in _numbered(parts) for name, value in part.parameters.items()}
 
 
-def _held(parts: Sequence[ReferenceModel]) -> Iterator[tuple[str, ReferenceModel, str, Tensor]]:
+def _unique_parameters(parts: Sequence[ReferenceModel]) -> Iterator[tuple[str, ReferenceModel, str, Tensor]]:
     """Yield the parameters, each once, with the part that holds it."""
     seen: set[int] = set()
     for prefix, part in _numbered(parts):
-        for name, one in part.parameters.items():
-            if id(one) not in seen:
-                seen.add(id(one))
-                yield prefix, part, name, one
+        for name, parameter in part.parameters.items():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield prefix, part, name, parameter
 
 
 def _weight(prefix: str, part: ReferenceModel, name: str, parameter: Tensor) -> Weight:
@@ -312,7 +317,7 @@ def _forward(
 
 
 class ReferenceTensors:
-    """The reading of the reference's tensors, see `embgrad.backend.cotangents.Tensors`."""
+    """Access to the reference backend's tensors, see `embgrad.backend.cotangents.Tensors`."""
 
     kind = "a Tensor"
     scalars: tuple[tuple[int, ...], ...] = ((),)
@@ -330,7 +335,7 @@ class ReferenceTensors:
         return np.array(tensor.value)
 
     def rows(self, tensor: Tensor, examples: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Return the rows, whose gradient goes back to where they were."""
+        """Return the selected rows; their gradients flow back to the tensor."""
 
         def back(g: np.ndarray) -> np.ndarray:
             whole = np.zeros_like(tensor.value)

@@ -1,4 +1,4 @@
-"""Everything that a call must leave as it was: models, arguments, random numbers and settings of the process."""
+"""Snapshots of all state that a call must restore: models, arguments, random generators and settings of the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Same", "Snapshot", "Source", "contents", "different"]
 
 
 class Same:
-    """An object in a state: equal to itself alone. It is held, so that no later one gets its address."""
+    """An object in a state, compared by identity. It is kept alive, so that no later object gets its address."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -34,25 +34,25 @@ class Same:
 
 
 class Source(Protocol):
-    """Where random numbers come from, such as a harness."""
+    """A source of random numbers, such as a harness."""
 
     def seed(self, seed: int) -> None:
-        """Set it."""
+        """Seed the source."""
         ...
 
     def drawn(self) -> Any:
-        """Where it stands."""
+        """Return the source's state."""
         ...
 
 
 class Snapshot:
-    """What there is before a call.
+    """A snapshot of the state before a call.
 
     Args:
-        looks: by name what gives something as comparable values, nested ones too, such as a model's state.
-        arguments: what the call is given.
-        sources: the random numbers beside Python's and NumPy's.
-        seed: sets the random numbers.
+        looks: functions by name that return state as comparable, possibly nested values, such as a model's state.
+        arguments: the arguments of the call.
+        sources: the sources of random numbers beside Python's and NumPy's.
+        seed: the seed of all random generators.
     """
 
     def __init__(
@@ -69,23 +69,23 @@ class Snapshot:
         self.seed()
 
     def seed(self) -> None:
-        """Set every source of random numbers to where it was before the call."""
+        """Reset every source of random numbers to its state before the call."""
         random.seed(self._seed)
         np.random.seed(self._seed)
         for source in self._sources:
             source.seed(self._seed)
 
     def differences(self, random_moves: bool = False) -> dict[str, str]:
-        """By its path what is no longer as it was, and how.
+        """Return the state that differs from the snapshot, as descriptions of the difference by path.
 
         Args:
-            random_moves: random numbers may have been drawn.
+            random_moves: ignore the random generators, as random numbers may have been drawn.
         """
         numbers = {} if random_moves else different("random numbers", self._numbers, self._next_numbers())
         return {**numbers, **different("", self._before, self._looked_at())}
 
     def _next_numbers(self) -> dict[str, Any]:
-        """Where each source of random numbers stands; asking moves those that cannot be looked at."""
+        """Return the state of each source of random numbers; sources whose state cannot be read advance."""
         name, keys, *rest = np.random.get_state()
         drawn = {str(number): source.drawn() for number, source in enumerate(self._sources)}
         numpy = hash((name, np.asarray(keys).tobytes(), *rest))
@@ -94,11 +94,11 @@ class Snapshot:
     def _looked_at(self) -> dict[str, Any]:
         return {
             **{name: look() for name, look in self._looks.items()},
-            "arguments": [contents(one) for one in self._arguments],
+            "arguments": [contents(argument) for argument in self._arguments],
             "threads": sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("embgrad")),
             "environment": dict(os.environ),
             "numpy errors": np.geterr(),
-            "numpy printing": {name: str(one) for name, one in np.get_printoptions().items()},
+            "numpy printing": {name: str(value) for name, value in np.get_printoptions().items()},
             "warning filters": list(warnings.filters),
             "recursion limit": sys.getrecursionlimit(),
             "tracing": (sys.gettrace(), sys.getprofile()),
@@ -108,20 +108,20 @@ class Snapshot:
 
 
 def different(path: str, before: Any, after: Any) -> dict[str, str]:
-    """Where two nested values differ: by paths, how."""
+    """Return the differences between two nested values, as descriptions by path."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        found = {}
+        differences = {}
         for key in dict.fromkeys([*before, *after]):
             if key not in before or key not in after:
-                found[f"{path}/{key}"] = "is new" if key not in before else "is gone"
+                differences[f"{path}/{key}"] = "is new" if key not in before else "is gone"
             else:
-                found |= different(f"{path}/{key}", before[key], after[key])
-        return found
+                differences |= different(f"{path}/{key}", before[key], after[key])
+        return differences
     if isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)) and len(before) == len(after):
-        found = {}
+        differences = {}
         for number, both in enumerate(zip(before, after, strict=True)):
-            found |= different(f"{path}/{number}", *both)
-        return found
+            differences |= different(f"{path}/{number}", *both)
+        return differences
     return {} if before == after else {path: f"{_cut(before)} is now {_cut(after)}"}
 
 
@@ -131,7 +131,7 @@ def _cut(value: Any) -> str:
 
 
 def contents(value: Any) -> Any:
-    """A value's numbers, to compare with later; of what holds none, the object itself."""
+    """Return a value's numbers for a later comparison, or the object's id if it holds no numbers."""
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return ("objects", value.shape, tuple(map(id, value.ravel())))
@@ -139,13 +139,13 @@ def contents(value: Any) -> Any:
     if isinstance(value, embgrad.TokenBatch):
         return [contents(getattr(value, name)) for name in ("ids", "mask", "types", "words", "truncated", "tokens")]
     if isinstance(value, (embgrad.Objective, embgrad.RowSparse)):
-        return {name: contents(one) for name, one in vars(value).items()}
+        return {name: contents(entry) for name, entry in vars(value).items()}
     if isinstance(value, embgrad.EmbeddingGradients):
-        return [contents(one) for one in (value.values, value.activations, value.ids, value.objective, value.mask)]
+        return [contents(entry) for entry in (value.values, value.activations, value.ids, value.objective, value.mask)]
     if isinstance(value, Mapping):
-        return {repr(key): contents(one) for key, one in value.items()}
+        return {repr(key): contents(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [contents(one) for one in value]
+        return [contents(entry) for entry in value]
     for name in ("asnumpy", "numpy"):
         if callable(getattr(value, name, None)):
             return contents(np.asarray(getattr(value, name)()))

@@ -1,4 +1,4 @@
-"""Models in NumPy: tensors that know their pullbacks by hand, and modules made of them."""
+"""Models in NumPy: tensors with hand-written pullbacks, and models made of them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ Pullback = Callable[[np.ndarray], np.ndarray]
 
 
 class Observer(Protocol):
-    """Who sees a forward pass, and may change it."""
+    """An observer of a forward pass, which may change its values."""
 
     def at_lookup(self, table: Tensor, indices: np.ndarray, compute: Callable[[], Tensor]) -> Tensor:
-        """The rows that go on."""
+        """Return the rows with which the pass continues."""
         ...
 
-    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """What a module gives."""
+    def at_module(self, model: ReferenceModel, path: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Return the output of a module with which the pass continues."""
         ...
 
 
-#: Who observes the forward passes of this thread.
+#: The observer of this thread's forward passes.
 observing: ContextVar[Observer | None] = ContextVar("observing", default=None)
 
-#: Who is told of the gradients of this thread's pullbacks, by the tensors' ids.
+#: The functions that receive the gradients of this thread's pullbacks, by the tensors' ids.
 hearing: ContextVar[tuple[Callable[[Mapping[int, np.ndarray]], None], ...]] = ContextVar("hearing", default=())
 
 
 class Tensor:
-    """A value, and how a cotangent of it becomes cotangents of what it was made from.
+    """A value, with pullbacks that turn its cotangent into cotangents of its sources.
 
     Attributes:
-        value: any array.
-        sources: the tensors it was made from, each with its pullback; none for a leaf.
+        value: an array.
+        sources: the tensors that it was computed from, each with its pullback; empty for a leaf.
     """
 
     def __init__(self, value: Any, sources: Sequence[tuple[Tensor, Pullback]] = ()) -> None:
@@ -46,7 +46,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The value's."""
+        """The shape of the value."""
         return tuple(self.value.shape)
 
     def __add__(self, other: Tensor) -> Tensor:
@@ -66,36 +66,36 @@ class Tensor:
         return Tensor(self.value @ matrix.value, [(self, lambda g: g @ matrix.value.T), (matrix, to_matrix)])
 
     def tanh(self) -> Tensor:
-        """The hyperbolic tangent."""
+        """Return the hyperbolic tangent."""
         result = np.tanh(self.value)
         return Tensor(result, [(self, lambda g: g * (1 - result**2))])
 
     def softmax(self) -> Tensor:
-        """The softmax over the last axis."""
+        """Return the softmax over the last axis."""
         exponentials = np.exp(self.value - self.value.max(-1, keepdims=True))
         result = exponentials / exponentials.sum(-1, keepdims=True)
         return Tensor(result, [(self, lambda g: result * (g - (g * result).sum(-1, keepdims=True)))])
 
     def sum(self, axis: int) -> Tensor:
-        """The sum over one axis."""
+        """Return the sum over one axis."""
         return Tensor(
             self.value.sum(axis), [(self, lambda g: np.broadcast_to(np.expand_dims(g, axis), self.value.shape))]
         )
 
     def mean(self, axis: int) -> Tensor:
-        """The mean over one axis."""
+        """Return the mean over one axis."""
         return self.sum(axis) * (1.0 / int(self.value.shape[axis]))
 
     def reshape(self, *shape: int) -> Tensor:
-        """The same values in another shape."""
+        """Return the values in another shape."""
         return Tensor(self.value.reshape(shape), [(self, lambda g: g.reshape(self.value.shape))])
 
     def swap(self, first: int, second: int) -> Tensor:
-        """With two axes exchanged."""
+        """Return the tensor with two axes exchanged."""
         return Tensor(self.value.swapaxes(first, second), [(self, lambda g: g.swapaxes(first, second))])
 
     def column(self, index: int) -> Tensor:
-        """One entry of the last axis."""
+        """Return one entry of the last axis."""
 
         def back(g: np.ndarray) -> np.ndarray:
             whole = np.zeros_like(self.value)
@@ -105,12 +105,12 @@ class Tensor:
         return Tensor(self.value[..., index], [(self, back)])
 
     def detach(self) -> Tensor:
-        """The value alone."""
+        """Return the value without its sources."""
         return Tensor(self.value)
 
 
 def lookup(table: Tensor, indices: np.ndarray) -> Tensor:
-    """The rows of a table. Whoever observes is told, and may put others in their place."""
+    """Return the rows of a table. The observer is notified, and may replace them."""
 
     def back(g: np.ndarray) -> np.ndarray:
         whole = np.zeros_like(table.value)
@@ -125,7 +125,7 @@ def lookup(table: Tensor, indices: np.ndarray) -> Tensor:
 
 
 def pull_back(cotangents: Sequence[tuple[Tensor, np.ndarray]], leaves: Sequence[Tensor]) -> list[np.ndarray | None]:
-    """The gradient at each leaf; None where no way leads there. Nothing that leads to no leaf is computed."""
+    """Return the gradient at each leaf, or None if the leaf is not reached. Only paths that lead to leaves are computed."""
     wanted = {id(leaf) for leaf in leaves}
     order = _towards(wanted, [tensor for tensor, _ in cotangents])
     gradients: dict[int, np.ndarray] = {}
@@ -142,7 +142,7 @@ def pull_back(cotangents: Sequence[tuple[Tensor, np.ndarray]], leaves: Sequence[
 
 
 def _towards(wanted: set[int], ends: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on a way from the ends to what is wanted, each before its sources."""
+    """Return the tensors on paths from the ends to the wanted ones, each before its sources."""
     done: dict[int, bool] = {}
     order: list[Tensor] = []
 
@@ -160,31 +160,31 @@ def _towards(wanted: set[int], ends: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _sum_to(tensor: Tensor) -> Pullback:
-    """The pullback of a broadcast: the sum over the axes that it made."""
+    """Return the pullback of a broadcast: the sum over the axes that it added or expanded."""
     shape = tensor.value.shape
 
     def back(g: np.ndarray) -> np.ndarray:
         g = g.sum(tuple(range(g.ndim - len(shape))))
-        made = tuple(axis for axis, size in enumerate(shape) if size == 1 and g.shape[axis] != 1)
-        return np.asarray(g.sum(made, keepdims=True))
+        expanded = tuple(axis for axis, size in enumerate(shape) if size == 1 and g.shape[axis] != 1)
+        return np.asarray(g.sum(expanded, keepdims=True))
 
     return back
 
 
 class ReferenceModel:
-    """A model of the reference: parameters, a mode, and a function of theirs and the inputs.
+    """A model of the reference backend: parameters, a mode, and a function of the parameters and the inputs.
 
     Args:
-        forward: takes the model and inputs by name (`input_ids`, and `attention_mask` if it has such a parameter); gives
-            a Tensor, or a dict of them.
+        forward: takes the model and inputs by name (`input_ids`, and `attention_mask` if it has such a parameter); returns
+            a Tensor or a dict of Tensors.
         parameters: arrays by name.
-        modules: the paths of the modules that it calls, for who asks before any call.
+        modules: the paths of the modules that it calls, so that they are known before any call.
 
     Attributes:
-        training: whether dropout drops.
-        random: where dropout draws from.
-        around: stands in for a forward pass while somebody listens; takes the model, the arguments and those by name.
-        outside: meanwhile takes the path of a part that is called outside of a forward pass.
+        training: whether the model is in training mode, in which dropout is active.
+        random: the generator that dropout draws from.
+        around: replaces the forward pass during a capture; takes the model, the positional and the keyword arguments.
+        outside: receives during a capture the path of a module that is called outside a forward pass.
     """
 
     def __init__(
@@ -199,25 +199,25 @@ class ReferenceModel:
         self.outside: Callable[[str], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """A forward pass."""
+        """Run a forward pass."""
         around = self.around
         return self.forward(self, *args, **kwargs) if around is None else around(self, args, kwargs)
 
-    def module(self, path: str, function: Callable[..., Any], *given: Any) -> Any:
-        """A call of a part of the model, which can be named: `path`, of the kind of its function."""
+    def module(self, path: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a module of the model, a function with a path, whose class name is the function's name."""
         observer = observing.get()
         if observer is not None:
-            return observer.at_module(self, path, function, given)
+            return observer.at_module(self, path, function, args)
         if self.outside is not None:
             self.outside(path)
-        return function(*given)
+        return function(*args)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]
 
     def dropout(self, tensor: Tensor, rate: float) -> Tensor:
-        """In training mode, zeros in place of a part of the entries, the others scaled up."""
+        """Return the tensor, in training mode with a share of its entries set to zero and the others scaled up."""
         if not self.training:
             return tensor
-        kept = (self.random.random(tensor.value.shape) >= rate) / (1 - rate)
-        return tensor * Tensor(kept.astype(tensor.value.dtype))
+        scale = (self.random.random(tensor.value.shape) >= rate) / (1 - rate)
+        return tensor * Tensor(scale.astype(tensor.value.dtype))

@@ -15,9 +15,9 @@ for _ in range(500):
 CONFIGURATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a huge vocabulary": (
         {"vocab_size": 10**9},
-        r"word_embeddings.weight' of shape \(7, 3\): .* makes it \(1000000000, 3\)",
+        r"word_embeddings.weight' of shape \(7, 3\): .* requires \(1000000000, 3\)",
     ),
-    "a huge width": ({"hidden_size": 10**6}, r"of shape \(7, 3\): the configuration makes it \(7, 1000000\)"),
+    "a huge width": ({"hidden_size": 10**6}, r"of shape \(7, 3\): the configuration requires \(7, 1000000\)"),
     "a huge inner width": (
         {"intermediate_size": 10**12},
         r"intermediate.dense.weight' of shape \(4, 3\): .*\(1000000000000, 3\)",

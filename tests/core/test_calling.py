@@ -205,7 +205,7 @@ def test_parameters_that_are_not_the_batchs_affair() -> None:
 def test_an_argument_that_the_batch_has_nothing_for() -> None:
     with pytest.raises(embgrad.BatchError) as caught:
         planned(siamese, BARE)
-    for fragment in ("the model needs 'hypothesis'", "as a dict's key", "call=lambda model, inputs: ..."):
+    for fragment in ("the model needs 'hypothesis'", "as a dict with that key", "call=lambda model, inputs: ..."):
         assert fragment in str(caught.value)
 
 

@@ -211,7 +211,7 @@ def test_a_head_can_be_left_over_on_purpose(tmp_path: Path, built: dict[str, np.
     write(tmp_path, {**weights, **head})
     with pytest.raises(embgrad.FileFormatError) as caught:
         embgrad.load_bert(tmp_path, "fake")
-    for fragment in ("holds 2 weights that the encoder has no place for: 'cls.predictions.bias'", "ignore=['cls.*']"):
+    for fragment in ("holds 2 weights that the encoder does not have: 'cls.predictions.bias'", "ignore=['cls.*']"):
         assert fragment in str(caught.value)
     assert built == {}
     embgrad.load_bert(tmp_path, "fake", ignore=ignore)
@@ -251,7 +251,7 @@ def test_a_misshapen_weight_is_named(
     tmp_path: Path, built: dict[str, np.ndarray], name: str, shape: tuple[int, ...], expected: str
 ) -> None:
     write(tmp_path, {**example_weights(), name: np.zeros(shape, np.float32)})
-    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape .*: the configuration makes it {expected}"):
+    with pytest.raises(embgrad.FileFormatError, match=rf"'{name}' of shape .*: the configuration requires {expected}"):
         embgrad.load_bert(tmp_path, "fake")
     assert built == {}
 
@@ -263,7 +263,7 @@ def test_a_misshapen_weight_is_named(
             {"source": "pooler.extra.bias"},
             "lacks 1 of the model's weights: 'pooler.extra.bias'.*expected all of 39.*Did you mean 'pooler.dense.bias'",
         ),
-        ({"shape": (SIZE + 1,)}, r"'pooler\.dense\.bias' of shape \(3,\): the configuration makes it \(4,\)"),
+        ({"shape": (SIZE + 1,)}, r"'pooler\.dense\.bias' of shape \(3,\): the configuration requires \(4,\)"),
     ],
 )
 def test_a_backend_whose_bert_is_not_as_the_configuration_says(
@@ -356,9 +356,9 @@ def test_weights_that_are_not_whole(tmp_path: Path, built: Any) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "is no index of safetensors shards"),
-        ("{}", "is no index of safetensors shards"),
-        ('{"weight_map": [1]}', "is no index of safetensors shards"),
+        ("{", "is not a valid index of safetensors shards"),
+        ("{}", "is not a valid index of safetensors shards"),
+        ('{"weight_map": [1]}', "is not a valid index of safetensors shards"),
         ('{"weight_map": {"a": 3}}', "names the shard 3: expected a file in"),
         (
             '{"weight_map": {"a": "../secret.safetensors"}}',

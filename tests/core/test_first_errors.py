@@ -28,7 +28,7 @@ def test_the_model_and_the_batch_swapped() -> None:
             embgrad.gradients(first, model(), SUM)
     with pytest.raises(embgrad.BatchError, match="the batch is a Sum: expected token ids there, the model first"):
         embgrad.gradients(model(), SUM, IDS)
-    with pytest.raises(embgrad.BackendError, match="a dict of inputs is the batch, which comes second"):
+    with pytest.raises(embgrad.BackendError, match="a dict of inputs is the second argument"):
         embgrad.gradients({"input_ids": IDS}, {"input_ids": IDS}, SUM)
 
 
@@ -45,7 +45,8 @@ def test_embeddings_in_the_batch(more: dict[str, Any]) -> None:
 
 def test_names_in_place_of_models_and_tokenizers() -> None:
     with pytest.raises(
-        embgrad.BackendError, match=r"in place of a name, what from_pretrained\(...\) or embgrad.load_bert"
+        embgrad.BackendError,
+        match=r"in place of a name, pass the model that from_pretrained\(...\) or embgrad.load_bert",
     ):
         embgrad.gradients("bert-base-uncased", IDS, SUM)
     with pytest.raises(

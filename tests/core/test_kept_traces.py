@@ -109,7 +109,7 @@ def test_where_lengths_matter_each_has_a_trace() -> None:
     assert asked(traces, model, "lengths", lengths=4)[1:] == (["plain", "exact", "run"], None)
     for lengths in range(5, 11):
         asked(traces, model, "lengths", lengths=lengths)
-    assert asked(traces, model, "lengths", lengths=11)[2] == "each length takes a trace of its own, and 8 are kept"
+    assert asked(traces, model, "lengths", lengths=11)[2] == "each length needs its own trace, and at most 8 are kept"
     assert asked(traces, model, "lengths")[1:] == (["run"], None)
 
 
@@ -117,7 +117,7 @@ def test_where_lengths_matter_each_has_a_trace() -> None:
     ("wrong", "why"),
     [
         ("none", "there is none"),
-        ("differs", "the gradients at 'word' of a trace of it differ"),
+        ("differs", "the gradients at 'word' differ between a trace"),
         ("unfit", "it does not fit"),
     ],
 )
@@ -133,7 +133,7 @@ def test_questions_that_never_come_again_take_no_trace_in_the_end() -> None:
     traces, model = KeptTraces[float](patience=3), Model()
     for question in range(3):
         assert asked(traces, model, question=question)[2] is None
-    assert "the last 3 calls each asked for something else" in asked(traces, model, question=3)[2]
+    assert "the last 3 calls each made a different request" in asked(traces, model, question=3)[2]
     assert asked(traces, model, question=3)[2] is None
 
 

@@ -135,24 +135,24 @@ def sets_a_variable(one: Asked) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (leaves_an_attribute, "success: left behind: /model/attributes/note is new"),
+        (leaves_an_attribute, "success: not restored: /model/attributes/note is new"),
         (
             leaves_it_on_an_error,
-            "UserError at 'backward' after 0 time(s): left behind: /model/training False is now True",
+            "UserError at 'backward' after 0 time(s): not restored: /model/training False is now True",
         ),
         (
             leaves_it_when_interrupted,
-            "KeyboardInterrupt at 'backward' after 0 time(s): left behind: /model/tr",
+            "KeyboardInterrupt at 'backward' after 0 time(s): not restored: /model/tr",
         ),
         (
             swallows_the_interruption,
             "KeyboardInterrupt at 'forward' after 0 time(s): AssertionError: nothing was raised",
         ),
         (raises_another, "UserError at 'objective' after 0 time(s): UserError: another"),
-        (draws, "success: left behind: random numbers/of NumPy"),
-        (writes_to_the_batch, "success: left behind: /arguments/2/2"),
-        (sets_a_variable, "success: left behind: /environment/EMBGRAD_LEFT is new"),
-        (lambda one: None, "success: it does not come by 'backward'"),
+        (draws, "success: not restored: random numbers/of NumPy"),
+        (writes_to_the_batch, "success: not restored: /arguments/2/2"),
+        (sets_a_variable, "success: not restored: /environment/EMBGRAD_LEFT is new"),
+        (lambda one: None, "success: it does not reach 'backward'"),
     ],
 )
 def test_a_trace_is_found(make: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_a_parameter_without_a_canonical_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_without_canonical_names() -> None:
-    with pytest.raises(embgrad.UnsupportedError, match=r"names='canonical' knows .* a BERT .* leave it out"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"names='canonical' requires a BERT .* Omit it"):
         embgrad.parameter_gradients(model(), IDS, embgrad.Sum(), names="canonical")
 
 

@@ -13,7 +13,7 @@ from embgrad.backend.trace_check import Trial, UntraceableError
 VALUE = np.arange(6.0).reshape(2, 3)
 
 #: What follows what is apart.
-APART = "of a trace of it differ from what it gives itself"
+APART = "differ between a trace and the model itself"
 
 
 def unwatched(function: Any, tell: Any) -> Any:
@@ -48,9 +48,9 @@ def test_the_second_run_gets_what_the_first_got() -> None:
     assert second.respond({None: VALUE * 9}) is answered  # type: ignore[operator]
     assert len(called) == 2
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) == f"the outputs {APART}"
-    with pytest.raises(UntraceableError, match="reaches the points otherwise"):
+    with pytest.raises(UntraceableError, match="reaches the points differently"):
         second.edit["word"](VALUE)
-    with pytest.raises(UntraceableError, match="reaches the points otherwise"):
+    with pytest.raises(UntraceableError, match="reaches the points differently"):
         trial.second().edit["word"](VALUE[:1])
     with pytest.raises(UntraceableError, match="outputs of other shapes"):
         trial.second().respond({None: VALUE[:1]})  # type: ignore[operator]
@@ -97,4 +97,4 @@ def test_what_is_apart_with_an_objective_of_the_users() -> None:
     trial = Trial(Request(("word",), NativeObjective(lambda _: None, scalar=False)), unwatched)
     assert trial.difference(ran(VALUE), ran(VALUE), 1e-6) is None
     said = trial.difference(ran(VALUE), ran(VALUE * 2), 1e-6)
-    assert said == f"the gradients at 'word' {APART}, or the objective gives something else each time"
+    assert said == f"the gradients at 'word' {APART}, or the objective gives different results each time"

@@ -190,7 +190,8 @@ def test_an_output_of_whole_numbers() -> None:
 def test_a_native_objective_of_a_wrong_kind(function: Any, got: str) -> None:
     net = built(bag, distinct_ids(), "float32")
     with pytest.raises(
-        embgrad.ObjectiveError, match=rf"gave {got}: expected an MXNet array of floating point and shape \(2,\), one"
+        embgrad.ObjectiveError,
+        match=rf"returned {got}: expected an MXNet array of floating point and shape \(2,\), one",
     ):
         embgrad.gradients(net, distinct_ids(), function)
     with pytest.raises(embgrad.ObjectiveError, match=r"shape \(2, 3\) .* shape \(\) or \(1,\), one number"):

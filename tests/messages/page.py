@@ -1,4 +1,4 @@
-"""The page of every message, which is made when the documentation is built: `python -m tests.messages.page` prints it."""
+"""The page of all messages, generated when the documentation is built; `python -m tests.messages.page` prints it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["page"]
 
 HEAD = """# Every message
 
-The messages of every class; `…` stands for what is filled in. This page is made of the source when the documentation is built.
+The messages of every class; `…` stands for a value. This page is generated from the source when the documentation is built.
 """
 
 

@@ -1,7 +1,8 @@
-"""The plugin that, with --every-message, fails a run whose tests leave a message of the library unread.
+"""The plugin that, with --every-message, fails a run in which some message of the library is read by no test.
 
-Each environment answers for the messages of its own part of the library: `core` for `embgrad`, a framework's for its backend,
-and `all` for what runs on Ray. A message counts as tested when a test reads it, as a test that expects the error does.
+Each environment covers the messages of its part of the library: `core` those of `embgrad`, a framework's environment those of
+its backend, and `all` those of the code that runs on Ray. A message counts as tested if a test reads it, as a test that expects
+the error does.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pytest
 from embgrad.errors import EmbgradError
 from tests.messages.sites import Site, at, sites, sites_in
 
-#: The messages by the backend under test, as prefixes of `Site.key`: modules, functions in them, or single messages.
+#: The messages covered by each backend's environment, as prefixes of `Site.key`: modules, functions or single messages.
 PARTS: Final = {
     "reference": ("embgrad.",),
     "torch": (
@@ -38,57 +39,60 @@ PARTS: Final = {
 
 
 def answerable(backends: set[str]) -> list[Site]:
-    """Return the places whose messages a run with these backends has to read."""
-    everything = "ray" in backends  # beside all three frameworks, each of which has an environment of its own
-    own = {"ray"} if everything else backends
-    wanted = [part for name in own for part in PARTS[name]]
-    others = [part for name, parts in PARTS.items() if name not in own for part in parts if part != "embgrad."]
+    """Return the sites whose messages a run with these backends must read."""
+    everything = "ray" in backends  # it runs together with all three frameworks, each of which also has its environment
+    environments = {"ray"} if everything else backends
+    prefixes = [part for name in environments for part in PARTS[name]]
+    other_prefixes = [
+        part for name, parts in PARTS.items() if name not in environments for part in parts if part != "embgrad."
+    ]
     return [
         site
         for site in sites()
-        if site.key.startswith(tuple(wanted)) and not (own == {"reference"} and site.key.startswith(tuple(others)))
+        if site.key.startswith(tuple(prefixes))
+        and not (environments == {"reference"} and site.key.startswith(tuple(other_prefixes)))
     ]
 
 
 class Messages:
-    """The messages that the tests of this process, and of its workers, have read."""
+    """The record of messages that the tests of this process and of its workers have read."""
 
     def __init__(self) -> None:
         self.read: set[str] = set()
         self.testing = False
 
     def install(self) -> None:
-        """Record from now on each error of the library whose message a test reads."""
+        """Patch `EmbgradError.message`, to record each error of the library whose message a test reads."""
         read = EmbgradError.message.fget
         assert read is not None
 
         def message(error: EmbgradError) -> str:
-            said: str = read(error)
-            if self.testing and (site := made_at(error, said)) is not None:
+            text: str = read(error)
+            if self.testing and (site := made_at(error, text)) is not None:
                 self.read.add(site.key)
-            return said
+            return text
 
         EmbgradError.message = property(message)  # type: ignore[assignment, method-assign]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Record during the test's own call, and not during its fixtures."""
+        """Record messages during the test's call, and not during its fixtures."""
         before, self.testing = set(self.read), True
         try:
             yield
         except BaseException:
-            self.read = before  # a test that fails shows nothing
+            self.read = before  # a failing test proves nothing
             raise
         finally:
             self.testing = False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker has read."""
+        """Add the messages that a worker has read."""
         self.read.update(getattr(node, "workeroutput", {}).get("messages", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Hand over what this worker has read; fail the whole run where a message is left."""
+        """Pass on the messages that this worker has read, or fail the whole run if a message was not read."""
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             output["messages"] = sorted(self.read)
@@ -101,7 +105,7 @@ class Messages:
             terminalreporter.write_line(f"no test reads this message: {key}", red=True)
 
     def unread(self, config: pytest.Config) -> list[str]:
-        """Return the keys of the places whose message should have been read in this run."""
+        """Return the keys of the sites whose messages this run should have read and has not."""
         from tests.conftest import backends_under_test, beside_under_test
 
         if not config.getoption("every_message"):
@@ -110,28 +114,28 @@ class Messages:
         return [site.key for site in answerable(under_test) if site.key not in self.read]
 
 
-def made_at(error: EmbgradError, said: str) -> Site | None:
-    """Return the place that made an error: where it was raised, or, made elsewhere, the one whose words it has."""
+def made_at(error: EmbgradError, message: str) -> Site | None:
+    """Return the site that created an error: where it was raised, or else the site whose message pattern fits."""
     frames = list(_lines(error))
     if frames and (site := at(*frames[-1])) is not None and site.error == type(error).__name__:
         return site
     modules = dict.fromkeys(module for module, _ in frames)
     candidates = [site for module in modules for site in sites_in(module)] if modules else sites()
     fitting = [
-        site for site in candidates if site.error == type(error).__name__ and _pattern(site.message).fullmatch(said)
+        site for site in candidates if site.error == type(error).__name__ and _pattern(site.message).fullmatch(message)
     ]
     return max(fitting, key=lambda site: len(site.message)) if fitting else None
 
 
 @functools.cache
 def _pattern(message: str) -> re.Pattern[str]:
-    """Return what a place's message may be; one without words of its own fits nothing, since it would fit all."""
+    """Return the pattern of a site's messages; one with hardly any constant text matches nothing, as it would match all."""
     parts = [re.escape(part) for part in message.split("…")]
     return re.compile(".*".join(parts) if len(message) > 12 else r"(?!)", flags=re.DOTALL)
 
 
 def _lines(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yield the module and the line of each call on the error's way, the outermost first."""
+    """Yield the module and the line of each frame in an error's traceback, the outermost first."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_globals.get("__name__", ""), trace.tb_lineno

@@ -1,4 +1,4 @@
-"""Where the library makes its errors: each place in the source, by its function, its class and the words of its message."""
+"""The sites at which the library creates its errors, each with its function, its class and the constant text of its message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embgrad.cli.errors import UsageError
 __all__ = ["CLASSES", "ERRORS", "ROOT", "Site", "at", "sites", "sites_in"]
 
 ROOT = Path(__file__).parents[2]
-#: What is read, with the folder that its modules are named from.
+#: The sources to read, each with the folder to which its modules' names are relative.
 _SOURCES = (
     ("embgrad", ROOT),
     ("backends", ROOT / "backends"),
@@ -29,8 +29,8 @@ CLASSES = {
     if name in errors.__all__ and inspect.isclass(kind) and issubclass(kind, errors.EmbgradError)
 }
 
-#: The names of all errors that derive from one of these, the commands' own and those of `embgrad.ray`, which cannot be imported
-#: where Ray is not there.
+#: The names of all errors that derive from one of these. The commands' errors and those of `embgrad.ray` are listed by name, as
+#: the latter cannot be imported without Ray.
 ERRORS = frozenset(
     {*CLASSES, UsageError.__name__, "ArgumentError", "MissingPackageError", "NoColumnError", "_NotOpenedError"}
 )
@@ -38,14 +38,14 @@ ERRORS = frozenset(
 
 @dataclass(frozen=True)
 class Site:
-    """A place that makes an error.
+    """An expression in the source that creates an error.
 
     Attributes:
-        module: the module's name, as in `embgrad.inputs.batch`.
-        function: the function's name with those that it lies in; empty at the module's top.
-        error: the name of the class.
-        message: the message's own words; what is filled in stands as `…`.
-        number: counts from 0 where all of the above are the same.
+        module: the module's name, such as `embgrad.inputs.batch`.
+        function: the function's qualified name; empty at the module's top level.
+        error: the name of the error's class.
+        message: the constant text of the message, with `…` for each value that is filled in.
+        number: the index among the sites for which all of the above are the same.
         lines: the first and the last line of the expression.
     """
 
@@ -58,49 +58,51 @@ class Site:
 
     @property
     def key(self) -> str:
-        """What names the place as long as its message and its function's name stay, whatever its line."""
+        """The site's name, which depends on its function and message but not on its line."""
         again = f" ({self.number + 1})" if self.number else ""
         return f"{self.module}:{self.function} {self.error}: {self.message}{again}"
 
 
 @functools.cache
 def sites() -> tuple[Site, ...]:
-    """Every place, by module and line."""
+    """Return all sites, by module and line."""
     return tuple(site for module in sorted(_modules()) for site in sites_in(module))
 
 
 def at(module: str, line: int) -> Site | None:
-    """The place that holds the line; None where none does."""
-    held = [site for site in sites_in(module) if site.lines[0] <= line <= site.lines[1]]
-    return min(held, key=lambda site: site.lines[1] - site.lines[0]) if held else None
+    """Return the innermost site that contains a line, or None."""
+    containing = [site for site in sites_in(module) if site.lines[0] <= line <= site.lines[1]]
+    return min(containing, key=lambda site: site.lines[1] - site.lines[0]) if containing else None
 
 
 @functools.cache
 def sites_in(module: str) -> tuple[Site, ...]:
-    """The places in a module; none in one that is not the library's."""
+    """Return the sites in a module; there are none in a module that is not the library's."""
     path = _modules().get(module)
     if path is None:
         return ()
     seen: Counter[tuple[str, str, str]] = Counter()
-    found = []
+    module_sites = []
     for function, call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
         error = _name(call.func)
         message = _words(call.args[0]) if call.args else ""
         same = (function, error, message)
-        found.append(Site(module, function, error, message, seen[same], (call.lineno, call.end_lineno or call.lineno)))
+        module_sites.append(
+            Site(module, function, error, message, seen[same], (call.lineno, call.end_lineno or call.lineno))
+        )
         seen[same] += 1
-    return tuple(found)
+    return tuple(module_sites)
 
 
 @functools.cache
 def _modules() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for name, base in _SOURCES:
         source = ROOT / name
         for path in [source] if source.is_file() else sorted(source.rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def _calls(tree: ast.AST, function: str = "") -> Iterator[tuple[str, ast.Call]]:
@@ -118,7 +120,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _words(node: ast.expr) -> str:
-    """The constant parts of a message, with a … for each other."""
+    """Return the constant text of a message, with `…` for each other part."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):

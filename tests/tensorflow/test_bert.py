@@ -120,11 +120,11 @@ def test_half_precision_checkpoints_are_widened(tmp_path: Path) -> None:
         (lambda w: w.update({"extra.weight": np.zeros(3, "f4")}), r"holds 1 weights .*'extra.weight'"),
         (
             lambda w: w.update({"pooler.dense.bias": np.zeros(3, "f4")}),
-            r"'pooler.dense.bias' of shape \(3,\): the configuration makes it \(8,\)",
+            r"'pooler.dense.bias' of shape \(3,\): the configuration requires \(8,\)",
         ),
         (
             lambda w: w.update({"encoder.layer.0.intermediate.dense.weight": np.zeros((8, 12), "f4")}),
-            r"shape \(8, 12\): the configuration makes it \(12, 8\)",
+            r"shape \(8, 12\): the configuration requires \(12, 8\)",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_generator_of_the_models_program() -> None:
         def head(self, rows: Any) -> Any:
             return super().head(rows) * generator.normal()
 
-    with pytest.warns(embgrad.EmbgradWarning, match="differ from what it gives itself"):
+    with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
         found = [embgrad.gradients(Noisy(), IDS, PROJECTION, compile=True) for _ in range(2)]
     assert not np.allclose(found[0].values, found[1].values)
 
@@ -126,7 +126,7 @@ def test_a_generator_of_the_models_program() -> None:
         (Untraceable.Draws, "draws random numbers"),
         (Untraceable.Runs, "runs Python in its graph (EagerPyFunc)"),
         (Untraceable.RunsNumPy, "runs Python in its graph (PyFunc)"),
-        (Untraceable.Asks, "the gradients at 'word' of a trace of it differ from what it gives itself"),
+        (Untraceable.Asks, "the gradients at 'word' differ between a trace and the model itself"),
         (Untraceable.Loops, "inside a loop"),
     ],
 )
@@ -173,7 +173,7 @@ def test_an_objective_that_draws_has_no_trace_and_others_do() -> None:
         return tf.reduce_sum(out * tf.random.normal(tf.shape(out), dtype=out.dtype), 1)
 
     for _ in range(2):
-        with pytest.warns(embgrad.EmbgradWarning, match="or the objective gives something else each time"):
+        with pytest.warns(embgrad.EmbgradWarning, match="or the objective gives different results each time"):
             embgrad.gradients(model, IDS, drawing, compile=True)
     for objective in (lambda out: out[:, 0], PROJECTION):
         same(*both(model, IDS, objective))

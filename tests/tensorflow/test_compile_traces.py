@@ -55,7 +55,7 @@ def test_lengths_that_are_new_are_compared(batch: np.ndarray) -> None:
     for other in others:
         embgrad.gradients(model, other, PROJECTION, compile=True)
     assert model.ran == ran
-    with pytest.warns(embgrad.EmbgradWarning, match="a trace of it differ from what it gives itself"):
+    with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
         one = embgrad.gradients(model, batch, PROJECTION, compile=True)
     plain = embgrad.gradients(model, batch, PROJECTION)
     np.testing.assert_array_equal(one.values, plain.values)
@@ -199,7 +199,7 @@ def test_call_that_changes_what_it_reads_runs_without() -> None:
         return model(inputs) * float(times[0])
 
     for number in range(1, 4):
-        with pytest.warns(embgrad.EmbgradWarning, match="differ from what it gives itself"):
+        with pytest.warns(embgrad.EmbgradWarning, match="differ between a trace and the model itself"):
             found = embgrad.gradients(model, IDS, PROJECTION, call=counting, compile=True)
         times[0] = number - 1
         np.testing.assert_array_equal(found.values, embgrad.gradients(model, IDS, PROJECTION, call=counting).values)

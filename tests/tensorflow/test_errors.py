@@ -131,8 +131,8 @@ def test_outputs(keras: Any) -> None:
         ),
         (lambda logits: tf.reduce_sum(logits), r"shape \(\) .*embgrad.Scalar\(function\)"),
         (lambda logits: tf.argmax(logits, 1), r"dtype int64: expected a tf.Tensor of floating point and shape \(2,\)"),
-        (lambda logits: logits.numpy()[:, 0], r"gave ndarray: expected a tf.Tensor of floating point"),
-        (lambda logits: None, r"gave NoneType: expected a tf.Tensor of floating point"),
+        (lambda logits: logits.numpy()[:, 0], r"returned ndarray: expected a tf.Tensor of floating point"),
+        (lambda logits: None, r"returned NoneType: expected a tf.Tensor of floating point"),
         (
             embgrad.Scalar(lambda logits: logits[:, 0]),
             r"shape \(2,\) .*: expected a tf.Tensor of floating point and shape \(\)",

@@ -116,7 +116,10 @@ def test_the_word_lookup(kind: str) -> None:
 
 def test_a_missing_input_is_named() -> None:
     model = functional(lambda ids, mask: {"input_ids": ids, "wanted": mask}, mask="wanted")
-    with pytest.raises(embgrad.BatchError, match="the model needs 'wanted', and the batch has nothing of that name"):
+    with pytest.raises(
+        embgrad.BatchError,
+        match="the model needs 'wanted', which has no default, and the batch has no entry of that name",
+    ):
         embgrad.gradients(model, BATCH, embgrad.CrossEntropy(LABELS))
 
 

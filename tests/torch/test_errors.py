@@ -82,16 +82,16 @@ def test_a_zero_gradient_is_a_result() -> None:
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        (lambda logits: logits, r"shape \(2, 3\) and dtype float32: expected .* shape \(2,\), one number an example"),
+        (lambda logits: logits, r"shape \(2, 3\) and dtype float32: expected .* shape \(2,\), one number per example"),
         (
             lambda logits: logits.sum(),
-            r"shape \(\).*expected .* shape \(2,\).*embgrad.Scalar\(function\) takes a scalar",
+            r"shape \(\).*expected .* shape \(2,\).*For a scalar pass embgrad.Scalar\(function\)",
         ),
         (lambda logits: logits.argmax(1), r"dtype int64: expected a torch.Tensor of floating point and shape \(2,\)"),
-        (lambda logits: 1.0, r"gave float: expected a torch.Tensor of floating point"),
+        (lambda logits: 1.0, r"returned float: expected a torch.Tensor of floating point"),
         (
             embgrad.Scalar(lambda logits: logits[:, 0]),
-            r"shape \(2,\) .*: expected .* shape \(\), .*; leave embgrad.Scalar out",
+            r"shape \(2,\) .*: expected .* shape \(\), .*\. Remove embgrad.Scalar",
         ),
     ],
 )
@@ -129,7 +129,9 @@ def test_an_argument_that_the_batch_does_not_have() -> None:
         def forward(self, x: Any, lexicon: Any) -> Any:
             return super().forward(x)
 
-    with pytest.raises(embgrad.BatchError, match=r"needs 'lexicon', and the batch has nothing of that name"):
+    with pytest.raises(
+        embgrad.BatchError, match=r"needs 'lexicon', which has no default, and the batch has no entry of that name"
+    ):
         embgrad.gradients(Demanding(), IDS, embgrad.Logit(0))
 
 
