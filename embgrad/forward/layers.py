@@ -1,4 +1,4 @@
-"""Which calls of modules are a model's layers: told by how they follow one another, and by how they are listed."""
+"""Find the layers among the calls of a forward pass, by how the calls follow one another and how their modules are listed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["NUMBERED", "Calls", "Stack", "ancestors", "is_decoders", "stacked"]
 
-#: A number at the end of a path, alone or behind a mark: `layer.0`, `layer_._0`, `block_1`.
+#: A number at the end of a path, alone or after a separator: `layer.0`, `layer_._0`, `block_1`.
 NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
 
-#: Where a class's name has an underscore in the name that Keras makes of it.
+#: The positions in a class's name where Keras inserts an underscore to derive a layer's name.
 CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-#: Kinds of modules that may stand between layers, or in one list with them, and are none.
+#: Kinds of modules that may stand between layers, or in one list with them, without being layers.
 SLIGHT: Final = re.compile(
     "drop|norm|identity|activation|relu|gelu|selu|celu|silu|swish|mish|sigmoid|tanh|softmax", re.I
 )
 
 
 class Place(NamedTuple):
-    """Which of a list of blocks a call's module is, as its path says.
+    """The place of a call's module in a list of modules, read from its path.
 
     Attributes:
-        list: the path without the number, the same for all of the list.
-        number: which of the list it is.
+        list: the path without the number; it is the same for all modules of the list.
+        number: the module's index in the list.
     """
 
     list: str
@@ -38,11 +38,11 @@ class Place(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Calls of repeated blocks, in order.
+    """A stack of calls of repeated blocks, in order.
 
     Attributes:
-        blocks: the numbers of the calls.
-        told: whether they are all layers of what they are layers of, each behind the one before it.
+        blocks: the indices of the calls.
+        told: whether the blocks are known to be all layers of the stack, each applied after the one before it.
     """
 
     blocks: list[int]
@@ -50,14 +50,14 @@ class Stack(NamedTuple):
 
 
 class Calls:
-    """The calls of one forward pass, and what is asked of them again and again.
+    """The calls of one forward pass, with the derived facts that several functions need.
 
     Attributes:
-        batch: what the model was run on.
+        batch: the batch that the model was run on.
         all: the calls.
-        holding: the numbers of those in which others are made.
-        places: by number the place of each in a list; None where its path tells none.
-        hidden: the numbers of those that take and give something for each example and position.
+        holding: the indices of the calls during which other calls are made.
+        places: for each call the place of its module in a list; None where its path has none.
+        hidden: the indices of the calls whose input and output have an entry for each example and position.
     """
 
     def __init__(self, batch: TokenBatch, calls: Sequence[ModuleCall]) -> None:
@@ -68,15 +68,15 @@ class Calls:
         self.hidden = [number for number, call in enumerate(calls) if _is_hidden(call, batch)]
 
     def parent(self, number: int) -> int | None:
-        """The number of the call in which one was made."""
+        """Return the index of the call during which a call was made; None for the outermost."""
         return self.all[number].parent
 
     def kinds(self, numbers: Iterable[int]) -> Counter[str]:
-        """How many there are of each kind."""
+        """Return how many of these calls there are of each kind."""
         return Counter(self.all[number].kind for number in numbers)
 
     def lists(self, numbers: Iterable[int]) -> dict[tuple[int | None, str], list[int]]:
-        """Those of each list: of one path but for the number, made in one call."""
+        """Return the calls grouped by list: those whose paths differ only in the number and that share a parent call."""
         found: dict[tuple[int | None, str], list[int]] = defaultdict(list)
         for number in numbers:
             place = self.places[number]
@@ -85,19 +85,23 @@ class Calls:
         return found
 
     def is_inside(self, number: int, outer: Iterable[int]) -> bool:
-        """Whether a call is made in one of others, at whatever depth."""
+        """Return whether a call is made during one of the outer calls, at any depth."""
         return not set(outer).isdisjoint(ancestors(self.all, self.parent(number)))
 
     def positions(self, number: int) -> int:
-        """At how many positions it takes and gives something for each example; 0 where it takes or gives other things."""
+        """Return how many positions a call's input or output has for each example, the larger of the two.
+
+        The result is 0 where either is not of shape (example, position, dim).
+        """
         given, gave = self.all[number].source_shape, self.all[number].token_shape
         by_example = len(given) == len(gave) == 3 and given[0] == gave[0] == self.batch.shape[0]
         return max(given[1], gave[1]) if by_example else 0
 
     def is_slight(self, number: int) -> bool:
-        """Whether there is nothing in it but dropout, norms and the like, by their kinds or because they change nothing."""
+        """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input."""
         inside = [number]
-        for after in range(number + 1, len(self.all)):  # what is made in a call comes right behind its beginning
+        # Calls made during a call come right after it.
+        for after in range(number + 1, len(self.all)):
             if not self.is_inside(after, [number]):
                 break
             inside.append(after)
@@ -105,13 +109,13 @@ class Calls:
         return all(SLIGHT.search(call.kind) or call.token == call.source for call in plain)
 
     def is_piped(self, number: int) -> bool:
-        """Whether it is listed in the very module that calls it, as what a `Sequential` holds: layers, and other things."""
+        """Return whether a call's module is listed in the very module that calls it, as the modules of a `Sequential` are."""
         parent, place = self.parent(number), self.places[number]
         return place is not None and place.list == ("" if parent is None else self.all[parent].path)
 
 
 def ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
-    """A call and those around it, from the innermost."""
+    """Yield a call and the calls around it, from the innermost to the outermost."""
     while number is not None:
         yield number
         number = calls[number].parent
@@ -121,9 +125,9 @@ def ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
 
 
 def _places(calls: Sequence[ModuleCall]) -> list[Place | None]:
-    """The places of the calls.
+    """Return the place of each call's module in a list; None where its path has none.
 
-    TensorFlow numbers names that come again: `layer_0_1` and `layer_1_1` are 0 and 1 of a list, in the second trace.
+    TensorFlow numbers repeated names: in the second trace, `layer_0_1` and `layer_1_1` are items 0 and 1 of one list.
     """
     places = [_place(call.path, call.kind) for call in calls]
     before: dict[tuple[int | None, str], dict[int, Place]] = defaultdict(dict)
@@ -140,9 +144,9 @@ def _places(calls: Sequence[ModuleCall]) -> list[Place | None]:
 
 
 def _place(path: str, kind: str) -> Place | None:
-    """The place that a path tells; None where it holds no number, or one that says something else.
+    """Return the place that a path states; None where it has no number, or a number that is not an index.
 
-    Keras counts the layers of a class as they are made: `add_3` is the fourth of the process, and no block's place.
+    Keras numbers the layers of a class in order of creation: `add_3` is the process's fourth `Add`, not item 3 of a list.
     """
     found = NUMBERED.search(path)
     if found is None:
@@ -153,7 +157,7 @@ def _place(path: str, kind: str) -> Place | None:
 
 
 def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
-    """Whether it takes and gives something for each example and position."""
+    """Return whether the call's input and output have an entry for each example and position."""
     examples, positions = batch.shape
     shapes = ((examples, positions), (positions, examples))
 
@@ -168,11 +172,11 @@ def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
 
 @dataclass
 class _Company:
-    """Calls made in one call that may be of one stack: they are of one kind, or in one list.
+    """A group of calls with the same parent that may form one stack: they share a kind, or a list.
 
     Attributes:
-        numbers: the numbers of the calls, in order.
-        told: False where they are in a list that is no stack as a whole: a part of it is none either.
+        numbers: the indices of the calls, in order.
+        told: False where the calls share a list that as a whole is no stack. Then no section of the list is a stack either.
     """
 
     numbers: list[int]
@@ -180,30 +184,35 @@ class _Company:
 
 
 def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], list[int]]:
-    """The stacks of two blocks and more, by their first calls; and calls that may be a model's only layer, the outermost first.
+    """Find the stacks of at least two blocks, and the calls that may be a model's only layer.
 
     Args:
         calls: the calls.
-        marked: calls in which ids, positions or types are looked up: no layers, though they may be listed with them.
+        marked: calls that look up ids, positions or types. They are not layers, though they may be listed with layers.
+
+    Returns:
+        The stacks in order of their first calls, and the indices of the single calls, the outermost first.
     """
     stacks, single = list[Stack](), list[int]()
     companies, mixed = _companies(calls, marked)
     for company in companies:
         runs = _runs(calls, company.numbers)
         times = Counter(one for run in runs for one in calls.lists(run))
-        torn = {one for one, count in times.items() if count > 1}  # lists that are not one stack
+        # Lists whose calls are in several runs are not one stack.
+        torn = {one for one, count in times.items() if count > 1}
         if calls.holding.isdisjoint(company.numbers):
-            whole = runs if len(runs) == 1 else []  # linear maps and the like, of which any two may follow one another
+            # Of linear maps and the like, any two may follow one another by chance.
+            whole = runs if len(runs) == 1 else []
         elif torn or not company.told:
             whole, company.told = [company.numbers], False
         else:
             whole = runs
             single += [run[0] for run in runs if len(run) == 1 and run[0] not in mixed and _may_be_alone(calls, run[0])]
         stacks += [Stack(run, company.told) for run in whole if len(run) > 1]
-    # The parts of a single layer may be listed, too, such as T5's attention and feed-forward net.
+    # The modules inside a single layer may be listed, too, such as T5's attention and feed-forward net.
     parts = [one for one in stacks if _is_one_of_each(calls, one) and calls.is_inside(one.blocks[0], single)]
     around = {number for one in parts for number in ancestors(calls.all, one.blocks[0]) if calls.is_piped(number)}
-    unclear = mixed | around.intersection(single)  # what is in them may be a layer's
+    unclear = mixed | around.intersection(single)  # the modules inside these calls may belong to a layer
     stacks = [
         one
         for one in stacks
@@ -215,18 +224,22 @@ def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], li
 
 
 def _is_one_of_each(calls: Calls, stack: Stack) -> bool:
-    """Whether no kind is repeated in it."""
+    """Return whether each block of the stack has a kind of its own."""
     return max(calls.kinds(stack.blocks).values()) == 1
 
 
 def _may_be_alone(calls: Calls, number: int) -> bool:
-    """Whether it may be the only layer of a model: of a module that holds others, numbered in a list."""
+    """Return whether a call may be a model's only layer: its module is numbered in a list and holds other modules."""
     call = calls.all[number]
     return number in calls.holding and calls.places[number] is not None and call.source_shape == call.token_shape
 
 
 def _companies(calls: Calls, marked: Collection[int]) -> tuple[list[_Company], set[int]]:
-    """All calls that turn hidden states into such, by who may be of one stack; and those beside which others are listed."""
+    """Group all calls that map hidden states to hidden states by the stack that they may belong to.
+
+    Returns:
+        The groups, and the indices of the calls whose list also holds blocks of other kinds.
+    """
     of_kind: dict[tuple[object, ...], _Company] = {}
     company: dict[int, _Company] = {}
     for number in calls.hidden:
@@ -245,14 +258,14 @@ def _companies(calls: Calls, marked: Collection[int]) -> tuple[list[_Company], s
 
 
 def _join(company: dict[int, _Company], blocks: Sequence[int], told: bool) -> None:
-    """Make one company of those of the blocks."""
+    """Merge the groups of all these blocks into one."""
     old = {id(company[number]): company[number] for number in blocks}.values()
     joined = _Company(sorted(number for one in old for number in one.numbers), told and all(one.told for one in old))
     company.update(dict.fromkeys(joined.numbers, joined))
 
 
 def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> list[int]:
-    """Those of a list that may be its layers."""
+    """Return the calls of a list that may be layers."""
     blocks = [
         number
         for number in listed
@@ -261,7 +274,7 @@ def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> lis
     kinds = calls.kinds(blocks)
 
     def is_other(number: int) -> bool:
-        """Whether it is what comes before the layers, or behind them."""
+        """Return whether the block is a different module that comes before or after the layers."""
         slight = calls.is_piped(number) and calls.is_slight(number)
         return len(blocks) > 1 and kinds[calls.all[number].kind] == 1 and (slight or number in marked)
 
@@ -273,10 +286,10 @@ def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> lis
 
 
 def _are_one_stack(calls: Calls, blocks: Sequence[int]) -> bool | None:
-    """Whether blocks that are listed together, but are of several kinds or shapes, are layers all the same; None for others.
+    """Return whether listed blocks of several kinds or shapes are layers all the same; None where their list does not decide.
 
-    A list of layers may be of several kinds, as in Jamba, or with a layer in a wrapper. To leave some out would give others
-    their numbers. What a `Sequential` holds may begin and end with other things, so that it must repeat what it begins with.
+    A list of layers may hold several kinds, as in Jamba, or one layer in a wrapper. Skipping some of its blocks would shift
+    the numbers of the others. A `Sequential` may begin and end with other modules, so it must repeat its first and last kind.
     """
     kinds, shapes = calls.kinds(blocks), {calls.all[number].token_shape for number in blocks}
     repeats = max(kinds.values(), default=0) > 1
@@ -293,19 +306,19 @@ def _are_one_stack(calls: Calls, blocks: Sequence[int]) -> bool | None:
 
 
 def _repeat_inside(calls: Calls, blocks: Sequence[int]) -> bool:
-    """Whether blocks are repeated inside of these, so that these may be no layers but parts of a model."""
+    """Return whether blocks are repeated inside these, so that these may be large components of a model instead of layers."""
     inside = [number for number in calls.hidden if number in calls.holding and calls.is_inside(number, blocks)]
     times = Counter((calls.parent(number), calls.all[number].kind) for number in inside)
     return max(times.values(), default=0) > 1
 
 
 def _runs(calls: Calls, company: Sequence[int]) -> list[list[int]]:
-    """The company in chains: each block takes what the one before it gave, or is the next of one list from its beginning.
+    """Split a group into chains: each block takes the output of the one before it, or is the next of one list from its start.
 
-    Between blocks that hold others may come modules such as dropout, but no other blocks.
+    Between blocks that hold others there may be modules such as dropout, but no other blocks.
     """
     runs = list[list[int]]()
-    given = list[set[int | None]]()  # by run what its last block gave, as it is and as others made of it
+    given = list[set[int | None]]()  # for each run its last block's output, also after dropout and the like
     members, bridged = set(company), not calls.holding.isdisjoint(company)
     heavy = {number for number in calls.hidden if number in calls.holding and not calls.is_slight(number)}
     for number in range(company[0], company[-1] + 1):
@@ -329,7 +342,10 @@ def _runs(calls: Calls, company: Sequence[int]) -> list[list[int]]:
 
 
 def _follows(calls: Calls, number: int, run: Sequence[int], given: Collection[int | None]) -> bool:
-    """Whether a block goes on with a chain. Of what is called as an encoder's or decoder's neither goes on with the other."""
+    """Return whether a block continues a chain.
+
+    A block with an encoder's path does not continue a decoder's chain, nor the reverse.
+    """
     if is_decoders(calls.all[number]) != is_decoders(calls.all[run[-1]]):
         return False
     if calls.all[number].source in given:
@@ -340,5 +356,5 @@ def _follows(calls: Calls, number: int, run: Sequence[int], given: Collection[in
 
 
 def is_decoders(call: ModuleCall) -> bool:
-    """Whether it is called as a decoder's."""
+    """Return whether the call's path contains "decoder"."""
     return "decoder" in call.path.lower()

@@ -1,4 +1,4 @@
-"""Which point a name means, and what is said where it means none or several."""
+"""Find the point that a name means, and compose the error messages for names that mean none or several."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["LAYER_ROLE", "point_of"]
 
-#: The role of a layer, counted from the first or, below zero, from the last.
+#: The role of a layer, counted from the first or, if negative, from the last.
 LAYER_ROLE: Final = re.compile(rf"{LAYER}\.(-?\d+)")
 
-#: What a model lacks that has no point of a role.
+#: For each role, the words of the error message for a model that has no such point.
 LACKING: Final = {
     POSITION: "makes no lookup by position: it may compute its positions, rotate by them, or have none",
     TYPE: "makes no lookup by type",
@@ -34,19 +34,19 @@ LACKING: Final = {
 
 
 def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> tuple[Point, bool]:
-    """The point that a name means, and whether the name is a role.
+    """Return the point that a name means, and whether the name is a role.
 
     Args:
         name: a role, a native name, or the key of a point.
-        points: what a forward pass reached.
+        points: the points that a forward pass reached.
         words: those of the points that are `word`.
-        batch: what it was run on.
+        batch: the batch that the model was run on.
 
     Raises:
         PointNotReachedError: the name is `word`, and no lookup is.
         UnknownPointError: there is no such point.
-        AmbiguousPointError: the name fits several.
-        PointError: it has not so many occurrences.
+        AmbiguousPointError: the name fits several points.
+        PointError: `word` has fewer occurrences than the name's number requires.
     """
     path, side, occurrence = split_name(name)
     if path == WORD and side is None and (words or not _native(path, side, points)):
@@ -101,14 +101,14 @@ def _with_role(name: str, points: Sequence[Point]) -> Point | None:
 
 
 def _layers(points: Sequence[Point]) -> int:
-    """The number of layers."""
+    """Return the number of layers."""
     return sum(
         1 for point in points for role in point.roles if (found := LAYER_ROLE.fullmatch(role)) and int(found[1]) >= 0
     )
 
 
 def _native(path: str, side: str | None, points: Sequence[Point]) -> list[Point]:
-    """The points with that path: lookups first, then what the module gave, then other names of a module."""
+    """Return the points with that path: lookups first, then modules' outputs, then modules with that further name."""
     if side is None:
         lookups = [point for point in points if point.side is None]
         named = [point for point in lookups if point.path == path] or [point for point in lookups if path in point.also]
@@ -159,7 +159,7 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
 
 
 def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
-    """What is said of a model without layers: which blocks there are, and why they do not count."""
+    """Return the message's clause for a model without layers: which blocks it has, and why they are not layers."""
     away = _blocks_away(points, batch)
     if away:
         return f"{away}, so that what they give has no entry for each example and position"
@@ -175,7 +175,7 @@ def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
 
 
 def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
-    """What is said of blocks that run at other positions than the batch's; nothing where there are none."""
+    """Return the message's clause on blocks that run at other positions than the batch's; empty where there are none."""
     examples, positions = batch.shape
     shapes = {point.path: point.shape for point in points if point.side == OUTPUT}
     dims = {point.lookup.dim for point in points if point.lookup is not None}
@@ -195,7 +195,7 @@ def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
 
 
 def _lists(points: Iterable[Point]) -> list[list[str]]:
-    """The paths of numbered modules, by the list that they are in."""
+    """Return the paths of numbered modules, grouped by the list that they are in."""
     found: dict[str, dict[str, None]] = {}
     for point in points:
         number = NUMBERED.search(point.path)
@@ -205,7 +205,7 @@ def _lists(points: Iterable[Point]) -> list[list[str]]:
 
 
 def _ends(path: str) -> Iterator[int]:
-    """Where the paths of what is around a module end, in its own."""
+    """Yield the lengths of the path's prefixes that are paths of enclosing modules."""
     return (number for number, mark in enumerate(path) if mark in "./")
 
 
