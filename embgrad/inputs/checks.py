@@ -1,4 +1,4 @@
-"""What a batch may hold: each check says which value is wrong and where."""
+"""Check the values of a batch; each error names the wrong value and its position."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
     "read_only",
 ]
 
-#: The label that a per-position cross-entropy leaves out, as in every framework's own.
+#: The label that a per-position cross-entropy ignores, as the frameworks' own losses do.
 IGNORED: Final = -100
 
 
 def checked_ids(given: Any) -> np.ndarray:
-    """Token ids as int64, (example, position), read-only."""
+    """Return token ids as a read-only int64 array, (example, position)."""
     if is_text(given):
         raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
     array = as_array(given, "ids")
@@ -41,10 +41,10 @@ def checked_ids(given: Any) -> np.ndarray:
 
 
 def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A mask as int64, read-only."""
+    """Return a mask as a read-only int64 array."""
     array = as_array(given, "mask")
     _expect_shape(array, "mask", shape)
-    if array.dtype.kind in "cVmMSU":  # which compare as numbers do, or not at all
+    if array.dtype.kind in "cVmMSU":  # some of these compare equal to 0 and 1, others cannot be compared
         raise BatchError(
             f"mask is of dtype {array.dtype}: expected 1 at real positions and 0 at padding, as integers, floats or bools"
         )
@@ -59,7 +59,7 @@ def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def checked_integers(given: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
-    """Whole numbers of that shape and none below `least`, as int64, read-only."""
+    """Return whole numbers of that shape, none below `least`, as a read-only int64 array."""
     array = as_array(given, name)
     _expect_shape(array, name, shape)
     whole = whole_numbers(array)
@@ -88,10 +88,10 @@ def _not_whole(array: np.ndarray, name: str) -> str:
 def checked_tokens(
     given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None
 ) -> tuple[tuple[str, ...], ...]:
-    """The tokens as tuples, one token a position."""
+    """Return the tokens as tuples, one token for each position."""
     if not hasattr(given, "__iter__"):
         raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
-    examples = list(given)  # an iterator gives them once
+    examples = list(given)  # an iterator can be read only once
     lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in examples]
     if -1 in lengths:
         raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
@@ -104,7 +104,7 @@ def checked_tokens(
 
 
 def as_array(given: Any, name: str) -> np.ndarray:
-    """An array of numbers from whatever was given."""
+    """Return an array of numbers from any array, tensor or nested list."""
     try:
         array = np.asarray(to_numpy(given))
         why = " (of dtype object; its .tolist() may do)" if isinstance(getattr(given, "dtype", None), np.dtype) else ""
@@ -136,13 +136,13 @@ def _place(index: np.ndarray) -> str:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """The array, which nobody can write to any more."""
+    """Make an array read-only and return it."""
     array.flags.writeable = False
     return array
 
 
 def is_text(given: Any) -> bool:
-    """Whether this is a text, a pair, or a list of them, and not ids."""
+    """Return whether a batch is a text, a pair of texts or a list of these, rather than ids."""
     if isinstance(given, np.ndarray):
         return given.dtype.kind in "US" or (given.dtype == object and given.size > 0 and is_text(given.flat[0]))
     if isinstance(given, (list, tuple)):

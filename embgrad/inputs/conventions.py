@@ -1,4 +1,4 @@
-"""The forms in which a batch may be given: as it is, as a dict, as gluonnlp's triple, as an array of ids."""
+"""Convert a batch from any accepted form: a TokenBatch, a dict, gluonnlp's triple, an array of ids, or texts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ __all__ = ["as_batch", "batch_of"]
 
 
 def batch_of(given: Any, tokenizer: Any, max_length: int | None = None, model: Any = None) -> TokenBatch:
-    """Return the batch from any form in which it may be given.
+    """Return the batch from any accepted form.
 
     Args:
         given: the batch, see `as_batch`; or texts.
-        tokenizer: makes ids of texts, and names the tokens of ids; None for the model's own, which texts alone need.
-        max_length: cuts texts to so many tokens; None for the model's own limit with its own tokenizer, and else for none.
-        model: what may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
+        tokenizer: encodes texts, and names the tokens of ids. None uses the model's own tokenizer for texts, if it has one.
+        max_length: the most tokens of an example, for texts. None uses the model's own limit if its tokenizer is used, and no
+            limit otherwise.
+        model: an object that may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
 
     Raises:
         BatchError: the batch is in none of these forms, or `max_length` is given for ids.
@@ -47,10 +48,10 @@ def batch_of(given: Any, tokenizer: Any, max_length: int | None = None, model: A
 
 
 def as_batch(given: Any) -> TokenBatch:
-    """A TokenBatch from a batch, a dict in a known convention, gluonnlp's triple or an array of ids.
+    """Return a TokenBatch from a TokenBatch, a dict in a known convention, gluonnlp's triple or an array of ids.
 
     Raises:
-        BatchError: strings (which need a tokenizer), or what is in none of these forms.
+        BatchError: the batch is text, which needs a tokenizer, or is in none of these forms.
     """
     if isinstance(given, TokenBatch):
         return given
@@ -69,10 +70,10 @@ def as_batch(given: Any) -> TokenBatch:
 
 
 def _expect_no_model(given: Any) -> None:
-    """Refuse a model or an objective, which stand before and after the batch.
+    """Raise an error if a model or an objective was passed as the batch.
 
     Raises:
-        BatchError: the value can be called, as models and functions can, or is an objective.
+        BatchError: the value is callable, as models and functions are, or is an objective.
     """
     is_objective = type(given).__module__.startswith("embgrad.objectives")
     if is_objective or (callable(given) and not hasattr(given, "shape")):
@@ -83,10 +84,10 @@ def _expect_no_model(given: Any) -> None:
 
 
 def _expect_one_batch(given: Any) -> None:
-    """Refuse examples that are not collated, and what gives batches, or labels beside the ids.
+    """Raise an error for a list of uncollated examples, an (ids, labels) pair, or an iterable of batches.
 
     Raises:
-        BatchError: it is such.
+        BatchError: the value is one of these.
     """
     if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
         raise BatchError(
@@ -110,7 +111,7 @@ def _axes(given: Any) -> int | None:
 
 
 def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
-    """Whether this is gluonnlp's triple, and not three rows of ids."""
+    """Return whether the values are gluonnlp's triple rather than three rows of ids."""
     return as_array(ids, "ids").ndim != 1 and as_array(valid_length, "valid_length").ndim == 1
 
 
@@ -150,9 +151,9 @@ def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
 
 
 def _with_encodings(batch: TokenBatch, encodings: Any) -> TokenBatch:
-    """Return the batch with the tokens and words of a fast tokenizer's encodings, which a `BatchEncoding` keeps beside the ids.
+    """Return the batch with the tokens and words of a fast tokenizer's encodings, which a `BatchEncoding` holds beside the ids.
 
-    They count while they are those of the ids: the user may have changed the ids since.
+    Encodings are ignored where their ids differ from the batch's: the user may have changed the ids since.
     """
     if not isinstance(encodings, list) or [list(getattr(one, "ids", ())) for one in encodings] != batch.ids.tolist():
         return batch

@@ -1,4 +1,4 @@
-"""The further inputs of a batch: which have an entry an example, and the entries of some of the examples in them."""
+"""The further inputs of a batch: find those that have an entry for each example, and slice them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embgrad.errors import BatchError
 
 __all__ = ["cut", "is_of_each", "mask_of_further", "of_examples"]
 
-#: How the name of a mask follows from that of the ids that it belongs to: `decoder_input_ids`, `decoder_attention_mask`.
+#: Replacements that turn the name of ids into that of their mask: `decoder_input_ids`, `decoder_attention_mask`.
 MASKS: Final = (
     ("input_ids", "attention_mask"),
     ("input_ids", "mask"),
@@ -24,7 +24,7 @@ MASKS: Final = (
 
 
 def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | None:
-    """Return the mask of those further inputs that are these ids, told by its name; None where there is none.
+    """Return the mask that belongs, by its name, to the further input that equals these ids; None where there is none.
 
     Args:
         extras: the further inputs.
@@ -46,7 +46,7 @@ def _equals(value: Any, ids: np.ndarray) -> bool:
 
 
 def _whole(value: Any) -> np.ndarray | None:
-    """The whole numbers in an input; None where it holds something else."""
+    """Return the input as an int64 array; None where it holds anything but whole numbers."""
     try:
         return whole_numbers(to_numpy(value))
     except (TypeError, ValueError):
@@ -54,21 +54,21 @@ def _whole(value: Any) -> np.ndarray | None:
 
 
 def is_of_each(value: Any, examples: int) -> bool:
-    """Whether an input, or an array in it, has an entry an example.
+    """Return whether an input, or an array in it, has one entry for each example.
 
     Args:
-        value: an array, whose first axis tells it; a list or tuple with one entry an example; or a nest of arrays, such as a
-            dict, or one entry a layer, each with all examples.
-        examples: how many there are.
+        value: an array, which has if its first axis has that length; a list or tuple with one entry for each example; or a
+            nest of arrays, such as a dict, or one entry for each layer that holds all examples.
+        examples: the number of examples.
     """
     return _is_of_each(value, examples, outside=True)
 
 
 def cut(name: str, value: Any, examples: int, kept: slice) -> Any:
-    """The entries of some of the examples in an input that has such.
+    """Return an input restricted to the examples of a slice.
 
     Raises:
-        BatchError: it cannot be cut.
+        BatchError: the input cannot be sliced.
     """
     try:
         return of_examples(value, examples, lambda array: array[kept], lambda entries: entries[kept])
@@ -88,14 +88,14 @@ def of_examples(
     *,
     outside: bool = True,
 ) -> Any:
-    """An input with other arrays, and lists, in place of those that have an entry an example.
+    """Return an input in which the arrays and lists with one entry for each example are replaced.
 
     Args:
         value: see `is_of_each`.
-        examples: how many there are.
-        array: gives what takes the place of an array whose first axis is the examples.
-        listed: of a list or tuple with one entry an example.
-        outside: whether no list or tuple is around it: a list in a list is one entry, or one layer, of that.
+        examples: the number of examples.
+        array: returns the replacement of an array whose first axis holds the examples.
+        listed: returns the replacement of a list or tuple with one entry for each example.
+        outside: whether the value is inside no list or tuple. A list inside a list is one entry, or one layer, of that list.
     """
     if _is_array(value):
         return array(value) if _has(value, examples) else value
@@ -119,9 +119,10 @@ def _is_of_each(value: Any, examples: int, *, outside: bool) -> bool:
 
 
 def _is_one_an_example(value: Any, examples: int) -> bool:
-    """Whether it is a list or tuple of one entry an example, and not of as many layers, each with an entry an example.
+    """Return whether a list or tuple has one entry for each example, rather than one for each of equally many layers.
 
-    A list of arrays of NumPy's is taken for one array, as the frameworks take it.
+    An entry for a layer holds an entry for each example itself. A list of NumPy arrays is treated as one array, as the
+    frameworks treat it.
     """
     if not isinstance(value, (list, tuple)) or hasattr(value, "_fields") or len(value) != examples:
         return False
@@ -136,6 +137,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _has(array: Any, examples: int) -> bool:
-    """Whether an array's first axis is the examples."""
+    """Return whether an array's first axis has the batch's length."""
     shape = array.shape
     return len(shape) > 0 and int(next(iter(shape))) == examples

@@ -1,4 +1,4 @@
-"""The lines of a file of texts, one text a line."""
+"""Read the lines of a text file, one text per line."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from embgrad.errors import FileFormatError
 
 __all__ = ["MARK", "text_lines"]
 
-#: How a file begins that is of another encoding.
+#: The byte order marks of other encodings.
 OTHER_MARKS: Final = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
-#: How UTF-8 may begin.
+#: The byte order mark with which a UTF-8 file may begin.
 MARK: Final = b"\xef\xbb\xbf"
 
 
 def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
-    r"""The texts with the numbers of their lines, and how many lines are blank.
+    r"""Return the texts with their line numbers, and the number of blank lines.
 
-    Lines end as Python's open() and text editors see it, with \n, \r\n or \r. What Unicode calls line ends beside these, such
-    as U+2028, may stand within a text.
+    Lines end with \n, \r\n or \r, as for Python's open() and text editors. Unicode's other line separators, such as U+2028,
+    may be part of a text.
 
     Args:
         data: the file's bytes.
-        name: what the file is called in messages.
+        name: the file's name, for messages.
 
     Raises:
-        FileFormatError: it is not UTF-8.
+        FileFormatError: the file is not UTF-8.
     """
     other = OTHER_MARKS.get(data[:2])
     if other:

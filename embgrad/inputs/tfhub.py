@@ -1,4 +1,4 @@
-"""Runs a TF Hub preprocessing model: a model that takes a batch of strings and gives an encoder's three inputs."""
+"""Run a TF Hub preprocessing model: a model that takes a batch of strings and returns an encoder's three inputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ PACKAGES: Final = frozenset({"keras", "tensorflow", "tensorflow_hub", "tf_keras"
 
 
 def is_preprocessor(tokenizer: object) -> bool:
-    """Whether a callable is a model of TensorFlow or Keras, told by its type, without importing either."""
+    """Return whether a callable is a TensorFlow or Keras model, by its type, without importing either."""
     return any(base.__module__.partition(".")[0] in PACKAGES for base in type(tokenizer).__mro__)
 
 
 def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
-    """What a preprocessing model makes of each example, by its own keys.
+    """Return the preprocessing model's outputs for each example, under its own keys.
 
-    Pairs go through its `tokenize` and `bert_pack_inputs`, as TF Hub's preprocessing models have them.
+    Pairs are encoded with its `tokenize` and `bert_pack_inputs`, as TF Hub documents for its preprocessing models.
 
     Raises:
-        BatchError: there are pairs, and the model has no way to take them, or it did not give a dict.
+        BatchError: there are pairs and the model lacks these methods, or it did not return a dict.
     """
     singles = [number for number, example in enumerate(examples) if len(example) == 1]
     pairs = [number for number, example in enumerate(examples) if len(example) == 2]
