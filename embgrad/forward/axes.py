@@ -42,32 +42,32 @@ class Arrangement:
             return tensor
         examples, positions = self.layout.shape
         first, second = (positions, examples) if self.layout.transposed else (examples, positions)
-        apart = np.reshape(tensor, (first, second, *self.shape[2:]))
-        return np.swapaxes(apart, 0, 1) if self.layout.transposed else apart
+        separate = np.reshape(tensor, (first, second, *self.shape[2:]))
+        return np.swapaxes(separate, 0, 1) if self.layout.transposed else separate
 
     def own(self, seen: np.ndarray) -> np.ndarray:
         """Return an array of the users' axes in the tensor's own axes: the inverse of `seen`."""
         if self.layout is None:
             return seen.reshape(self.native)
-        turned = np.swapaxes(seen, 0, 1) if self.layout.transposed else seen
-        return turned.reshape(self.native)
+        transposed = np.swapaxes(seen, 0, 1) if self.layout.transposed else seen
+        return transposed.reshape(self.native)
 
-    def of_more(self, few: int, batch: TokenBatch) -> Arrangement | None:
+    def of_more(self, count: int, batch: TokenBatch) -> Arrangement | None:
         """Return the arrangement of the same tensor with more examples; None where this arrangement does not determine it.
 
         Args:
-            few: the number of examples of this arrangement.
+            count: the number of examples of this arrangement.
             batch: the batch with more examples and equally many positions.
         """
         examples, positions = batch.shape
         first, rest = self.native[:2], self.native[2:]
         if self.shared:
             native = self.native
-        elif first == (few, positions):
+        elif first == (count, positions):
             native = (examples, positions, *rest)
-        elif first == (positions, few):
+        elif first == (positions, count):
             native = (positions, examples, *rest)
-        elif self.layout is not None and self.native[0] == few * positions:
+        elif self.layout is not None and self.native[0] == count * positions:
             native = (examples * positions, *self.native[1:])
         else:
             return None
@@ -101,9 +101,9 @@ def of_lookup(
         shape = (*lookup.layout.shape, lookup.dim)
         return Arrangement(lookup.shape, shape, batch.ids, is_batch=True, layout=lookup.layout)
     examples, positions = batch.shape
-    straight = lookup.indices.shape == batch.shape and example_axis != 1
-    if not by_role or straight:
-        return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=straight)
+    direct = lookup.indices.shape == batch.shape and example_axis != 1
+    if not by_role or direct:
+        return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=direct)
     if lookup.indices.size == positions:
         ids = np.broadcast_to(lookup.indices.reshape(1, positions), batch.shape)
         return Arrangement(lookup.shape, (*batch.shape, lookup.dim), ids, is_batch=True, shared=True)
@@ -136,16 +136,16 @@ def of_module(
     """
     native = tuple(map(int, shape))
     examples, positions = batch.shape
-    straight = native[:2] == (examples, positions) and example_axis != 1
-    turned = native[:2] == (positions, examples) and not straight and len(native) > 2
-    if by_role and (len(native) != 3 or not (straight or turned)):
+    direct = native[:2] == (examples, positions) and example_axis != 1
+    transposed = native[:2] == (positions, examples) and not direct and len(native) > 2
+    if by_role and (len(native) != 3 or not (direct or transposed)):
         raise UnsupportedError(
             f"the point {name!r} has the shape {native}: expected (example, position, dim) with {examples} examples and "
             f"{positions} positions; name it by its path, to have its gradient in the tensor's own axes"
         )
-    if not turned:
+    if not transposed:
         # In (example, head, position, position) the number of heads can equal the number of positions by chance.
-        told = len(native) == 3 or (len(native) > 3 and positions not in native[2:])
-        return Arrangement(native, native, batch.ids, is_batch=straight and told)
+        determined = len(native) == 3 or (len(native) > 3 and positions not in native[2:])
+        return Arrangement(native, native, batch.ids, is_batch=direct and determined)
     layout = Layout(batch.shape, transposed=True)
     return Arrangement(native, (*batch.shape, *native[2:]), batch.ids, is_batch=True, layout=layout)

@@ -25,8 +25,8 @@ SLIGHT: Final = re.compile(
 )
 
 
-class Place(NamedTuple):
-    """The place of a call's module in a list of modules, read from its path.
+class ListItem(NamedTuple):
+    """An item of a list of modules, read from a path.
 
     Attributes:
         list: the path without the number; it is the same for all modules of the list.
@@ -42,11 +42,11 @@ class Stack(NamedTuple):
 
     Attributes:
         blocks: the indices of the calls.
-        told: whether the blocks are known to be all layers of the stack, each applied after the one before it.
+        certain: whether the blocks are known to be all layers of the stack, each applied after the one before it.
     """
 
     blocks: list[int]
-    told: bool
+    certain: bool
 
 
 class Calls:
@@ -56,7 +56,7 @@ class Calls:
         batch: the batch that the model was run on.
         all: the calls.
         holding: the indices of the calls during which other calls are made.
-        places: for each call the place of its module in a list; None where its path has none.
+        items: for each call the item of a list that its module is; None where its path names no item of a list.
         hidden: the indices of the calls whose input and output have an entry for each example and position.
     """
 
@@ -64,7 +64,7 @@ class Calls:
         self.batch = batch
         self.all = calls
         self.holding = {call.parent for call in calls}
-        self.places = _places(calls)
+        self.items = _list_items(calls)
         self.hidden = [number for number, call in enumerate(calls) if _is_hidden(call, batch)]
 
     def parent(self, number: int) -> int | None:
@@ -77,12 +77,12 @@ class Calls:
 
     def lists(self, numbers: Iterable[int]) -> dict[tuple[int | None, str], list[int]]:
         """Return the calls grouped by list: those whose paths differ only in the number and that share a parent call."""
-        found: dict[tuple[int | None, str], list[int]] = defaultdict(list)
+        groups: dict[tuple[int | None, str], list[int]] = defaultdict(list)
         for number in numbers:
-            place = self.places[number]
-            if place is not None:
-                found[self.parent(number), place.list].append(number)
-        return found
+            item = self.items[number]
+            if item is not None:
+                groups[self.parent(number), item.list].append(number)
+        return groups
 
     def is_inside(self, number: int, outer: Iterable[int]) -> bool:
         """Return whether a call is made during one of the outer calls, at any depth."""
@@ -93,9 +93,9 @@ class Calls:
 
         The result is 0 where either is not of shape (example, position, dim).
         """
-        given, gave = self.all[number].source_shape, self.all[number].token_shape
-        by_example = len(given) == len(gave) == 3 and given[0] == gave[0] == self.batch.shape[0]
-        return max(given[1], gave[1]) if by_example else 0
+        source, result = self.all[number].source_shape, self.all[number].token_shape
+        by_example = len(source) == len(result) == 3 and source[0] == result[0] == self.batch.shape[0]
+        return max(source[1], result[1]) if by_example else 0
 
     def is_slight(self, number: int) -> bool:
         """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input."""
@@ -105,13 +105,13 @@ class Calls:
             if not self.is_inside(after, [number]):
                 break
             inside.append(after)
-        plain = [self.all[one] for one in inside if one not in self.holding]
+        plain = [self.all[index] for index in inside if index not in self.holding]
         return all(SLIGHT.search(call.kind) or call.token == call.source for call in plain)
 
     def is_piped(self, number: int) -> bool:
         """Return whether a call's module is listed in the very module that calls it, as the modules of a `Sequential` are."""
-        parent, place = self.parent(number), self.places[number]
-        return place is not None and place.list == ("" if parent is None else self.all[parent].path)
+        parent, item = self.parent(number), self.items[number]
+        return item is not None and item.list == ("" if parent is None else self.all[parent].path)
 
 
 def ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
@@ -121,39 +121,39 @@ def ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
         number = calls[number].parent
 
 
-# Places
+# Lists
 
 
-def _places(calls: Sequence[ModuleCall]) -> list[Place | None]:
-    """Return the place of each call's module in a list; None where its path has none.
+def _list_items(calls: Sequence[ModuleCall]) -> list[ListItem | None]:
+    """Return for each call the item of a list that its module is; None where its path names no item of a list.
 
     TensorFlow numbers repeated names: in the second trace, `layer_0_1` and `layer_1_1` are items 0 and 1 of one list.
     """
-    places = [_place(call.path, call.kind) for call in calls]
-    before: dict[tuple[int | None, str], dict[int, Place]] = defaultdict(dict)
-    for number, place in enumerate(places):
-        inner = _place(place.list, "") if place is not None and calls[number].path[len(place.list)] == "_" else None
+    items = [_list_item(call.path, call.kind) for call in calls]
+    before: dict[tuple[int | None, str], dict[int, ListItem]] = defaultdict(dict)
+    for number, item in enumerate(items):
+        inner = _list_item(item.list, "") if item is not None and calls[number].path[len(item.list)] == "_" else None
         if inner is not None:
             before[calls[number].parent, inner.list][number] = inner
-    for (_, name), inner_places in before.items():
-        suffixes = {place.number for number in inner_places if (place := places[number]) is not None}
-        if len(suffixes) == 1 < len({inner.number for inner in inner_places.values()}):
-            for number, inner in inner_places.items():
-                places[number] = Place(f"{name}_#_{min(suffixes)}", inner.number)
-    return places
+    for (_, name), inner_items in before.items():
+        suffixes = {item.number for number in inner_items if (item := items[number]) is not None}
+        if len(suffixes) == 1 < len({inner.number for inner in inner_items.values()}):
+            for number, inner in inner_items.items():
+                items[number] = ListItem(f"{name}_#_{min(suffixes)}", inner.number)
+    return items
 
 
-def _place(path: str, kind: str) -> Place | None:
-    """Return the place that a path states; None where it has no number, or a number that is not an index.
+def _list_item(path: str, kind: str) -> ListItem | None:
+    """Return the list item that a path names; None where it has no number, or a number that is not an index.
 
     Keras numbers the layers of a class in order of creation: `add_3` is the process's fourth `Add`, not item 3 of a list.
     """
-    found = NUMBERED.search(path)
-    if found is None:
+    match = NUMBERED.search(path)
+    if match is None:
         return None
-    name = re.split(r"[./]", path[: found.start()])[-1]
-    counted = found[0].startswith("_") and name == CAPITAL.sub("_", kind).lower()
-    return None if counted else Place(path[: found.start()], int(found[1]))
+    name = re.split(r"[./]", path[: match.start()])[-1]
+    counted = match[0].startswith("_") and name == CAPITAL.sub("_", kind).lower()
+    return None if counted else ListItem(path[: match.start()], int(match[1]))
 
 
 def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
@@ -171,16 +171,16 @@ def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
 
 
 @dataclass
-class _Company:
+class _Group:
     """A group of calls with the same parent that may form one stack: they share a kind, or a list.
 
     Attributes:
         numbers: the indices of the calls, in order.
-        told: False where the calls share a list that as a whole is no stack. Then no section of the list is a stack either.
+        certain: False where the calls share a list that as a whole is no stack. Then no section of the list is a stack either.
     """
 
     numbers: list[int]
-    told: bool = True
+    certain: bool = True
 
 
 def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], list[int]]:
@@ -194,29 +194,30 @@ def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], li
         The stacks in order of their first calls, and the indices of the single calls, the outermost first.
     """
     stacks, single = list[Stack](), list[int]()
-    companies, mixed = _companies(calls, marked)
-    for company in companies:
-        runs = _runs(calls, company.numbers)
-        times = Counter(one for run in runs for one in calls.lists(run))
+    groups, mixed = _groups(calls, marked)
+    for group in groups:
+        runs = _runs(calls, group.numbers)
+        counts = Counter(name for run in runs for name in calls.lists(run))
         # Lists whose calls are in several runs are not one stack.
-        torn = {one for one, count in times.items() if count > 1}
-        if calls.holding.isdisjoint(company.numbers):
+        torn = {name for name, count in counts.items() if count > 1}
+        if calls.holding.isdisjoint(group.numbers):
             # Of linear maps and the like, any two may follow one another by chance.
             whole = runs if len(runs) == 1 else []
-        elif torn or not company.told:
-            whole, company.told = [company.numbers], False
+        elif torn or not group.certain:
+            whole, group.certain = [group.numbers], False
         else:
             whole = runs
             single += [run[0] for run in runs if len(run) == 1 and run[0] not in mixed and _may_be_alone(calls, run[0])]
-        stacks += [Stack(run, company.told) for run in whole if len(run) > 1]
+        stacks += [Stack(run, group.certain) for run in whole if len(run) > 1]
     # The modules inside a single layer may be listed, too, such as T5's attention and feed-forward net.
-    parts = [one for one in stacks if _is_one_of_each(calls, one) and calls.is_inside(one.blocks[0], single)]
-    around = {number for one in parts for number in ancestors(calls.all, one.blocks[0]) if calls.is_piped(number)}
+    parts = [stack for stack in stacks if _is_one_of_each(calls, stack) and calls.is_inside(stack.blocks[0], single)]
+    around = {number for stack in parts for number in ancestors(calls.all, stack.blocks[0]) if calls.is_piped(number)}
     unclear = mixed | around.intersection(single)  # the modules inside these calls may belong to a layer
     stacks = [
-        one
-        for one in stacks
-        if one not in parts and not (calls.holding.isdisjoint(one.blocks) and calls.is_inside(one.blocks[0], unclear))
+        stack
+        for stack in stacks
+        if stack not in parts
+        and not (calls.holding.isdisjoint(stack.blocks) and calls.is_inside(stack.blocks[0], unclear))
     ]
     depth = {number: len(list(ancestors(calls.all, number))) for number in single}
     single = sorted(set(single) - unclear, key=lambda number: (depth[number], number))
@@ -231,37 +232,39 @@ def _is_one_of_each(calls: Calls, stack: Stack) -> bool:
 def _may_be_alone(calls: Calls, number: int) -> bool:
     """Return whether a call may be a model's only layer: its module is numbered in a list and holds other modules."""
     call = calls.all[number]
-    return number in calls.holding and calls.places[number] is not None and call.source_shape == call.token_shape
+    return number in calls.holding and calls.items[number] is not None and call.source_shape == call.token_shape
 
 
-def _companies(calls: Calls, marked: Collection[int]) -> tuple[list[_Company], set[int]]:
+def _groups(calls: Calls, marked: Collection[int]) -> tuple[list[_Group], set[int]]:
     """Group all calls that map hidden states to hidden states by the stack that they may belong to.
 
     Returns:
         The groups, and the indices of the calls whose list also holds blocks of other kinds.
     """
-    of_kind: dict[tuple[object, ...], _Company] = {}
-    company: dict[int, _Company] = {}
+    of_kind: dict[tuple[object, ...], _Group] = {}
+    group_of: dict[int, _Group] = {}
     for number in calls.hidden:
         call = calls.all[number]
-        company[number] = of_kind.setdefault((call.parent, call.kind, call.token_shape), _Company([]))
-        company[number].numbers.append(number)
+        group_of[number] = of_kind.setdefault((call.parent, call.kind, call.token_shape), _Group([]))
+        group_of[number].numbers.append(number)
     mixed = set[int]()
     for listed in calls.lists(calls.hidden).values():
         blocks = _blocks(calls, listed, marked)
         if len(calls.kinds(blocks)) > 1:
             mixed.update(blocks)
-        told = _are_one_stack(calls, blocks)
-        if told is not None:
-            _join(company, blocks, told)
-    return list({id(one): one for one in company.values()}.values()), mixed
+        certain = _are_one_stack(calls, blocks)
+        if certain is not None:
+            _join(group_of, blocks, certain)
+    return list({id(group): group for group in group_of.values()}.values()), mixed
 
 
-def _join(company: dict[int, _Company], blocks: Sequence[int], told: bool) -> None:
+def _join(group_of: dict[int, _Group], blocks: Sequence[int], certain: bool) -> None:
     """Merge the groups of all these blocks into one."""
-    old = {id(company[number]): company[number] for number in blocks}.values()
-    joined = _Company(sorted(number for one in old for number in one.numbers), told and all(one.told for one in old))
-    company.update(dict.fromkeys(joined.numbers, joined))
+    old = {id(group_of[number]): group_of[number] for number in blocks}.values()
+    joined = _Group(
+        sorted(number for group in old for number in group.numbers), certain and all(group.certain for group in old)
+    )
+    group_of.update(dict.fromkeys(joined.numbers, joined))
 
 
 def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> list[int]:
@@ -312,47 +315,48 @@ def _repeat_inside(calls: Calls, blocks: Sequence[int]) -> bool:
     return max(times.values(), default=0) > 1
 
 
-def _runs(calls: Calls, company: Sequence[int]) -> list[list[int]]:
+def _runs(calls: Calls, group: Sequence[int]) -> list[list[int]]:
     """Split a group into chains: each block takes the output of the one before it, or is the next of one list from its start.
 
     Between blocks that hold others there may be modules such as dropout, but no other blocks.
     """
     runs = list[list[int]]()
-    given = list[set[int | None]]()  # for each run its last block's output, also after dropout and the like
-    members, bridged = set(company), not calls.holding.isdisjoint(company)
+    outputs = list[set[int | None]]()  # for each run its last block's output, also after dropout and the like
+    members, bridged = set(group), not calls.holding.isdisjoint(group)
     heavy = {number for number in calls.hidden if number in calls.holding and not calls.is_slight(number)}
-    for number in range(company[0], company[-1] + 1):
+    for number in range(group[0], group[-1] + 1):
         call = calls.all[number]
-        if call.parent != calls.parent(company[0]):
+        if call.parent != calls.parent(group[0]):
             continue
         if number not in members:
-            for reached in given if bridged and number not in heavy else ():
-                reached.update({call.token} if call.source in reached else ())
+            for tokens in outputs if bridged and number not in heavy else ():
+                tokens.update({call.token} if call.source in tokens else ())
             continue
         before = next(
-            (one for one in reversed(range(len(runs))) if _follows(calls, number, runs[one], given[one])), None
+            (index for index in reversed(range(len(runs))) if _follows(calls, number, runs[index], outputs[index])),
+            None,
         )
         if before is None:
             runs.append([])
-            given.append(set())
+            outputs.append(set())
             before = -1
         runs[before].append(number)
-        given[before] = {call.token}
+        outputs[before] = {call.token}
     return runs
 
 
-def _follows(calls: Calls, number: int, run: Sequence[int], given: Collection[int | None]) -> bool:
+def _follows(calls: Calls, number: int, run: Sequence[int], outputs: Collection[int | None]) -> bool:
     """Return whether a block continues a chain.
 
     A block with an encoder's path does not continue a decoder's chain, nor the reverse.
     """
     if is_decoders(calls.all[number]) != is_decoders(calls.all[run[-1]]):
         return False
-    if calls.all[number].source in given:
+    if calls.all[number].source in outputs:
         return True
-    places = [calls.places[one] for one in (*run, number)]
-    listed = {None if place is None else place.list for place in places}
-    return len(listed) == 1 and [place.number for place in places if place is not None] == list(range(len(places)))
+    items = [calls.items[index] for index in (*run, number)]
+    listed = {None if item is None else item.list for item in items}
+    return len(listed) == 1 and [item.number for item in items if item is not None] == list(range(len(items)))
 
 
 def is_decoders(call: ModuleCall) -> bool:

@@ -29,7 +29,7 @@ LAYER_ROLE: Final = re.compile(rf"{LAYER}\.(-?\d+)")
 LACKING: Final = {
     POSITION: "makes no lookup by position: it may compute its positions, rotate by them, or have none",
     TYPE: "makes no lookup by type",
-    EMBEDDINGS: "has no embedding block that could be told: neither one module that makes all lookups, nor layers behind it",
+    EMBEDDINGS: "has no recognisable embedding block: no single module makes all lookups, and no layers follow",
 }
 
 
@@ -83,11 +83,11 @@ def _word(
     if not words:
         lookups = [point.lookup for point in points if point.lookup is not None]
         raise PointNotReachedError(not_looked_up(batch, lookups))
-    found = [point.lookup for point in words if point.lookup is not None]
+    word_lookups = [point.lookup for point in words if point.lookup is not None]
     if occurrence is None and len(words) > 1:
-        raise AmbiguousPointError(several_words(found), found)
+        raise AmbiguousPointError(several_words(word_lookups), word_lookups)
     if (occurrence or 0) >= len(words):
-        several = ", ".join(f"{WORD}#{number} = {one}" for number, one in enumerate(found))
+        several = ", ".join(f"{WORD}#{number} = {lookup}" for number, lookup in enumerate(word_lookups))
         raise PointError(f"there is no point {name!r}: the ids are looked up {len(words)} time(s): {several}")
     return words[occurrence or 0]
 
@@ -103,7 +103,7 @@ def _with_role(name: str, points: Sequence[Point]) -> Point | None:
 def _layers(points: Sequence[Point]) -> int:
     """Return the number of layers."""
     return sum(
-        1 for point in points for role in point.roles if (found := LAYER_ROLE.fullmatch(role)) and int(found[1]) >= 0
+        1 for point in points for role in point.roles if (match := LAYER_ROLE.fullmatch(role)) and int(match[1]) >= 0
     )
 
 
@@ -114,10 +114,10 @@ def _native(path: str, side: str | None, points: Sequence[Point]) -> list[Point]
         named = [point for point in lookups if point.path == path] or [point for point in lookups if path in point.also]
         if named:
             return named
-    wanted = OUTPUT if side is None else side
-    sides = [point for point in points if point.side == wanted]
-    own = [point for point in sides if point.path == path]
-    return own or [point for point in sides if path in point.also]
+    wanted_side = OUTPUT if side is None else side
+    sides = [point for point in points if point.side == wanted_side]
+    exact = [point for point in sides if point.path == path]
+    return exact or [point for point in sides if path in point.also]
 
 
 def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -> UnknownPointError:
@@ -126,32 +126,34 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
     role = _with_role(path, points)
     if role is not None:
         return UnknownPointError(
-            f"there is no point {name!r}: {path!r} is a role, of one tensor, here {role.name!r}; expected {path!r} alone, "
-            f"or a native path, which may have ':input', ':output' or '#1' behind it, {role.path!r}"
+            f"there is no point {name!r}: {path!r} is a role and means a single tensor, here {role.name!r}. Use {path!r} "
+            f"alone, or a native path, which may end in ':input', ':output' or '#1': {role.path!r}"
         )
     layer = LAYER_ROLE.fullmatch(path)
     if layer:
-        found = (
+        problem = (
             f"has {layers} layers: expected layer.0 to layer.{layers - 1}, or layer.-1 for the last"
             if layers
             else f"{_no_layers(points, batch)}: name a module by its path instead"
         )
-        return UnknownPointError(f"there is no point {name!r}: the model {found}")
-    untold = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
-    if path in (POSITION, TYPE) and batch.shape[1] == 1 and untold:
+        return UnknownPointError(f"there is no point {name!r}: the model {problem}")
+    without_role = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
+    if path in (POSITION, TYPE) and batch.shape[1] == 1 and without_role:
         return UnknownPointError(
-            f"there is no point {name!r}: in a batch of one position nothing but a table's name tells a lookup by {path}, and "
-            f"no table is called so; expected a batch of several positions, or the native path of a lookup, of {listed(untold)}"
+            f"there is no point {name!r}: in a batch with one position, only a table's name can identify the {path} "
+            f"lookup, and no table has such a name. Use more positions, or the native path of a lookup, of {listed(without_role)}"
         )
     if path in LACKING:
         away = "" if layers or path == TYPE else _blocks_away(points, batch)
-        lacking = f"{away}, so that no point is {path!r} for each of its positions" if away else LACKING[path]
+        lacking = f"{away}, so no point is {path!r} for each of the batch's positions" if away else LACKING[path]
         return UnknownPointError(
             f"there is no point {name!r}: the model {lacking}; expected one of {listed(roles)}, or a native path"
         )
     paths = list(dict.fromkeys(point.path for point in points if point.listed))
     known = [*roles, WORD, *paths, *(other for point in points for other in point.also)]
-    side = next((f" (its {mark} is no floating tensor)" for mark in (INPUT, OUTPUT) if name.endswith(f":{mark}")), "")
+    side = next(
+        (f" (its {mark} is not a floating tensor)" for mark in (INPUT, OUTPUT) if name.endswith(f":{mark}")), ""
+    )
     return UnknownPointError(
         f"there is no point {name!r}{side}: expected a role, of {listed(roles)}, or a path, of {listed(paths)}; "
         f"embgrad.points(model, batch) lists all.{did_you_mean(path, known)}"
@@ -162,16 +164,16 @@ def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
     """Return the message's clause for a model without layers: which blocks it has, and why they are not layers."""
     away = _blocks_away(points, batch)
     if away:
-        return f"{away}, so that what they give has no entry for each example and position"
-    wanted = (
-        "repeats no block that turns hidden states into such and is the whole of a layer, at all positions throughout"
+        return f"{away}, so their outputs have no entry for each example and position"
+    missing = (
+        "has no repeated block that maps hidden states to hidden states, is a whole layer, and runs at all positions"
     )
     holding = {path[:end] for point in points for path in [point.path] for end in _ends(path)}
     lists = _lists(point for point in points if point.path in holding and point.shape[:2] == batch.shape)
     if not lists:
-        return wanted
-    found = ", ".join(_spanned(paths) for paths in lists[:3])
-    return f"{wanted}. Found {found}: they do not follow one another, or differ in what they are of, or are parts of layers"
+        return missing
+    candidates = ", ".join(_spanned(paths) for paths in lists[:3])
+    return f"{missing} (found {candidates}, but these do not follow one another, differ in kind or are parts of layers)"
 
 
 def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
@@ -196,12 +198,12 @@ def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
 
 def _lists(points: Iterable[Point]) -> list[list[str]]:
     """Return the paths of numbered modules, grouped by the list that they are in."""
-    found: dict[str, dict[str, None]] = {}
+    lists: dict[str, dict[str, None]] = {}
     for point in points:
         number = NUMBERED.search(point.path)
         if point.side == OUTPUT and number:
-            found.setdefault(point.path[: number.start()], {})[point.path] = None
-    return [list(paths) for paths in found.values()]
+            lists.setdefault(point.path[: number.start()], {})[point.path] = None
+    return [list(paths) for paths in lists.values()]
 
 
 def _ends(path: str) -> Iterator[int]:

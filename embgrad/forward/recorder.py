@@ -48,7 +48,7 @@ class PointWatch:
         self.lookups: list[Lookup] = []
         self.calls: list[ModuleCall] = []
         self.everything = names is None
-        self.modules = frozenset(one.path for one in map(split_name, names or ()) if one.side is not None)
+        self.modules = frozenset(name.path for name in map(split_name, names or ()) if name.side is not None)
         self.counted = frozenset(path[:-1] for path in times or () if path.endswith(":"))
         self.batch = batch
         self._names = tuple(names or ())
@@ -165,8 +165,10 @@ class PointWatch:
         """Return the recorded lookup or call that a key identifies."""
         name = split_name(key)
         if name.side is None:
-            return next(one for one in self.lookups if one.path == name.path and one.occurrence == name.occurrence)
-        return next(one for one in self.calls if one.path == name.path and one.occurrence == name.occurrence)
+            return next(
+                lookup for lookup in self.lookups if lookup.path == name.path and lookup.occurrence == name.occurrence
+            )
+        return next(call for call in self.calls if call.path == name.path and call.occurrence == name.occurrence)
 
     def resolve(self, hint: str = "") -> dict[str, str]:
         """Return the key of the point that each requested name means.
@@ -197,8 +199,8 @@ class PointWatch:
         named = list(dict.fromkeys(kinds))
         if not any("embed" in kind.lower() for kind in named):
             raise PointNotReachedError(
-                f"the model raised {type(failure).__name__} before it looked anything up, and none of its modules, "
-                f"{listed(named)}, is an embedding: expected a model of texts, which looks up the ids that it is given"
+                f"the model raised {type(failure).__name__} before any lookup, and none of its modules, {listed(named)}, is "
+                "an embedding: expected a text model, which looks up its ids in a table"
             ) from failure
 
     @property
@@ -209,13 +211,13 @@ class PointWatch:
     def _expect_times(self) -> None:
         if self._times is None:
             return
-        other = next(
+        path = next(
             (path for path in {*self._times, *self._seen} if self._times.get(path, 0) != self._seen[path]), None
         )
-        if other is not None:
+        if path is not None:
             raise PointNotReachedError(
-                f"the forward pass came by {other.rstrip(':')!r} {self._seen[other]} time(s), and an earlier one "
-                f"{self._times.get(other, 0)} time(s): expected a model that makes the same calls each time"
+                f"the forward pass reached {path.rstrip(':')!r} {self._seen[path]} time(s), but an earlier pass reached it "
+                f"{self._times.get(path, 0)} time(s): expected a model that makes the same calls each time"
             )
 
     def _count(self, path: str) -> int:
@@ -241,8 +243,8 @@ class PointWatch:
     def _expect_reached(self, key: str, hint: str) -> str:
         if key not in self._reached:
             raise PointNotReachedError(
-                f"the forward pass did not come by the point {key!r}, which an earlier one on this batch did: expected a "
-                f"model that makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
+                f"the forward pass did not reach the point {key!r}, but an earlier pass on this batch did. Expected a model that "
+                f"makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
             )
         return key
 

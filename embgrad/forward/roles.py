@@ -42,13 +42,13 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
     before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
     added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
     words = sum(lookup.layout is not None for lookup in lookups)
-    for role, found in added.items():
+    for role, candidate in added.items():
         # This lookup's indices may equal the ids by chance, if another lookup's indices are the ids as well.
-        if found is not None and (found.layout is None or words > 1):
-            roles[found.key].append(role)
-    is_entered = stack.told and away is None
+        if candidate is not None and (candidate.layout is None or words > 1):
+            roles[candidate.key].append(role)
+    is_entered = stack.certain and away is None
     embeddings = _embeddings(
-        lookups, calls, stack.blocks, [one for one in added.values() if one is not None], is_entered
+        lookups, calls, stack.blocks, [lookup for lookup in added.values() if lookup is not None], is_entered
     )
     if embeddings is not None:
         roles[embeddings].append(EMBEDDINGS)
@@ -107,14 +107,16 @@ def _at_modules(
     tables = {lookup.path for lookup in lookups}
     looked_up = {lookup.token for lookup in lookups}
     for call, (began, ended) in zip(calls, times, strict=True):
-        given, gave = call.key(INPUT), call.key(OUTPUT)
+        input_key, output_key = call.key(INPUT), call.key(OUTPUT)
         if call.path and call.source is not None:
-            told = tuple(roles.get(given, ()))
-            yield Point(given, told, call.source_shape, None, given, call.also, bool(told), began)
+            input_roles = tuple(roles.get(input_key, ()))
+            yield Point(input_key, input_roles, call.source_shape, None, input_key, call.also, bool(input_roles), began)
         if call.path and call.token is not None:
             hidden = call.path in tables and call.token in looked_up
-            name = gave if call.path in tables else f"{call.path}#{call.occurrence}"
-            yield Point(name, tuple(roles.get(gave, ())), call.token_shape, None, gave, call.also, not hidden, ended)
+            name = output_key if call.path in tables else f"{call.path}#{call.occurrence}"
+            yield Point(
+                name, tuple(roles.get(output_key, ())), call.token_shape, None, output_key, call.also, not hidden, ended
+            )
 
 
 # The lookups by position and by type
@@ -122,37 +124,39 @@ def _at_modules(
 
 def _made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
     """Return the lookups made before the last layer, if there is one: a decoder's positions are not the encoder's."""
-    reached = calls.all[last[0]].token if last else None
-    return [one for one in lookups if reached is None or one.token is None or one.token < reached]
+    last_token = calls.all[last[0]].token if last else None
+    return [lookup for lookup in lookups if last_token is None or lookup.token is None or lookup.token < last_token]
 
 
 def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """Return the first lookup whose indices increase by one at real positions; None where there is none."""
-    fitting = [one for one in lookups if _counts_up(one, batch)]
+    fitting = [lookup for lookup in lookups if _counts_up(lookup, batch)]
     if any(row.sum() > 1 for row in batch.real):
-        return _preferred(fitting, POSITION, told=True)
+        return _preferred(fitting, POSITION, decided=True)
     # With one real position in each example any lookup fits. Masked positions then decide, where their indices count up too.
-    throughout = [one for one in fitting if any(map(_goes_up_throughout, _per_position(one.indices, batch)))]
-    return _preferred(fitting, POSITION, told=False) or _preferred(throughout, POSITION, told=True)
+    throughout = [lookup for lookup in fitting if any(map(_goes_up_throughout, _per_position(lookup.indices, batch)))]
+    return _preferred(fitting, POSITION, decided=False) or _preferred(throughout, POSITION, decided=True)
 
 
 def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
     """Return the first lookup whose indices are the batch's types, or zeros where it has none."""
     types = np.zeros_like(batch.ids) if batch.types is None else batch.types
     fitting = [
-        one
-        for one in lookups
-        if any(np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(one.indices, batch))
+        lookup
+        for lookup in lookups
+        if any(
+            np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(lookup.indices, batch)
+        )
     ]
-    return _preferred(fitting, TYPE, told=batch.shape[1] > 1 or bool(types.any()))
+    return _preferred(fitting, TYPE, decided=batch.shape[1] > 1 or bool(types.any()))
 
 
-def _preferred(fitting: Sequence[Lookup], role: str, told: bool) -> Lookup | None:
+def _preferred(fitting: Sequence[Lookup], role: str, decided: bool) -> Lookup | None:
     """Return the first lookup whose table is named like the role; else, if indices suffice, the first that may have the role."""
     other = TYPE if role == POSITION else POSITION
-    spelled = [one for one in fitting if SPELLED[role].search(one.path.lower())]
-    left = [one for one in fitting if one.layout is None and not SPELLED[other].search(one.path.lower())]
-    return next(iter(spelled or (left if told else ())), None)
+    named = [lookup for lookup in fitting if SPELLED[role].search(lookup.path.lower())]
+    unnamed = [lookup for lookup in fitting if lookup.layout is None and not SPELLED[other].search(lookup.path.lower())]
+    return next(iter(named or (unnamed if decided else ())), None)
 
 
 def _counts_up(lookup: Lookup, batch: TokenBatch) -> bool:
@@ -161,7 +165,7 @@ def _counts_up(lookup: Lookup, batch: TokenBatch) -> bool:
     if not readings and lookup.indices.shape == (batch.ids.size,):
         rows = lookup.indices.reshape(batch.shape)
         readings = (
-            [rows] if len({row[kept][:1].tobytes() for row, kept in zip(rows, batch.real, strict=True)}) == 1 else []
+            [rows] if len({row[real][:1].tobytes() for row, real in zip(rows, batch.real, strict=True)}) == 1 else []
         )
     return any(_goes_up(rows, lookup.padding, batch) for rows in readings)
 
@@ -172,7 +176,7 @@ def _goes_up(rows: np.ndarray, padding: int | None, batch: TokenBatch) -> bool:
         return True
     # A table that declares a padding row (RoBERTa's positions) uses it for pads, whether or not the mask marks them.
     counted = real if padding is None else real & (rows != padding)
-    return all((np.diff(row[kept]) == 1).all() for row, kept in zip(rows, counted, strict=True)) and bool(counted.any())
+    return all((np.diff(row[mask]) == 1).all() for row, mask in zip(rows, counted, strict=True)) and bool(counted.any())
 
 
 def _goes_up_throughout(rows: np.ndarray) -> bool:
@@ -193,15 +197,17 @@ def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray
 
 
 def _layers(calls: Calls, lookups: Sequence[Lookup]) -> Stack:
-    """Return the calls of the repeated block in order; `told` is False where they may be something else than the layers.
+    """Return the calls of the repeated block in order; `certain` is False where they may be something else than the layers.
 
     Blocks that hold other modules are preferred to blocks that hold none, such as the linear maps in a head or a layer.
     """
     added = (_position(calls.batch, lookups), _type(calls.batch, lookups))
-    makers = {one.parent for one in lookups if one.layout is not None or any(one is other for other in added)}
+    makers = {
+        lookup.parent for lookup in lookups if lookup.layout is not None or any(lookup is other for other in added)
+    }
     stacks, single = stacked(calls, {number for maker in makers for number in ancestors(calls.all, maker)})
     outer = _outermost(calls, [stack for stack in stacks if not calls.holding.isdisjoint(stack.blocks)])
-    alone = [Stack([number], told=True) for number in single]
+    alone = [Stack([number], certain=True) for number in single]
     if not outer:
         return _inner(calls, stacks, alone)
     best = max(outer, key=lambda stack: len(stack.blocks))  # the first of those of equal length
@@ -212,19 +218,19 @@ def _layers(calls: Calls, lookups: Sequence[Lookup]) -> Stack:
     ]
     if is_decoders(calls.all[best.blocks[0]]) and encoders:
         return max(encoders, key=lambda stack: len(stack.blocks))
-    found = _of_first_stack(calls, best, outer)
-    return found._replace(told=found.told and not _is_in_pieces(calls, found, [*outer, *alone]))
+    layers = _of_first_stack(calls, best, outer)
+    return layers._replace(certain=layers.certain and not _is_in_pieces(calls, layers, [*outer, *alone]))
 
 
 def _inner(calls: Calls, stacks: Sequence[Stack], alone: Sequence[Stack]) -> Stack:
     """Return the layers where no block that holds others is repeated: a single block, or a chain of modules that hold none."""
-    alone = [one for one in alone if not any(_is_all_of(calls, one.blocks[0], stack) for stack in stacks)]
+    alone = [single for single in alone if not any(_is_all_of(calls, single.blocks[0], stack) for stack in stacks)]
     plain = _outermost(calls, [*stacks, *alone])
     chains = sorted((stack for stack in plain if len(stack.blocks) > 1), key=lambda stack: -len(stack.blocks))
-    found = min([*alone[:1], *chains[:1]], key=lambda stack: stack.blocks[0], default=Stack([], told=True))
-    if len(found.blocks) == 1 and _is_called_again(calls, found.blocks[0]):
-        return Stack([], told=False)
-    return found
+    layers = min([*alone[:1], *chains[:1]], key=lambda stack: stack.blocks[0], default=Stack([], certain=True))
+    if len(layers.blocks) == 1 and _is_called_again(calls, layers.blocks[0]):
+        return Stack([], certain=False)
+    return layers
 
 
 def _outermost(calls: Calls, stacks: Sequence[Stack]) -> list[Stack]:
@@ -239,7 +245,7 @@ def _is_called_again(calls: Calls, number: int) -> bool:
     Nothing shows then which of its calls, or which of its modules, is a layer.
     """
     call = calls.all[number]
-    return sum(one.parent == call.parent and one.path == call.path for one in calls.all) > 1
+    return sum(other.parent == call.parent and other.path == call.path for other in calls.all) > 1
 
 
 def _is_all_of(calls: Calls, number: int, stack: Stack) -> bool:
@@ -255,30 +261,30 @@ def _of_first_stack(calls: Calls, best: Stack, stacks: Sequence[Stack]) -> Stack
     return min(alike, key=lambda stack: stack.blocks[0])
 
 
-def _is_in_pieces(calls: Calls, found: Stack, stacks: Sequence[Stack]) -> bool:
+def _is_in_pieces(calls: Calls, layers: Stack, stacks: Sequence[Stack]) -> bool:
     """Return whether blocks of the same kind in another module are layers too: they continue these, or precede them singly.
 
     A stack before another that does not lead to it belongs to an encoder. For a single block, nothing shows that.
     """
-    kinds, first, last = calls.kinds(found.blocks), found.blocks[0], found.blocks[-1]
+    kinds, first, last = calls.kinds(layers.blocks), layers.blocks[0], layers.blocks[-1]
     for stack in stacks:
-        other = stack.blocks[0]
-        if not kinds & calls.kinds(stack.blocks) or is_decoders(calls.all[other]) != is_decoders(calls.all[first]):
+        start = stack.blocks[0]
+        if not kinds & calls.kinds(stack.blocks) or is_decoders(calls.all[start]) != is_decoders(calls.all[first]):
             continue
-        if other < first and len(stack.blocks) == 1 and not calls.is_inside(first, stack.blocks):
+        if start < first and len(stack.blocks) == 1 and not calls.is_inside(first, stack.blocks):
             return True
-        if other > last and calls.all[other].source in _made_of(calls, last, other):
+        if start > last and calls.all[start].source in _made_of(calls, last, start):
             return True
     return False
 
 
 def _made_of(calls: Calls, last: int, until: int) -> set[int | None]:
     """Return the tokens of a call's output and of the tensors that other calls computed from it, up to another call."""
-    found = {calls.all[last].token}
+    tokens = {calls.all[last].token}
     for call in calls.all[last + 1 : until]:
-        if call.source in found:
-            found.add(call.token)
-    return found
+        if call.source in tokens:
+            tokens.add(call.token)
+    return tokens
 
 
 def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
@@ -301,9 +307,9 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     if len(pooled) > 1 or any(calls.parent(number) == first.parent for number in pooled):
         return True
     lists = calls.lists(number for number, _ in others if number in calls.holding and number in calls.hidden)
-    beside = {one: listed for one, listed in lists.items() if one[0] == first.parent}
-    own = [beside.pop(one) for one in calls.lists(layers) if one in beside]
-    return any(_take_turns(calls, one, other) for one in own for other in beside.values())
+    beside = {key: listed for key, listed in lists.items() if key[0] == first.parent}
+    of_layers = [beside.pop(key) for key in calls.lists(layers) if key in beside]
+    return any(_take_turns(calls, listed, other) for listed in of_layers for other in beside.values())
 
 
 def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int | None:
@@ -322,7 +328,7 @@ def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int
 
     def is_away(number: int) -> bool:
         call = calls.all[number]
-        if number not in calls.holding or calls.places[number] is None or call.token_shape[1:] == turned:
+        if number not in calls.holding or calls.items[number] is None or call.token_shape[1:] == turned:
             return False
         if calls.positions(number) in (0, 1, calls.batch.shape[1]) or (call.token or 0) < (word.token or 0):
             return False
@@ -333,11 +339,11 @@ def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int
     return next((number for number in reversed(range(layers[0])) if is_away(number)), None)
 
 
-def _take_turns(calls: Calls, one: Sequence[int], other: Sequence[int]) -> bool:
+def _take_turns(calls: Calls, left: Sequence[int], right: Sequence[int]) -> bool:
     """Return whether two lists of blocks have the same numbers and are called alternately."""
-    numbers = [[place.number for call in side if (place := calls.places[call]) is not None] for side in (one, other)]
-    turns = [number for pair in zip(*sorted((list(one), list(other))), strict=False) for number in pair]
-    return bool(one) and numbers[0] == numbers[1] and turns == sorted(turns)
+    numbers = [[item.number for call in blocks if (item := calls.items[call]) is not None] for blocks in (left, right)]
+    turns = [number for pair in zip(*sorted((list(left), list(right))), strict=False) for number in pair]
+    return bool(left) and numbers[0] == numbers[1] and turns == sorted(turns)
 
 
 # The embeddings
@@ -370,7 +376,10 @@ def _embeddings(
 
 def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Lookup | None:
     """Return the first lookup of the ids that is not the position or type lookup; None where there is none."""
-    return next((one for one in lookups if one.layout is not None and all(one is not other for other in added)), None)
+    return next(
+        (lookup for lookup in lookups if lookup.layout is not None and all(lookup is not other for other in added)),
+        None,
+    )
 
 
 def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]) -> int | None:
@@ -381,7 +390,7 @@ def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], add
         for number in ancestors(calls, word.parent)
         if number not in above_layers and calls[number].path and calls[number].token is not None
     ]
-    with_all = [n for n in inside if added and all(n in ancestors(calls, one.parent) for one in added)]
+    with_all = [n for n in inside if added and all(n in ancestors(calls, lookup.parent) for lookup in added)]
     return with_all[-1] if with_all else None
 
 
