@@ -106,7 +106,7 @@ class TokenBatch:
         expect_flag(mask_is_bool, "mask_is_bool")
         put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
         put(self, "shared", _checked_shared(shared, self.extras))
-        self._expect_apart()
+        self._expect_no_collision()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -200,12 +200,12 @@ class TokenBatch:
         """
         if not isinstance(examples, slice):
             raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
-        own = {
+        sliced = {
             name: None if (value := getattr(self, name)) is None else value[examples]
             for name in ("ids", "mask", "types", "words", "tokens", "truncated")
         }
-        along = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
-        return self.replace(**own, extras={**self.extras, **along})
+        extras = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
+        return self.replace(**sliced, extras={**self.extras, **extras})
 
     @property
     def of_each(self) -> list[str]:
@@ -262,15 +262,15 @@ class TokenBatch:
             inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
         return {**inputs, **self.extras}
 
-    def _expect_apart(self) -> None:
+    def _expect_no_collision(self) -> None:
         """Raise an error if an extra has a name that the batch's convention uses for the ids, the mask or the types."""
         names = CONVENTIONS.get(self.convention, ())
-        for name, own, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
-            given = value is not None or self.convention != "huggingface"  # the other formats may require all three
-            if given and name in self.extras:
+        for name, field, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
+            is_used = value is not None or self.convention != "huggingface"  # the other formats may require all three
+            if is_used and name in self.extras:
                 raise BatchError(
-                    f"extras holds {name!r}, under which the batch gives its {own} in the convention {self.convention!r}: "
-                    f"expected it as {own}=..., or under the name of another input"
+                    f"extras holds {name!r}, the name of the batch's own {field} in the convention {self.convention!r}: "
+                    f"expected it as {field}=..., or under the name of another input"
                 )
 
     def _fields(self) -> dict[str, Any]:
@@ -285,18 +285,18 @@ class TokenBatch:
         return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
 
 
-def _checked_extras(given: Any) -> dict[str, Any]:
-    if given is None:
+def _checked_extras(extras: Any) -> dict[str, Any]:
+    if extras is None:
         return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(extras, Mapping) or not all(isinstance(name, str) for name in extras):
         raise BatchError(
-            f"extras is {brief(given)}: expected a dict of further inputs by the names that the model has for them"
+            f"extras is {brief(extras)}: expected a dict of further inputs by the names that the model has for them"
         )
-    return dict(given)
+    return dict(extras)
 
 
-def _checked_shared(given: Any, extras: Mapping[str, Any]) -> frozenset[str]:
-    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+def _checked_shared(shared: Any, extras: Mapping[str, Any]) -> frozenset[str]:
+    names = [shared] if isinstance(shared, str) or not isinstance(shared, Iterable) else list(shared)
     for name in names:
         if not isinstance(name, str) or name not in extras:
             raise BatchError(
@@ -317,8 +317,8 @@ def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
     if is_nest(a) and is_nest(b):
-        one, other = dict(entries(a)), dict(entries(b))
-        return one.keys() == other.keys() and all(_same(entry, other[place]) for place, entry in one.items())
+        left, right = dict(entries(a)), dict(entries(b))
+        return left.keys() == right.keys() and all(_same(entry, right[key]) for key, entry in left.items())
     try:
         return np.array_equal(to_numpy(a), to_numpy(b))
     except ValueError:  # an extra that is not an array

@@ -62,7 +62,7 @@ def expect_tokens(there: bool) -> None:
     """
     if not there:
         raise BatchError(
-            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
+            "the tokenizer returned no tokens for any text: expected at least one token, such as a special token"
         )
 
 
@@ -72,7 +72,7 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
     Raises:
         BatchError: there is no token at all.
     """
-    longest = max(least, *(len(one.ids) for one in encoded))
+    longest = max(least, *(len(example.ids) for example in encoded))
     expect_tokens(longest > 0)
 
     def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
@@ -81,15 +81,15 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
             return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
         return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
 
-    types = [one.types for one in encoded if one.types is not None]
-    tokens = [one.tokens for one in encoded if one.tokens is not None]
-    words = [one.words for one in encoded if one.words is not None]
+    types = [example.types for example in encoded if example.types is not None]
+    tokens = [example.tokens for example in encoded if example.tokens is not None]
+    words = [example.words for example in encoded if example.words is not None]
     return TokenBatch(
-        filled([one.ids for one in encoded], padding.id),
-        filled([[1] * len(one.ids) for one in encoded], 0),
+        filled([example.ids for example in encoded], padding.id),
+        filled([[1] * len(example.ids) for example in encoded], 0),
         filled(types, padding.type) if len(types) == len(encoded) else None,
         tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
         words=filled(words, -1) if len(words) == len(encoded) else None,
-        truncated=[one.truncated for one in encoded],
-        convention=next((one.convention for one in encoded if one.convention is not None), "huggingface"),
+        truncated=[example.truncated for example in encoded],
+        convention=next((example.convention for example in encoded if example.convention is not None), "huggingface"),
     )

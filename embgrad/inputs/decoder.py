@@ -49,9 +49,9 @@ def _decoder(batch: TokenBatch) -> TokenBatch | None:
 
 def decoder_by_labels(batch: TokenBatch) -> TokenBatch | None:
     """Return the decoder's positions as given by labels padded with -100; None where the batch has no such labels."""
-    given = batch.extras.get(LABELS)
-    labels = None if given is None else whole_numbers(as_array(given, LABELS))
-    if labels is None or labels.ndim != 2 or len(labels) != len(batch):
+    labels = batch.extras.get(LABELS)
+    label_array = None if labels is None else whole_numbers(as_array(labels, LABELS))
+    if label_array is None or label_array.ndim != 2 or len(label_array) != len(batch):
         return None
-    real = labels != IGNORED
-    return TokenBatch(np.where(real, labels, 0), real)
+    real = label_array != IGNORED
+    return TokenBatch(np.where(real, label_array, 0), real)

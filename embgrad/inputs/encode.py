@@ -60,11 +60,11 @@ def encode(
         )
     expect_id(pad_id)
     padding = padding_of(tokenizer)
-    found = encoded(examples, tokenizer, max_length)
+    unpadded = encoded(examples, tokenizer, max_length)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
-    return padded(found, padding)
+    return padded(unpadded, padding)
 
 
 def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
@@ -130,19 +130,19 @@ def encoded(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | N
         BatchError: see `encode`.
     """
     max_length = count_or_none(max_length, "max_length")
-    found = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
-    _expect_short(found, max_length)
-    return found
+    unpadded = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
+    _expect_short(unpadded, max_length)
+    return unpadded
 
 
 def _expect_short(encoded: Sequence[Encoded], max_length: int | None) -> None:
     """Raise an error if an example is longer than `max_length`: a tokenizer without room for its special tokens cuts nothing."""
     if max_length is None:
         return
-    for number, one in enumerate(encoded):
-        if len(one.ids) > max_length:
+    for index, example in enumerate(encoded):
+        if len(example.ids) > max_length:
             raise BatchError(
-                f"max_length is {max_length}, and the tokenizer made {len(one.ids)} tokens of example {number}: expected "
+                f"max_length is {max_length}, and the tokenizer made {len(example.ids)} tokens of example {index}: expected "
                 "room for its special tokens at least; raise max_length"
             )
 
@@ -211,10 +211,10 @@ def _expect_instance(tokenizer: Any) -> None:
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    return [_one_with_pieces(tokenizer, example, max_length) for example in examples]
+    return [_encode_pieces(tokenizer, example, max_length) for example in examples]
 
 
-def _one_with_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+def _encode_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
     """Encode as [CLS] text [SEP], or [CLS] text [SEP] text [SEP]; where too long, drop pieces from the end of the longer text."""
     start, end, _ = BERT_SPECIAL
     pieces = [[str(piece) for piece in tokenizer.tokenize(text)] for text in example]
@@ -226,34 +226,40 @@ def _one_with_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int |
         max(pieces, key=len).pop()
         cut += 1
     tokens, types = [start], [0]
-    for number, part in enumerate(pieces):
-        tokens += [*part, end]
-        types += [number] * (len(part) + 1)
+    for number, text_pieces in enumerate(pieces):
+        tokens += [*text_pieces, end]
+        types += [number] * (len(text_pieces) + 1)
     return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut)
 
 
 def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
     if max_length is not None:
         raise BatchError(
-            "max_length cannot be kept with a callable: expected a tokenizer object; cut the ids in the callable itself"
+            "max_length is not supported for a callable: expected a tokenizer object; cut the ids in the callable itself"
         )
-    answers = preprocessed(tokenizer, examples) if is_preprocessor(tokenizer) else (tokenizer(*one) for one in examples)
-    return [_of_answer(given, number) for number, given in enumerate(answers)]
+    outputs = (
+        preprocessed(tokenizer, examples)
+        if is_preprocessor(tokenizer)
+        else (tokenizer(*example) for example in examples)
+    )
+    return [_from_output(output, number) for number, output in enumerate(outputs)]
 
 
-def _of_answer(given: Any, number: int) -> Encoded:
-    if not isinstance(given, Mapping):
-        return Encoded(_ids_of(given, number))
-    convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in given), None)
+def _from_output(output: Any, number: int) -> Encoded:
+    if not isinstance(output, Mapping):
+        return Encoded(_ids_of(output, number))
+    convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in output), None)
     if convention is None:
         known = [keys[0] for keys in CONVENTIONS.values()]
         raise BatchError(
-            f"the tokenizer returned a dict with the keys {listed(given)}: expected the ids under one of {listed(known)}"
+            f"the tokenizer returned a dict with the keys {listed(output)}: expected the ids under one of {listed(known)}"
         )
     keys = CONVENTIONS[convention]
-    ids = _ids_of(given[keys[0]], number)
-    types = _as_long(_ids_of(given[keys[2]], number), ids, keys[2], number) if keys[2] in given else None
-    mask = _as_long(_ids_of(given[keys[1]], number), ids, keys[1], number) if keys[1] in given else [1] * len(ids)
+    ids = _ids_of(output[keys[0]], number)
+    types = _expect_length(_ids_of(output[keys[2]], number), ids, keys[2], number) if keys[2] in output else None
+    mask = (
+        _expect_length(_ids_of(output[keys[1]], number), ids, keys[1], number) if keys[1] in output else [1] * len(ids)
+    )
     real = np.flatnonzero(mask).tolist()
     return Encoded(
         [ids[position] for position in real],
@@ -262,19 +268,19 @@ def _of_answer(given: Any, number: int) -> Encoded:
     )
 
 
-def _as_long(given: list[int], ids: list[int], key: str, number: int) -> list[int]:
-    if len(given) != len(ids):
+def _expect_length(numbers: list[int], ids: list[int], key: str, number: int) -> list[int]:
+    if len(numbers) != len(ids):
         raise BatchError(
-            f"the tokenizer returned {len(ids)} ids and {len(given)} numbers under {key!r} for example {number}: expected as "
-            "many"
+            f"the tokenizer returned {len(ids)} ids and {len(numbers)} numbers under {key!r} for example {number}: expected "
+            "equally many"
         )
-    return given
+    return numbers
 
 
-def _ids_of(given: Any, number: int) -> list[int]:
+def _ids_of(output: Any, number: int) -> list[int]:
     """Return the ids of one example from a tokenizer's return value, which may be a batch of one."""
     try:
-        array = to_numpy(given)
+        array = to_numpy(output)
     except ValueError:
         array = np.empty(0, object)
     if array.ndim == 2 and array.shape[0] == 1:
@@ -282,6 +288,6 @@ def _ids_of(given: Any, number: int) -> list[int]:
     whole = whole_numbers(array) if array.size else None
     if whole is None or whole.ndim != 1:
         raise BatchError(
-            f"the tokenizer returned {brief(given)} for example {number}: expected a list of at least one whole number"
+            f"the tokenizer returned {brief(output)} for example {number}: expected a list of at least one whole number"
         )
-    return [int(one) for one in whole]
+    return [int(number) for number in whole]

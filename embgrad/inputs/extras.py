@@ -33,16 +33,16 @@ def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | 
     names = [name for name, value in extras.items() if "ids" in name and _equals(value, ids)]
     for name in names:
         for of_ids, of_mask in MASKS:
-            other = name.replace(of_ids, of_mask)
-            mask = _whole(extras[other]) if other != name and other in extras else None
+            mask_name = name.replace(of_ids, of_mask)
+            mask = _whole(extras[mask_name]) if mask_name != name and mask_name in extras else None
             if mask is not None and mask.shape == ids.shape and np.isin(mask, (0, 1)).all():
                 return mask
     return None
 
 
 def _equals(value: Any, ids: np.ndarray) -> bool:
-    found = _whole(value)
-    return found is not None and np.array_equal(found, ids)
+    numbers = _whole(value)
+    return numbers is not None and np.array_equal(numbers, ids)
 
 
 def _whole(value: Any) -> np.ndarray | None:
@@ -64,19 +64,21 @@ def is_of_each(value: Any, examples: int) -> bool:
     return _is_of_each(value, examples, outside=True)
 
 
-def cut(name: str, value: Any, examples: int, kept: slice) -> Any:
+def cut(name: str, value: Any, examples: int, examples_slice: slice) -> Any:
     """Return an input restricted to the examples of a slice.
 
     Raises:
         BatchError: the input cannot be sliced.
     """
     try:
-        return of_examples(value, examples, lambda array: array[kept], lambda entries: entries[kept])
+        return of_examples(
+            value, examples, lambda array: array[examples_slice], lambda entries: entries[examples_slice]
+        )
     except TypeError as error:  # a SparseTensor, say
         raise BatchError(
-            f"the further input {name!r} is a {type(value).__name__}, of which the entries of some of the examples cannot be "
-            "taken: expected an array or a dense tensor for what runs some of them (batch_size, check=True, points other than "
-            "'word'), or TokenBatch(..., shared=[...]) with its name where all examples share it"
+            f"the further input {name!r} is a {type(value).__name__}, which cannot be sliced by examples: expected an array or a "
+            "dense tensor where sub-batches are run (batch_size, check=True, points other than 'word'). If all examples share "
+            "it, name it in TokenBatch(..., shared=[...])"
         ) from error
 
 
@@ -102,10 +104,10 @@ def of_examples(
     if outside and _is_one_an_example(value, examples):
         return listed(value)
     new, inside = value, outside and not isinstance(value, (list, tuple))
-    for place, entry in entries(value):
-        other = of_examples(entry, examples, array, listed, outside=inside)
-        if other is not entry:
-            new = with_entry(new, place, other)
+    for key, entry in entries(value):
+        replacement = of_examples(entry, examples, array, listed, outside=inside)
+        if replacement is not entry:
+            new = with_entry(new, key, replacement)
     return new
 
 
@@ -129,7 +131,7 @@ def _is_one_an_example(value: Any, examples: int) -> bool:
     if isinstance(value, list) and all(isinstance(entry, np.ndarray) for entry in value):
         return True
     arrays = every(value, _is_array)
-    return not arrays or not all(_has(one, examples) and len(one.shape) > 1 for one in arrays)
+    return not arrays or not all(_has(array, examples) and len(array.shape) > 1 for array in arrays)
 
 
 def _is_array(value: Any) -> bool:

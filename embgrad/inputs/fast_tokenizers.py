@@ -40,13 +40,15 @@ def padding_of_huggingface(tokenizer: Any) -> Padding:
 
 def padding_of_tokenizers(tokenizer: Any) -> Padding:
     """Return the padding of a `tokenizers.Tokenizer`: as set up, or else from the padding token in its vocabulary."""
-    own = tokenizer.padding
-    if own:
-        return Padding(int(own["pad_id"]), int(own["pad_type_id"]), str(own["pad_token"]), str(own["direction"]))
+    padding = tokenizer.padding
+    if padding:
+        return Padding(
+            int(padding["pad_id"]), int(padding["pad_type_id"]), str(padding["pad_token"]), str(padding["direction"])
+        )
     for token in PADS:
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return Padding(id=int(found), token=token)
+        token_id = tokenizer.token_to_id(token)
+        if token_id is not None:
+            return Padding(id=int(token_id), token=token)
     return Padding()
 
 
@@ -59,46 +61,46 @@ def apart(tokenizer: Any) -> Any:
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(inner, "encode_batch") or not hasattr(inner, "to_str"):
         return tokenizer
-    own = _copied(inner)
-    if own is None:
+    inner_copy = _copied(inner)
+    if inner_copy is None:
         return tokenizer
     if inner is tokenizer:
-        return own
-    made = copy.copy(tokenizer)
-    made._tokenizer = own
-    return made if made.backend_tokenizer is own else tokenizer
+        return inner_copy
+    outer_copy = copy.copy(tokenizer)
+    outer_copy._tokenizer = inner_copy
+    return outer_copy if outer_copy.backend_tokenizer is inner_copy else tokenizer
 
 
 def description_of(tokenizer: Any) -> str | None:
     """Return the JSON serialization of a `tokenizers.Tokenizer`; None where a component is written in Python."""
     try:
-        told: str = tokenizer.to_str()
+        description: str = tokenizer.to_str()
     except Exception as error:
         if type(error) is not Exception:  # the library raises a plain Exception
             raise
         return None
-    return told
+    return description
 
 
 def _copied(tokenizer: Any) -> Any | None:
     """Return a copy of a `tokenizers.Tokenizer`; None where it cannot be copied."""
-    told = description_of(tokenizer)
-    if told is None:
+    description = description_of(tokenizer)
+    if description is None:
         return None
-    own = type(tokenizer).from_str(told)
+    copied_tokenizer = type(tokenizer).from_str(description)
     if getattr(tokenizer, "encode_special_tokens", False):  # this setting is not serialized
-        own.encode_special_tokens = True
-    return own
+        copied_tokenizer.encode_special_tokens = True
+    return copied_tokenizer
 
 
 def with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
     """Return each example as encoded by a Hugging Face tokenizer, which configures its `tokenizers.Tokenizer` at each call."""
-    with _setting, _settings_kept(getattr(tokenizer, "backend_tokenizer", None)), _failures_told():
-        return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
+    with _setting, _preserve_settings(getattr(tokenizer, "backend_tokenizer", None)), _translate_errors():
+        return [_encode_with_huggingface(tokenizer, example, max_length) for example in examples]
 
 
 @contextlib.contextmanager
-def _settings_kept(tokenizer: Any) -> Iterator[None]:
+def _preserve_settings(tokenizer: Any) -> Iterator[None]:
     """Restore the truncation and padding of a `tokenizers.Tokenizer` on exit, where they have changed.
 
     Unchanged settings are left alone: they cannot be set while the tokenizer encodes in another thread.
@@ -117,7 +119,7 @@ def _settings_kept(tokenizer: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Raise a BatchError for what the library `tokenizers` raises on a broken file: a bare Exception, or a panic."""
     try:
         yield
@@ -130,7 +132,7 @@ def _failures_told() -> Iterator[None]:
         ) from error
 
 
-def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+def _encode_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
     whole = tokenizer(*example, padding=False, truncation=False, verbose=False)
     cut = whole
     if max_length is not None and len(whole["input_ids"]) > max_length:
@@ -151,20 +153,24 @@ def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length:
     limits = dict(truncation or {})
     if max_length is not None:
         limits = {"max_length": max_length, **{name: limits[name] for name in ("direction",) if name in limits}}
-    with _failures_told(), _unlimited(tokenizer, bool(truncation or tokenizer.padding or limits)) as own:
-        whole = found = own.encode_batch(inputs)
-        if limits and any(len(one.ids) > limits["max_length"] for one in whole):
-            own.enable_truncation(**limits)
+    with _translate_errors(), _unlimited(tokenizer, bool(truncation or tokenizer.padding or limits)) as unlimited:
+        whole = encodings = unlimited.encode_batch(inputs)
+        if limits and any(len(encoding.ids) > limits["max_length"] for encoding in whole):
+            unlimited.enable_truncation(**limits)
             # Reuse encodings that are short enough: some tokenizers encode the same text differently each time.
-            found = [
-                one if len(one.ids) <= limits["max_length"] else own.encode_batch([given])[0]
-                for given, one in zip(inputs, whole, strict=True)
+            encodings = [
+                encoding if len(encoding.ids) <= limits["max_length"] else unlimited.encode_batch([text])[0]
+                for text, encoding in zip(inputs, whole, strict=True)
             ]
     return [
         Encoded(
-            one.ids, types, one.tokens, words_of(one.word_ids, one.sequence_ids), max(0, len(full.ids) - len(one.ids))
+            encoding.ids,
+            types,
+            encoding.tokens,
+            words_of(encoding.word_ids, encoding.sequence_ids),
+            max(0, len(full.ids) - len(encoding.ids)),
         )
-        for one, full, types in zip(found, whole, _types_that_tell(found), strict=True)
+        for encoding, full, types in zip(encodings, whole, _types_or_none(encodings), strict=True)
     ]
 
 
@@ -179,18 +185,18 @@ def _unlimited(tokenizer: Any, limited: bool) -> Iterator[Any]:
     if not limited:
         yield tokenizer
         return
-    own = _copied(tokenizer)
-    with _setting, _settings_kept(tokenizer) if own is None else contextlib.nullcontext():
-        own = tokenizer if own is None else own
-        own.no_padding()
-        own.no_truncation()
-        yield own
+    copied = _copied(tokenizer)
+    with _setting, _preserve_settings(tokenizer) if copied is None else contextlib.nullcontext():
+        copied = tokenizer if copied is None else copied
+        copied.no_padding()
+        copied.no_truncation()
+        yield copied
 
 
-def _types_that_tell(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
+def _types_or_none(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
     """Return each encoding's types; None if all are zero, which these tokenizers return whether or not the model has types."""
-    tell = any(any(one.type_ids) for one in encoded)
-    return [one.type_ids if tell else None for one in encoded]
+    has_types = any(any(encoding.type_ids) for encoding in encoded)
+    return [encoding.type_ids if has_types else None for encoding in encoded]
 
 
 def words_of(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:

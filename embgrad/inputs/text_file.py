@@ -28,9 +28,11 @@ def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
     Raises:
         FileFormatError: the file is not UTF-8.
     """
-    other = OTHER_MARKS.get(data[:2])
-    if other:
-        raise FileFormatError(f"{name} is {other}: expected UTF-8; convert it, with iconv -f {other} -t UTF-8 say")
+    encoding = OTHER_MARKS.get(data[:2])
+    if encoding:
+        raise FileFormatError(
+            f"{name} is {encoding}: expected UTF-8; convert it, for example with iconv -f {encoding} -t UTF-8"
+        )
     lines = data.removeprefix(MARK).splitlines()
     texts = [(number, _decoded(line, name, number)) for number, line in enumerate(lines, 1) if line.strip()]
     return texts, len(lines) - len(texts)
@@ -41,6 +43,6 @@ def _decoded(line: bytes, name: str, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileFormatError(
-            f"{name}, line {number}: byte {line[error.start]:#04x} at place {error.start + 1} is no UTF-8 ({error.reason}); "
+            f"{name}, line {number}: byte {line[error.start]:#04x} at position {error.start + 1} is not UTF-8 ({error.reason}); "
             "save the file as UTF-8"
         ) from None

@@ -31,10 +31,10 @@ def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[di
     """
     singles = [number for number, example in enumerate(examples) if len(example) == 1]
     pairs = [number for number, example in enumerate(examples) if len(example) == 2]
-    found: dict[int, dict[str, np.ndarray]] = {}
+    rows: dict[int, dict[str, np.ndarray]] = {}
     if singles:
-        given = tokenizer(np.array([examples[number][0] for number in singles]))
-        found |= dict(zip(singles, _rows(given, len(singles)), strict=True))
+        outputs = tokenizer(np.array([examples[number][0] for number in singles]))
+        rows |= dict(zip(singles, _rows(outputs, len(singles)), strict=True))
     if pairs:
         model = getattr(tokenizer, "resolved_object", tokenizer)  # of a hub.KerasLayer
         if not (hasattr(model, "tokenize") and hasattr(model, "bert_pack_inputs")):
@@ -43,15 +43,15 @@ def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[di
                 "tokenize and bert_pack_inputs that would take it: expected single texts; or give a tokenizer"
             )
         parts = [model.tokenize(np.array([examples[number][side] for number in pairs])) for side in (0, 1)]
-        found |= dict(zip(pairs, _rows(model.bert_pack_inputs(parts), len(pairs)), strict=True))
-    return [found[number] for number in range(len(examples))]
+        rows |= dict(zip(pairs, _rows(model.bert_pack_inputs(parts), len(pairs)), strict=True))
+    return [rows[number] for number in range(len(examples))]
 
 
-def _rows(given: Any, count: int) -> list[dict[str, np.ndarray]]:
-    if not isinstance(given, Mapping):
+def _rows(outputs: Any, count: int) -> list[dict[str, np.ndarray]]:
+    if not isinstance(outputs, Mapping):
         raise BatchError(
-            f"the preprocessing model returned {type(given).__name__}: expected a dict of ids, mask and types, such as "
+            f"the preprocessing model returned {type(outputs).__name__}: expected a dict of ids, mask and types, such as "
             "input_word_ids, input_mask and input_type_ids"
         )
-    arrays = {str(key): to_numpy(value) for key, value in given.items()}
+    arrays = {str(key): to_numpy(value) for key, value in outputs.items()}
     return [{key: array[number] for key, array in arrays.items()} for number in range(count)]

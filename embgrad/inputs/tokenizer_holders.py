@@ -18,4 +18,6 @@ def own_tokenizer(holder: Any) -> Any:
 def own_length(holder: Any) -> int | None:
     """Return the number of tokens to which the object cuts its texts; None where it does not cut them."""
     lengths = (getattr(holder, name, None) for name in LENGTHS)
-    return next((one for one in lengths if isinstance(one, int) and not isinstance(one, bool) and one > 0), None)
+    return next(
+        (length for length in lengths if isinstance(length, int) and not isinstance(length, bool) and length > 0), None
+    )

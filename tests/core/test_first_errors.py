@@ -68,7 +68,7 @@ class Loader:
         ),
         (
             (IDS, np.array([0, 1])),
-            "the batch is a pair of an array of two axes and one of one axis: expected the ids alone",
+            "the batch is a pair of arrays with two axes and one axis: expected the ids alone",
         ),
         (
             Loader(),

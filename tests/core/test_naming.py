@@ -244,7 +244,7 @@ def test_roles_that_nothing_tells_in_a_batch_of_one_position(role: str) -> None:
     trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
     trace.lookup("table", IDS[:, :1])
     trace.lookup("second", np.zeros((1, 1), int))
-    message = rf"'{role}': in a batch with one position, only a table's name can identify.*the native path of a lookup, of 'second'"
+    message = rf"'{role}': in a batch with one position, only a table's name can identify.*native path of a lookup, of 'second'"
     with pytest.raises(embgrad.UnknownPointError, match=message):
         named(trace, role)
     assert named(trace, "second")[0].path == "second"
