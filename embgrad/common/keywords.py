@@ -1,4 +1,4 @@
-"""Says of arguments that a function does not have, or lacks, what to do in their place."""
+"""Explain unknown and missing arguments: a decorator whose errors say what to use instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GRAPH: Final = (
 _LABELS: Final = "labels go into the objective, embgrad.CrossEntropy(labels)"
 _INPUTS: Final = "what the model is given goes into the batch, {'input_ids': ids, 'attention_mask': mask}"
 
-#: What is done in place of arguments that other libraries' functions have.
+#: Advice for arguments that other libraries' functions have.
 INSTEAD: Final = {
     **dict.fromkeys(("create_graph", "retain_graph", "persistent"), _GRAPH),
     **dict.fromkeys(("labels", "label", "target", "targets", "y"), _LABELS),
@@ -36,10 +36,10 @@ class ArgumentError(EmbgradError, TypeError):
 
 
 def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function, which says of arguments that it does not have, or lacks, what to do.
+    """Return the function with errors that explain unknown and missing arguments.
 
     Raises:
-        ArgumentError: when it is called with or without such.
+        ArgumentError: by the returned function, when called with an unknown argument or without a required one.
     """
     known = inspect.signature(function).parameters
     needed = [

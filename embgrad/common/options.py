@@ -1,4 +1,4 @@
-"""Checks of options that many functions have."""
+"""Checks of option values that many functions share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["count_or_none", "expect_flag"]
 
 
 def expect_flag(given: Any, name: str) -> None:
-    """Refuse as an option what is neither True nor False: text, say, would count as True.
+    """Raise an error if an option is neither True nor False: a string, for example, would count as True.
 
     Raises:
         BatchError: it is neither.
@@ -22,7 +22,7 @@ def expect_flag(given: Any, name: str) -> None:
 
 
 def count_or_none(given: Any, name: str) -> int | None:
-    """An option that is a whole number of at least 1, NumPy's too, or None.
+    """Return an option that is an integer of at least 1, of Python's or NumPy's types, as an int, or None.
 
     Raises:
         BatchError: it is neither.

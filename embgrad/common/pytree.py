@@ -1,4 +1,4 @@
-"""Finds, replaces and copies what is in a nest of tuples, dicts and data classes: what a model or a module was given or gave."""
+"""Find, replace and copy values in nested tuples, lists, dicts and data classes, such as the inputs and outputs of a model."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, Final
 
 __all__ = ["PLAIN", "copied", "entries", "every", "first", "is_nest", "mapped", "with_entry", "with_first"]
 
-#: What is the same where it is equal, and holds nothing else.
+#: Immutable types that contain no other objects.
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
 def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
-    """The first tensor of that sort in a nest, depth first; None where there is none.
+    """Return the first matching object in a nest, depth first; None where there is none.
 
     Args:
         value: anything.
-        wanted: whether an object is such a tensor.
+        wanted: returns whether an object matches, such as a framework's tensors.
     """
     if wanted(value):
         return value
@@ -30,7 +30,7 @@ def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
 
 
 def with_first(value: Any, wanted: Callable[[Any], bool], new: Any) -> Any:
-    """The nest with another tensor in place of the first of that sort. What is not on the way there stays the same object."""
+    """Return the nest with its first matching object replaced. Objects off the path to it are reused, not copied."""
     if wanted(value):
         return new
     for place, entry in entries(value):
@@ -40,14 +40,14 @@ def with_first(value: Any, wanted: Callable[[Any], bool], new: Any) -> Any:
 
 
 def every(value: Any, wanted: Callable[[Any], bool]) -> list[Any]:
-    """All tensors of that sort in a nest, depth first, each as often as it stands there."""
+    """Return all matching objects in a nest, depth first, repeats included."""
     if wanted(value):
         return [value]
     return [one for _, entry in entries(value) for one in every(entry, wanted)]
 
 
 def mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """The nest with what `change` gives in place of each tensor of that sort. What is not on the way to one stays the same."""
+    """Return the nest with `change` applied to each matching object. Objects off the paths to these are reused, not copied."""
     if wanted(value):
         return change(value)
     new = value
@@ -59,7 +59,7 @@ def mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], An
 
 
 def entries(value: Any) -> list[tuple[Any, Any]]:
-    """What a tuple, list, mapping or data class holds, each with its place; nothing for what is none."""
+    """Return the (key, value) pairs of a tuple, list, mapping or data class; an empty list for anything else."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (list, tuple)):
@@ -70,13 +70,13 @@ def entries(value: Any) -> list[tuple[Any, Any]]:
 
 
 def copied(value: Any, stays: Callable[[Any], bool] = lambda one: False) -> Any:
-    """A copy of what a model is given, for one pass: it may write into lists, dicts and objects, such as caches.
+    """Return a copy of a model's inputs for one pass, since a model may modify lists, dicts and objects such as caches.
 
-    Functions, and what cannot be copied, are taken as they are.
+    Functions, and objects that cannot be copied, are returned as they are.
 
     Args:
         value: anything.
-        stays: whether something is to be taken as it is.
+        stays: returns whether an object must not be copied.
     """
     if isinstance(value, PLAIN) or callable(value) or stays(value):
         return value
@@ -86,12 +86,12 @@ def copied(value: Any, stays: Callable[[Any], bool] = lambda one: False) -> Any:
         return type(value)(copied(entry, stays) for entry in value)
     try:
         return copy.deepcopy(value)
-    except Exception:  # it may be anything: a generator, a lock, what refuses
+    except Exception:  # for example a generator or a lock, which cannot be copied
         return value
 
 
 def is_nest(value: Any) -> bool:
-    """Whether it is a tuple, list, mapping or data class, be it empty."""
+    """Return whether the value is a tuple, list, mapping or data class, even an empty one."""
     return isinstance(value, (Mapping, list, tuple)) or _is_record(value)
 
 
@@ -100,12 +100,12 @@ def _is_record(value: Any) -> bool:
 
 
 def with_entry(value: Any, place: Any, new: Any) -> Any:
-    """A copy of a tuple, list, mapping or data class with another thing at a place."""
+    """Return a copy of a tuple, list, mapping or data class with one entry replaced."""
     if isinstance(value, MutableMapping):
         changed = copy.copy(value)
         changed[place] = new
         return changed
-    if isinstance(value, Mapping):  # which may take no other entries
+    if isinstance(value, Mapping):  # it may be immutable
         return {**value, place: new}
     if isinstance(value, tuple) and hasattr(value, "_replace"):
         return value._replace(**{value._fields[place]: new})  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Safetensors files, read and written as NumPy: a header is checked against the file before any of it is believed."""
+"""Read and write safetensors files as NumPy arrays; the header is checked against the file before it is used."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
     "write_tensors",
 ]
 
-#: The most bytes of a header. The tokens of results are in it, 10 bytes each in English and 20 in Chinese: there is room for more
-#: than a million and a half. That of BERT large has 40 thousand. Parsed, a header takes up to thirty times its length.
+#: The most bytes of a header. A result's tokens are in it, 10 bytes each in English and 20 in Chinese, so there is room for
+#: over 1.5 million tokens. BERT large's header has 40,000 bytes. Parsed, a header takes up to thirty times its length.
 MOST_HEADER: Final = 2**25
 
-#: The most axes of an array, which is NumPy's least.
+#: The most axes of an array: the smallest limit among NumPy's versions.
 MOST_AXES: Final = 32
 
-#: What safetensors calls NumPy's types. bfloat16, which NumPy lacks, is read as the bits of its upper half of a float32.
+#: The NumPy dtypes of safetensors' dtypes. bfloat16, which NumPy lacks, is read as the upper 16 bits of a float32.
 TYPES: Final[Mapping[str, str]] = {
     "BOOL": "?",
     "U8": "u1",
@@ -59,7 +59,7 @@ _FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
 
 
 class Entry(NamedTuple):
-    """One array of the file: its type as safetensors calls it, its shape, and the bytes that it has, from the file's begin on."""
+    """One array of the file: its safetensors dtype, its shape, and its first and end byte, counted from the file's start."""
 
     kind: str
     shape: tuple[int, ...]
@@ -68,19 +68,19 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The arrays of a file by name, and the texts that go with them."""
+    """The arrays of a file by name, and its text metadata."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
 
 
 def read_header(file: BufferedReader, size: int) -> Header:
-    """The header of a safetensors file that is so many bytes long.
+    """Return the header of a safetensors file of the given size in bytes.
 
-    Every byte behind the header belongs to one array, as its type and shape demand: no array can claim what is not there.
+    Every byte after the header belongs to one array, as its dtype and shape require, so no array can claim missing bytes.
 
     Raises:
-        ValueError: it is none; the message says why.
+        ValueError: the header is invalid; the message says why.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
@@ -104,10 +104,10 @@ def read_header(file: BufferedReader, size: int) -> Header:
 
 
 def read_array(file: BufferedReader, entry: Entry) -> np.ndarray:
-    """An array of the file, bfloat16 as float32.
+    """Return an array of the file, bfloat16 as float32.
 
     Raises:
-        ValueError: the file has become shorter, or NumPy cannot have such a shape.
+        ValueError: the file has become shorter, or NumPy does not support such a shape.
     """
     array = np.empty(entry.shape, TYPES[entry.kind])
     if array.size:
@@ -152,7 +152,7 @@ def _is_sizes(given: Any) -> bool:
 
 
 def _expect_all(entries: Mapping[str, Entry], first: int, size: int) -> None:
-    """Refuse arrays that overlap, leave gaps or lie outside of the file, and bytes that are of no array."""
+    """Raise an error for arrays that overlap, leave gaps or exceed the file, and for bytes that belong to no array."""
     reached = first
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != reached:
@@ -174,13 +174,13 @@ def _expect_text(texts: Any) -> None:
 def write_tensors(
     path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, durable: bool = False
 ) -> None:
-    """Write a safetensors file; a reader sees the old file or the whole new one, never a part.
+    """Write a safetensors file; a reader sees the old file or the whole new one, never an incomplete one.
 
     Args:
-        path: where to.
-        tensors: by name.
-        metadata: text by name.
-        durable: as in `write_whole`.
+        path: the file's path.
+        tensors: the arrays by name.
+        metadata: texts by name.
+        durable: see `write_whole`.
 
     Raises:
         EmbgradError: there is more text than `read_tensors` would read.
@@ -202,17 +202,17 @@ def write_tensors(
 def read_tensors(
     path: str | Path, kinds: Collection[str] | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
+    """Return the tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
 
-    It takes the memory of the tensors, which the file is long enough for, and for a moment up to thirty times its header's.
+    This takes the tensors' memory, which is bounded by the file's size, and briefly up to thirty times the header's length.
 
     Args:
         path: the file.
-        kinds: the types that its tensors may have, as safetensors calls them, such as "F32"; None for any.
+        kinds: the dtypes that its tensors may have, by their safetensors names, such as "F32"; None for any.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one, or holds tensors of other types.
+        FileFormatError: it is not a safetensors file, is broken, or holds tensors of other dtypes.
     """
     path = Path(path)
     with _header_of(path) as (file, header):
@@ -221,11 +221,11 @@ def read_tensors(
 
 
 def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors, of which its header alone is read; it is as long as they need.
+    """Return the shapes of a safetensors file's tensors. Only the header is read, and checked against the file's length.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one.
+        FileFormatError: it is not a safetensors file, or is broken.
     """
     with _header_of(Path(path)) as (_, header):
         return {name: entry.shape for name, entry in header.entries.items()}
@@ -233,7 +233,7 @@ def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
-    """The file, open, with its header."""
+    """Open the file and yield it with its header."""
     try:
         with opened(path) as file:
             yield file, read_header(file, os.fstat(file.fileno()).st_size)
