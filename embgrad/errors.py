@@ -59,7 +59,7 @@ class EmbgradError(Exception):
     @classmethod
     def _documented(cls) -> str:
         """Return the name of the nearest base class in this module: classes of backends have no page of their own."""
-        return next(kind.__name__ for kind in cls.__mro__ if kind.__module__ == __name__)
+        return next(base.__name__ for base in cls.__mro__ if base.__module__ == __name__)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.see()}"

@@ -108,14 +108,14 @@ class GoldenFiles:
         __tracebackhide__ = True
         outcome = "changed" if golden.exists else "written"
         try:
-            found = golden.check(results, tolerance=tolerance, call=call)
+            comparison = golden.check(results, tolerance=tolerance, call=call)
             outcome = "unchanged"
         except (GoldenError, FileFormatError):
             golden.update(results)
-            found = golden.check(results, tolerance=tolerance, call=call)
+            comparison = golden.check(results, tolerance=tolerance, call=call)
         shown = golden.path.relative_to(self._root) if golden.path.is_relative_to(self._root) else golden.path
         self._node.user_properties.append((PROPERTY, f"{outcome} {shown.as_posix()}"))
-        return found
+        return comparison
 
 
 def file_stem(classes: Sequence[str], test: str, name: str | None = None) -> str:
@@ -147,7 +147,7 @@ def _expect_no_twin(path: Path) -> None:
     if not path.parent.is_dir():
         return
     twins = [
-        one.name for one in path.parent.iterdir() if one.name != path.name and one.name.lower() == path.name.lower()
+        file.name for file in path.parent.iterdir() if file.name != path.name and file.name.lower() == path.name.lower()
     ]
     if twins:
         raise EmbgradError(

@@ -32,8 +32,8 @@ def _converted(value: Any) -> np.ndarray:
         return cast(np.ndarray, value.detach().cpu().numpy())
     if hasattr(value, "numpy") and callable(value.numpy):  # TensorFlow
         return np.asarray(value.numpy())
-    if isinstance(value, (list, tuple)) and any(is_tensor(one) for one in value):
-        return np.asarray([_converted(one) for one in value])
+    if isinstance(value, (list, tuple)) and any(is_tensor(entry) for entry in value):
+        return np.asarray([_converted(entry) for entry in value])
     return np.asarray(value)
 
 
@@ -67,9 +67,9 @@ def widened(value: Any) -> np.ndarray:
         if not hasattr(value, "resolve_conj"):
             raise
     try:
-        own = value.detach().cpu().resolve_conj().resolve_neg()
-        own = own.dequantize() if own.is_quantized else own
-        return cast(np.ndarray, (own.cdouble() if own.is_complex() else own.double()).numpy())
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        tensor = tensor.dequantize() if tensor.is_quantized else tensor
+        return cast(np.ndarray, (tensor.cdouble() if tensor.is_complex() else tensor.double()).numpy())
     except (TypeError, RuntimeError) as error:  # it is sparse
         raise ValueError(str(error)) from error
 

@@ -115,12 +115,12 @@ def opened(path: str | Path) -> Iterator[BufferedReader]:
         OSError: it cannot be opened.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     # The file may have been replaced since the check: do not block on a pipe, and check again.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         yield file
 
 
@@ -134,7 +134,7 @@ def read_bounded(path: str | Path, most: int) -> bytes:
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise ValueError(f"it is {size} bytes long, and {most} is the most that is read")
+            raise ValueError(f"it is {size} bytes long, more than the limit of {most}")
         return file.read(size)
 
 
@@ -158,7 +158,7 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: a key is repeated.
     """
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is repeated")
+    return result

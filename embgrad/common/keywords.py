@@ -15,18 +15,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GRAPH: Final = (
-    "the gradients are NumPy arrays, from which no graph leads on, and the model stays as it was; leave it out, and "
-    "differentiate your own forward pass for a gradient of a gradient"
+    "the gradients are NumPy arrays without a graph, and the model is left unchanged; omit it, and differentiate your own "
+    "forward pass for second-order gradients"
 )
 _LABELS: Final = "labels go into the objective, embgrad.CrossEntropy(labels)"
-_INPUTS: Final = "what the model is given goes into the batch, {'input_ids': ids, 'attention_mask': mask}"
+_INPUTS: Final = "the model's inputs go into the batch, {'input_ids': ids, 'attention_mask': mask}"
 
 #: Advice for arguments that other libraries' functions have.
 INSTEAD: Final = {
     **dict.fromkeys(("create_graph", "retain_graph", "persistent"), _GRAPH),
     **dict.fromkeys(("labels", "label", "target", "targets", "y"), _LABELS),
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", "mask", "ids"), _INPUTS),
-    "inputs_embeds": "embeddings take the place of the looked-up ones by override={'word': array}, beside the ids",
+    "inputs_embeds": "pass the ids, and replace their embeddings with override={'word': array}",
     "device": "the inputs go to the model's own device; move the model",
 }
 
@@ -44,8 +44,9 @@ def explained(function: Callable[P, T]) -> Callable[P, T]:
     known = inspect.signature(function).parameters
     needed = [
         name
-        for name, one in known.items()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for name, parameter in known.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
 
     @functools.wraps(function)

@@ -43,8 +43,8 @@ class PositionFigures:
 
 def figures_of(a: np.ndarray, b: np.ndarray) -> Figures:
     """Return the measures for two arrays of the same shape, computed in float64."""
-    a, b = (np.asarray(one, np.float64).reshape(1, -1) for one in (a, b))
-    return Figures(*(float(one.item()) for one in _figures(a, b)))
+    a, b = (np.asarray(array, np.float64).reshape(1, -1) for array in (a, b))
+    return Figures(*(float(figure.item()) for figure in _figures(a, b)))
 
 
 def position_figures(a: np.ndarray, b: np.ndarray, matched: np.ndarray) -> PositionFigures:
@@ -55,8 +55,8 @@ def position_figures(a: np.ndarray, b: np.ndarray, matched: np.ndarray) -> Posit
         b: likewise, aligned with a.
         matched: whether b has a counterpart of a's position, bool, (example, position).
     """
-    a, b = (np.asarray(one, np.float64).reshape(*matched.shape, -1) for one in (a, b))
-    return PositionFigures(*(np.where(matched, one, np.nan) for one in _figures(a, b)))
+    a, b = (np.asarray(array, np.float64).reshape(*matched.shape, -1) for array in (a, b))
+    return PositionFigures(*(np.where(matched, figure, np.nan) for figure in _figures(a, b)))
 
 
 def lengths(array: np.ndarray) -> np.ndarray:
@@ -76,12 +76,12 @@ def _figures(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     common = np.maximum(unit, other_unit)
     difference = b / common - a / common
     a, b = a / unit, b / other_unit
-    length, other, apart = (np.linalg.norm(one, axis=-1) for one in (a, b, difference))
+    norm_a, norm_b, distance = (np.linalg.norm(array, axis=-1) for array in (a, b, difference))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        relative = np.where(apart == 0, 0.0, apart / length * (common / unit)[..., 0])
-        angle = ((a / length[..., None]) * (b / other[..., None])).sum(-1)
+        relative = np.where(distance == 0, 0.0, distance / norm_a * (common / unit)[..., 0])
+        angle = ((a / norm_a[..., None]) * (b / norm_b[..., None])).sum(-1)
         largest = np.abs(difference).max(axis=-1, initial=0.0) * common[..., 0]
-    cosine = np.where((length > 0) & (other > 0), angle, (length == other).astype(np.float64))
+    cosine = np.where((norm_a > 0) & (norm_b > 0), angle, (norm_a == norm_b).astype(np.float64))
     return relative, largest, cosine
 
 

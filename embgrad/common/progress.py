@@ -29,7 +29,7 @@ def reporter(progress: Any) -> Iterator[Progress]:
     """
     is_flag = isinstance(progress, (bool, np.bool_))
     if progress is None or (is_flag and not progress):
-        yield _nobody
+        yield _ignore
     elif is_flag:
         with bar("examples") as report:
             yield report
@@ -49,7 +49,7 @@ def bar(text: str, console: Any = None) -> Iterator[Progress]:
     """
     stream = console.file if console is not None else sys.stderr
     if stream is None or not stream.isatty():
-        yield _nobody
+        yield _ignore
         return
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -84,5 +84,5 @@ def _figures(text: str, stream: Any) -> Iterator[Progress]:
         stream.flush()
 
 
-def _nobody(done: int, total: int | None) -> None:
+def _ignore(done: int, total: int | None) -> None:
     """Ignore the report."""

@@ -23,9 +23,9 @@ def first(value: Any, wanted: Callable[[Any], bool]) -> Any:
     if wanted(value):
         return value
     for _, entry in entries(value):
-        found = first(entry, wanted)
-        if found is not None:
-            return found
+        match = first(entry, wanted)
+        if match is not None:
+            return match
     return None
 
 
@@ -33,9 +33,9 @@ def with_first(value: Any, wanted: Callable[[Any], bool], new: Any) -> Any:
     """Return the nest with its first matching object replaced. Objects off the path to it are reused, not copied."""
     if wanted(value):
         return new
-    for place, entry in entries(value):
+    for key, entry in entries(value):
         if first(entry, wanted) is not None:
-            return with_entry(value, place, with_first(entry, wanted, new))
+            return with_entry(value, key, with_first(entry, wanted, new))
     return value
 
 
@@ -43,7 +43,7 @@ def every(value: Any, wanted: Callable[[Any], bool]) -> list[Any]:
     """Return all matching objects in a nest, depth first, repeats included."""
     if wanted(value):
         return [value]
-    return [one for _, entry in entries(value) for one in every(entry, wanted)]
+    return [match for _, entry in entries(value) for match in every(entry, wanted)]
 
 
 def mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
@@ -51,10 +51,10 @@ def mapped(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], An
     if wanted(value):
         return change(value)
     new = value
-    for place, entry in entries(value):
-        other = mapped(entry, wanted, change)
-        if other is not entry:
-            new = with_entry(new, place, other)
+    for key, entry in entries(value):
+        replacement = mapped(entry, wanted, change)
+        if replacement is not entry:
+            new = with_entry(new, key, replacement)
     return new
 
 
@@ -65,11 +65,11 @@ def entries(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
     if _is_record(value):
-        return [(one.name, getattr(value, one.name)) for one in dataclasses.fields(value)]
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return []
 
 
-def copied(value: Any, stays: Callable[[Any], bool] = lambda one: False) -> Any:
+def copied(value: Any, stays: Callable[[Any], bool] = lambda entry: False) -> Any:
     """Return a copy of a model's inputs for one pass, since a model may modify lists, dicts and objects such as caches.
 
     Functions, and objects that cannot be copied, are returned as they are.
@@ -99,16 +99,16 @@ def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def with_entry(value: Any, place: Any, new: Any) -> Any:
+def with_entry(value: Any, key: Any, new: Any) -> Any:
     """Return a copy of a tuple, list, mapping or data class with one entry replaced."""
     if isinstance(value, MutableMapping):
         changed = copy.copy(value)
-        changed[place] = new
+        changed[key] = new
         return changed
     if isinstance(value, Mapping):  # it may be immutable
-        return {**value, place: new}
+        return {**value, key: new}
     if isinstance(value, tuple) and hasattr(value, "_replace"):
-        return value._replace(**{value._fields[place]: new})  # type: ignore[attr-defined]
+        return value._replace(**{value._fields[key]: new})  # type: ignore[attr-defined]
     if isinstance(value, (list, tuple)):
-        return type(value)([*value[:place], new, *value[place + 1 :]])
-    return dataclasses.replace(value, **{place: new})
+        return type(value)([*value[:key], new, *value[key + 1 :]])
+    return dataclasses.replace(value, **{key: new})

@@ -84,20 +84,20 @@ def read_header(file: BufferedReader, size: int) -> Header:
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
-        raise ValueError(f"its header should be {length} bytes long, and the file is {size}")
+        raise ValueError(f"its header should be {length} bytes long, but the file has only {size}")
     if length > MOST_HEADER:
-        raise ValueError(f"its header is {length} bytes long, and {MOST_HEADER} is the most that is read")
+        raise ValueError(f"its header is {length} bytes long, more than the limit of {MOST_HEADER}")
     text = file.read(length)
     if len(text) != length:
-        raise ValueError("it was cut while it was read")
+        raise ValueError("it was shortened while it was read")
     try:
         read = json.loads(text.decode("utf-8"), object_pairs_hook=once)
     except RecursionError:
         raise ValueError("its header is nested too deeply") from None
     if not isinstance(read, dict):
-        raise ValueError(f"its header is {brief(read)}, and no object")
+        raise ValueError(f"its header is {brief(read)}, which is not an object")
     metadata = _metadata(read.pop("__metadata__", None))
-    entries = {name: _entry(name, given, 8 + length) for name, given in read.items()}
+    entries = {name: _entry(name, fields, 8 + length) for name, fields in read.items()}
     _expect_text(entries)
     _expect_all(entries, 8 + length, size)
     return Header(entries, metadata)
@@ -113,27 +113,27 @@ def read_array(file: BufferedReader, entry: Entry) -> np.ndarray:
     if array.size:
         file.seek(entry.start)
         if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-            raise ValueError("it was cut while it was read")
+            raise ValueError("it was shortened while it was read")
     if entry.kind == "BF16":
         return (array.reshape(-1).astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _metadata(given: Any) -> dict[str, str]:
-    if given is None:
+def _metadata(metadata: Any) -> dict[str, str]:
+    if metadata is None:
         return {}
-    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-        raise ValueError(f"its __metadata__ is {brief(given)}, and not text by name")
-    _expect_text((*given, *given.values()))
-    return given
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError(f"its __metadata__ is {brief(metadata)}, and not a dict of texts")
+    _expect_text((*metadata, *metadata.values()))
+    return metadata
 
 
-def _entry(name: str, given: Any, first: int) -> Entry:
-    if not isinstance(given, dict) or not _FIELDS.issuperset(given) or len(given) != len(_FIELDS):
-        raise ValueError(f"of {brief(name)} it says {brief(given)}, and not dtype, shape and data_offsets")
-    kind, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+def _entry(name: str, fields: Any, first: int) -> Entry:
+    if not isinstance(fields, dict) or not _FIELDS.issuperset(fields) or len(fields) != len(_FIELDS):
+        raise ValueError(f"its entry for {brief(name)} is {brief(fields)}: expected dtype, shape and data_offsets")
+    kind, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(kind, str) or kind not in TYPES:
-        raise ValueError(f"{brief(name)} is of the type {brief(kind)}, which is none of {listed(TYPES, len(TYPES))}")
+        raise ValueError(f"{brief(name)} is of the type {brief(kind)}: expected one of {listed(TYPES, len(TYPES))}")
     if not _is_sizes(shape) or len(shape) > MOST_AXES:
         raise ValueError(f"{brief(name)} has the shape {brief(shape)}: expected up to {MOST_AXES} whole numbers")
     if not _is_sizes(offsets) or len(offsets) != 2:
@@ -141,34 +141,34 @@ def _entry(name: str, given: Any, first: int) -> Entry:
     needed = math.prod(shape) * np.dtype(TYPES[kind]).itemsize
     if offsets[1] - offsets[0] != needed:
         raise ValueError(
-            f"{brief(name)} of the shape {brief(shape)} and type {kind} needs {needed} bytes, and has "
+            f"{brief(name)} of the shape {brief(shape)} and type {kind} needs {needed} bytes, but has "
             f"{offsets[1] - offsets[0]}"
         )
     return Entry(kind, tuple(shape), first + offsets[0], first + offsets[1])
 
 
-def _is_sizes(given: Any) -> bool:
-    return isinstance(given, list) and all(type(size) is int and 0 <= size < 2**63 for size in given)
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
 def _expect_all(entries: Mapping[str, Entry], first: int, size: int) -> None:
     """Raise an error for arrays that overlap, leave gaps or exceed the file, and for bytes that belong to no array."""
-    reached = first
+    expected = first
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
-        if entry.start != reached:
+        if entry.start != expected:
             raise ValueError(
-                f"{brief(name)} begins at byte {entry.start}, where {reached} is expected: arrays overlap, or leave gaps"
+                f"{brief(name)} begins at byte {entry.start}, where {expected} is expected: arrays overlap, or leave gaps"
             )
-        reached = entry.end
-    if reached != size:
-        raise ValueError(f"its arrays end at byte {reached}, and the file is {size} long")
+        expected = entry.end
+    if expected != size:
+        raise ValueError(f"its arrays end at byte {expected}, but the file has {size} bytes")
 
 
 def _expect_text(texts: Any) -> None:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"its header holds {error.object[error.start]!r}, which is no character") from None
+        raise ValueError(f"its header holds {error.object[error.start]!r}, which is not a character") from None
 
 
 def write_tensors(
@@ -193,8 +193,8 @@ def write_tensors(
         length = int.from_bytes(data[:8], "little")
     if length > MOST_HEADER:
         raise EmbgradError(
-            f"{path} would have a header of {length} bytes or more, for the tokens' texts are in it, and {MOST_HEADER} is the "
-            "most that is read back: write fewer examples to one file"
+            f"{path} would have a header of {length} bytes or more, which holds the tokens' texts, but at most {MOST_HEADER} "
+            "can be read back: write fewer examples to one file"
         )
     write_whole(path, data, durable=durable)
 
@@ -240,19 +240,21 @@ def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
     except FileFormatError:
         raise
     except (FileNotFoundError, NotADirectoryError):
-        what = "is a symbolic link to what is not there" if path.is_symlink() else "does not exist"
+        what = "is a symbolic link to a missing file" if path.is_symlink() else "does not exist"
         raise FileNotFoundError(f"{path} {what}: expected a safetensors file") from None
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is no whole safetensors file: {_why(error)}; write or fetch it again") from error
+        raise FileFormatError(
+            f"{path} is not a complete safetensors file: {_why(error)}; write or fetch it again"
+        ) from error
 
 
 def _why(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _expect_kinds(path: Path, found: Mapping[str, Entry], kinds: Collection[str] | None) -> None:
-    wrong = [name for name, entry in found.items() if kinds is not None and entry.kind not in kinds]
+def _expect_kinds(path: Path, entries: Mapping[str, Entry], kinds: Collection[str] | None) -> None:
+    wrong = [name for name, entry in entries.items() if kinds is not None and entry.kind not in kinds]
     if wrong:
         raise FileFormatError(
-            f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
+            f"{path} holds {brief(wrong[0])} of the type {entries[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
         )

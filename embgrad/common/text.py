@@ -41,14 +41,14 @@ def visible_lines(text: object) -> str:
 
 def _shown(text: str) -> Iterator[str]:
     marks = 0
-    for place, character in enumerate(text):
-        kind = unicodedata.category(character)
-        marks = marks + 1 if kind in _MARKS else 0
+    for index, character in enumerate(text):
+        category = unicodedata.category(character)
+        marks = marks + 1 if category in _MARKS else 0
         if character in _NAMES:
             yield _NAMES[character]
         elif marks > MOST_MARKS or character in _BLANK:
             yield _number(character)
-        elif kind not in _UNSEEN or (character in _JOINERS and 0 < place < len(text) - 1):
+        elif category not in _UNSEEN or (character in _JOINERS and 0 < index < len(text) - 1):
             yield character
         else:
             yield _number(character)

@@ -42,7 +42,7 @@ class Result(Protocol):
         """The versions, dtype and model with which it was computed."""
 
 
-def checked_tolerance(given: Any) -> float | None:
+def checked_tolerance(value: Any) -> float | None:
     """Return the option `tolerance` as a float; None where it is left to the rounding errors.
 
     True is refused: it would count as 1, a tolerance within which almost everything agrees.
@@ -50,11 +50,11 @@ def checked_tolerance(given: Any) -> float | None:
     Raises:
         EmbgradError: it is neither None nor a finite number of at least 0.
     """
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < float("inf"):
-        raise EmbgradError(f"tolerance is {brief(given)}: expected a number of at least 0, such as 1e-5, or None")
-    return float(given)
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+        raise EmbgradError(f"tolerance is {brief(value)}: expected a number of at least 0, such as 1e-5, or None")
+    return float(value)
 
 
 def unit_roundoff(dtype: Any) -> float:
@@ -85,7 +85,7 @@ def tolerance_of(a: Result, b: Result) -> float:
     Of two dtypes the coarser counts, down to float32. Half precision counts only where both were computed in it: if only
     one was, that is the difference to report.
     """
-    names = [str(one.provenance.get("compute_dtype", one.values.dtype)) for one in (a, b)]
+    names = [str(result.provenance.get("compute_dtype", result.values.dtype)) for result in (a, b)]
     coarse = coarsest(name if name in HALVES else "float32" for name in names)
     if not all(name in HALVES for name in names):
         coarse = "float64" if all(name == "float64" for name in names) else "float32"

@@ -24,7 +24,7 @@ LOSSES: Final = re.compile(r"(torch|tf_keras|keras|tensorflow|mxnet)\.(.*\.)?(lo
 FUNCTIONAL: Final = "torch.nn.functional"
 
 #: The objectives that can be rebuilt from a result's provenance.
-CLASSES: Final = {one.__name__: one for one in (CrossEntropy, Logit, Margin, Projection, Sum)}
+CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Projection, Sum)}
 
 
 @dataclass(frozen=True)
@@ -41,36 +41,38 @@ class NativeObjective:
     scalar: bool
 
 
-def as_objective(given: Any) -> Objective | NativeObjective:
+def as_objective(objective: Any) -> Objective | NativeObjective:
     """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
 
     Raises:
         ObjectiveError: the value is neither an objective nor a function.
     """
-    if isinstance(given, Objective):
-        return given
-    if isinstance(given, Scalar):
-        _expect_of_outputs(given.function)
-        return NativeObjective(given.function, scalar=True)
-    if isinstance(given, type) and issubclass(given, (Objective, Scalar)):
+    if isinstance(objective, Objective):
+        return objective
+    if isinstance(objective, Scalar):
+        _expect_of_outputs(objective.function)
+        return NativeObjective(objective.function, scalar=True)
+    if isinstance(objective, type) and issubclass(objective, (Objective, Scalar)):
         raise ObjectiveError(
-            f"the objective is the class {given.__name__}: expected an instance; write {given.__name__}(...)"
+            f"the objective is the class {objective.__name__}: expected an instance; write {objective.__name__}(...)"
         )
-    if callable(given):
-        _expect_of_outputs(given)
-        return NativeObjective(given, scalar=False)
+    if callable(objective):
+        _expect_of_outputs(objective)
+        return NativeObjective(objective, scalar=False)
     raise ObjectiveError(
-        f"the objective is {given!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
-        f"model's output that gives one number an example{_instead(given)}"
+        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
+        f"model's output that gives one number an example{_instead(objective)}"
     )
 
 
-def _instead(given: Any) -> str:
+def _instead(value: Any) -> str:
     """Return the message's advice where labels, or several objectives, were passed."""
-    if isinstance(given, (list, tuple)) and given and all(isinstance(one, Objective) for one in given):
-        return "; make one call for each of several"
-    is_array = hasattr(given, "shape") or isinstance(given, (list, tuple))
-    return "; labels go into one, embgrad.CrossEntropy(labels)" if is_array or isinstance(given, Mapping) else ""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, Objective) for entry in value):
+        return "; make one call for each objective"
+    is_array = hasattr(value, "shape") or isinstance(value, (list, tuple))
+    return (
+        "; pass labels to an objective, embgrad.CrossEntropy(labels)" if is_array or isinstance(value, Mapping) else ""
+    )
 
 
 def _expect_of_outputs(function: Any) -> None:
@@ -79,10 +81,10 @@ def _expect_of_outputs(function: Any) -> None:
     Raises:
         ObjectiveError: the function needs several arguments, or is a class.
     """
-    kind = function if isinstance(function, (type, FunctionType)) else type(function)
-    name = getattr(kind, "__qualname__", str(kind))
+    cls = function if isinstance(function, (type, FunctionType)) else type(function)
+    name = getattr(cls, "__qualname__", str(cls))
     needed = _needed(function)
-    if LOSSES.fullmatch(str(kind.__module__)) or (kind.__module__ == FUNCTIONAL and len(needed) > 1):
+    if LOSSES.fullmatch(str(cls.__module__)) or (cls.__module__ == FUNCTIONAL and len(needed) > 1):
         raise ObjectiveError(
             f"the objective is {name}, a loss of the framework's own, which needs a target beside the output: expected "
             "embgrad.CrossEntropy(labels) for a cross-entropy, or a function of the model's output alone that gives one number "
@@ -106,7 +108,11 @@ def _needed(function: Any) -> list[str]:
     except (TypeError, ValueError):  # functions written in C have no signature
         return []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, one in parameters.items() if one.default is one.empty and one.kind in positional]
+    return [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind in positional
+    ]
 
 
 def native_values(values: np.ndarray | None) -> np.ndarray:
@@ -139,10 +145,10 @@ def described(objective: Objective | NativeObjective) -> dict[str, Any]:
 def rebuilt(description: Mapping[str, Any]) -> Objective | None:
     """Return the objective that a provenance describes; None for a function, or a class that embgrad does not know."""
     arguments = {name: value for name, value in description.items() if name != "class"}
-    kind = CLASSES.get(str(description.get("class")))
-    if kind is None:
+    cls = CLASSES.get(str(description.get("class")))
+    if cls is None:
         return None
     try:
-        return kind(**arguments)
+        return cls(**arguments)
     except (TypeError, ObjectiveError):  # a file whose description was not written by embgrad
         return None

@@ -175,8 +175,8 @@ class Objective(ABC):
         batch = positions_of(output.shape, batch, self.output)
         if self.position is not None:
             raise ObjectiveError(
-                f"position={brief(self.position)} asks for one position, and the output has shape {output.shape}: "
-                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); leave position out"
+                f"position={brief(self.position)} selects one position, but the output has shape {output.shape}: "
+                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); omit position"
             )
         if output.ndim > 2 and not self.any_shape:
             raise ObjectiveError(
@@ -236,10 +236,10 @@ class Projection(Objective):
     def __init__(self, vector: Any, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         try:
-            given = to_numpy(vector)
-            if given.dtype.kind in "cSUVMm":
-                raise TypeError(f"of dtype {given.dtype}")
-            self.vector = np.array(given, dtype=np.float64)
+            array = to_numpy(vector)
+            if array.dtype.kind in "cSUVMm":
+                raise TypeError(f"of dtype {array.dtype}")
+            self.vector = np.array(array, dtype=np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise ObjectiveError(f"vector is {brief(vector)}: expected an array of real numbers ({error})") from error
         if self.vector.ndim not in (1, 2) or not np.isfinite(self.vector).all():
@@ -354,7 +354,7 @@ class CrossEntropy(Objective):
         if self.labels.shape != batch.shape:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels "
-                f"of shape {batch.shape} (-100 leaves a position out), or position=... for one position an example"
+                f"of shape {batch.shape} (-100 ignores a position), or position=... for one position an example"
             )
         counts = self.labels[examples, positions] != IGNORED
         return examples[counts], positions[counts]
@@ -395,7 +395,7 @@ class CrossEntropy(Objective):
         wrong = np.flatnonzero(~are_probabilities(rows.values))
         if wrong.size:
             raise ObjectiveError(
-                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are no probabilities: "
+                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
                 "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
             )
         chosen = entries(rows.values, labels)

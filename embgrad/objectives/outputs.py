@@ -80,8 +80,8 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
 
 
 def _roles(named: Mapping[str, Any]) -> dict[str, str]:
-    found = {role: _of_role(named, role) for role in ROLES}
-    return {role: name for role, name in found.items() if name is not None}
+    names = {role: _of_role(named, role) for role in ROLES}
+    return {role: name for role, name in names.items() if name is not None}
 
 
 def _of_role(named: Mapping[str, Any], role: str) -> str | None:

@@ -118,13 +118,13 @@ def expect_one_an_example(argument: np.ndarray, count: int, name: str) -> None:
         raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")
 
 
-def whole(given: Any, name: str) -> np.ndarray:
+def whole(value: Any, name: str) -> np.ndarray:
     """Return an argument of whole numbers as int64."""
     try:
-        array = to_numpy(given)
+        array = to_numpy(value)
     except ValueError:
         array = np.empty(0, object)
     whole = whole_numbers(array)
     if whole is None or (whole.size == 0 and whole.ndim):
-        raise ObjectiveError(f"{name} is {brief(given)}: expected whole numbers")
+        raise ObjectiveError(f"{name} is {brief(value)}: expected whole numbers")
     return whole

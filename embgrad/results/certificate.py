@@ -68,26 +68,28 @@ class Certificate:
         Raises:
             KeyError, TypeError: the mapping is not a certificate.
         """
-        slopes = tuple(Slope(**one) for one in given["slopes"])
+        slopes = tuple(Slope(**fields) for fields in given["slopes"])
         untested, why = given.get("untested", ()), given.get("unscattered")
-        if not isinstance(untested, (list, tuple)) or not all(type(one) is int for one in untested):
-            raise TypeError("the examples that are not tested are no whole numbers")
+        if not isinstance(untested, (list, tuple)) or not all(type(example) is int for example in untested):
+            raise TypeError("the untested examples are not whole numbers")
         if not isinstance(why, (str, type(None))):
-            raise TypeError("why a figure does not apply is no text")
+            raise TypeError("the reason in unscattered is not text")
         return cls(slopes, given["scatter"], given["independence"], tuple(untested), why)
 
 
 def worst(certificates: Sequence[Certificate | None]) -> Certificate:
     """Combine the certificates of sub-batches into one: all slopes, and the largest value of each other measurement."""
-    present = [one for one in certificates if one is not None]
+    present = [certificate for certificate in certificates if certificate is not None]
 
     def largest(name: str) -> float | None:
-        return max((figure for one in present if (figure := getattr(one, name)) is not None), default=None)
+        return max(
+            (figure for certificate in present if (figure := getattr(certificate, name)) is not None), default=None
+        )
 
     return Certificate(
-        tuple(slope for one in present for slope in one.slopes),
+        tuple(slope for certificate in present for slope in certificate.slopes),
         largest("scatter"),
         largest("independence"),
-        tuple(sorted({example for one in present for example in one.untested})),
-        next((one.unscattered for one in present if one.unscattered is not None), None),
+        tuple(sorted({example for certificate in present for example in certificate.untested})),
+        next((certificate.unscattered for certificate in present if certificate.unscattered is not None), None),
     )

@@ -26,7 +26,7 @@ Fields: TypeAlias = dict[str, Any]
 FORMAT: Final = 2
 
 #: The safetensors names of the dtypes that a result's arrays may have.
-_KINDS: Final = ("F32", "F64", "I64")
+_DTYPES: Final = ("F32", "F64", "I64")
 
 #: The arrays that a result may hold beside its tables: from their names in a file to attributes of the result.
 _ARRAYS: Final = {
@@ -67,13 +67,13 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
     arrays: dict[str, np.ndarray] = {}
     entries = []
     for number, (name, result) in enumerate(named.items()):
-        own, entry = _arrays_of(result), _entry_of(result, name)
+        result_arrays, entry = _arrays_of(result), _entry_of(result, name)
         try:
-            _fields_of(own, json.loads(entry))  # write only what can be read back
+            _fields_of(result_arrays, json.loads(entry))  # write only what can be read back
         except _UnexpectedError as error:
             where = "" if single else f" {brief(name)}"
             raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
-        arrays.update(own if single else {f"{number}.{key}": array for key, array in own.items()})
+        arrays.update(result_arrays if single else {f"{number}.{key}": array for key, array in result_arrays.items()})
         entries.append(entry if single else f'{{"name": {json.dumps(name)}, {entry[1:]}')
     text = f'{{"format": 1, {entries[0][1:]}' if single else f'{{"format": 2, "results": [{", ".join(entries)}]}}'
     write_tensors(target, arrays, {"embgrad": text}, durable=durable)
@@ -91,7 +91,7 @@ def read_results(path: object) -> tuple[dict[str, Fields], bool]:
         EmbgradError: `path` is not a path.
     """
     file = checked_path(path)
-    arrays, metadata = read_tensors(file, _KINDS)
+    arrays, metadata = read_tensors(file, _DTYPES)
     described = _described(file, metadata)
     try:
         if described.pop("format") == 1:
@@ -129,7 +129,7 @@ def _entry_of(result: Any, name: str) -> str:
         RecursionError,
     ) as error:  # keys that are not strings, or an object that contains itself
         raise EmbgradError(
-            f"the result {brief(name)} cannot be saved: its provenance is nothing that JSON can hold, {error}"
+            f"the result {brief(name)} cannot be saved: its provenance cannot be stored as JSON, {error}"
         ) from error
 
 
@@ -164,12 +164,12 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> 
         raise _UnexpectedError(f"lists no results: {_EXPECTED}")
     groups: dict[str, dict[str, np.ndarray]] = {str(number): {} for number in range(len(entries))}
     for key, array in arrays.items():
-        number, _, own = key.partition(".")
+        number, _, local_key = key.partition(".")
         if number not in groups:
             raise _UnexpectedError(
                 f"holds the array {brief(key)}, which belongs to none of its {len(entries)} results: {_EXPECTED}"
             )
-        groups[number][own] = array
+        groups[number][local_key] = array
     results: dict[str, Fields] = {}
     for entry, group in zip(entries, groups.values(), strict=True):
         name = entry.pop("name", None) if isinstance(entry, dict) else None
@@ -203,16 +203,16 @@ def _fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fi
     }
 
 
-def _expect_keys(what: str, found: Iterable[str], known: Sequence[str], needed: Sequence[str]) -> None:
-    if missing := [name for name in needed if name not in found]:
+def _expect_keys(what: str, present: Iterable[str], known: Sequence[str], needed: Sequence[str]) -> None:
+    if missing := [name for name in needed if name not in present]:
         raise _UnexpectedError(f"lacks the {what} {missing}: {_EXPECTED}")
-    if other := sorted(set(found) - set(known)):
-        raise _UnexpectedError(f"holds the {what} {brief(other)}: {_EXPECTED}, of {list(known)}")
+    if unknown := sorted(set(present) - set(known)):
+        raise _UnexpectedError(f"holds the {what} {brief(unknown)}: {_EXPECTED}, of {list(known)}")
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
     values, ids = arrays["values"], arrays["ids"]
-    _expect_kind("values", values, ("float32", "float64"))
+    _expect_dtype("values", values, ("float32", "float64"))
     if values.ndim < 2 or not values.size or not ids.size:
         raise _UnexpectedError(
             f"holds values of shape {values.shape} and ids of shape {ids.shape}: expected (example, position, dim) and "
@@ -220,18 +220,18 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
         )
     for name in ("activations", "before"):
         if name in arrays:
-            _expect_kind(name, arrays[name], (str(values.dtype),))
+            _expect_dtype(name, arrays[name], (str(values.dtype),))
             _expect_shape(name, arrays[name], values.shape, "values")
     for name, least in {"ids": 0, **_LEAST}.items():
         if name in arrays:
-            _expect_kind(name, arrays[name], ("int64",))
+            _expect_dtype(name, arrays[name], ("int64",))
             _expect_shape(name, arrays[name], ids.shape, "ids")
             if arrays[name].min() < least:
                 raise _UnexpectedError(f"holds {arrays[name].min()} in {name}: expected no number below {least}")
     if "mask" in arrays and arrays["mask"].max() > 1:
         raise _UnexpectedError(f"holds {arrays['mask'].max()} in mask: expected 1 at real positions and 0 at padding")
     if "objective" in arrays:
-        _expect_kind("objective", arrays["objective"], ("float64",))
+        _expect_dtype("objective", arrays["objective"], ("float64",))
         if arrays["objective"].ndim > 1 or not arrays["objective"].size:
             raise _UnexpectedError(
                 f"holds an objective of shape {arrays['objective'].shape}: expected (example,), or () where the reduction "
@@ -239,9 +239,9 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def _expect_kind(name: str, array: np.ndarray, kinds: Sequence[str]) -> None:
-    if str(array.dtype) not in kinds:
-        raise _UnexpectedError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(kinds)}")
+def _expect_dtype(name: str, array: np.ndarray, dtypes: Sequence[str]) -> None:
+    if str(array.dtype) not in dtypes:
+        raise _UnexpectedError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(dtypes)}")
 
 
 def _expect_shape(name: str, array: np.ndarray, shape: tuple[int, ...], like: str) -> None:
@@ -290,10 +290,12 @@ def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tupl
     if vocab is None or len(names) != 2 * count:
         raise _UnexpectedError(f"holds {len(names) // 2} tables, of {vocab} rows, for {count} examples: {_EXPECTED}")
     for number in range(count):
-        rows, own = arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"]
-        _expect_kind(f"table.{number}.rows", rows, ("int64",))
-        _expect_kind(f"table.{number}.values", own, (str(values.dtype),))
-        _expect_shape(f"table.{number}.values", own, (rows.size, values.shape[-1]), "rows, and the values' dim")
+        rows, table_values = arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"]
+        _expect_dtype(f"table.{number}.rows", rows, ("int64",))
+        _expect_dtype(f"table.{number}.values", table_values, (str(values.dtype),))
+        _expect_shape(
+            f"table.{number}.values", table_values, (rows.size, values.shape[-1]), "rows, and the values' dim"
+        )
         inside = rows.ndim == 1 and (not rows.size or 0 <= rows.min() <= rows.max() < vocab)
         if not inside or (np.diff(rows) <= 0).any():
             raise _UnexpectedError(
@@ -328,12 +330,14 @@ def _checked_certificate(certificate: Any) -> Certificate | None:
     figures = ("expected", "found", "uncertainty", "tolerance")
     try:
         slopes, rest = certificate["slopes"], (certificate["scatter"], certificate["independence"])
-        numbers = [slope[name] for slope in slopes for name in figures] + [one for one in rest if one is not None]
+        numbers = [slope[name] for slope in slopes for name in figures] + [
+            figure for figure in rest if figure is not None
+        ]
         if not all(map(_is_number, numbers)) or not all(isinstance(slope["direction"], str) for slope in slopes):
-            raise TypeError("a figure is no number, or a direction no text")
+            raise TypeError("a measurement is not a number, or a direction is not text")
         return Certificate.from_dict(certificate)
     except (KeyError, TypeError) as error:
-        raise _UnexpectedError(f"holds a certificate that is none: {error!r}; {_EXPECTED}") from error
+        raise _UnexpectedError(f"holds an invalid certificate: {error!r}; {_EXPECTED}") from error
 
 
 def _is_whole(value: Any) -> bool:

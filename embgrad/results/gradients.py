@@ -136,7 +136,7 @@ class EmbeddingGradients:
         if self.values.ndim != 3 or shared:
             raise PointError(
                 f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
-                "dim); ask for it by its role, at='position' say, which gives each example its own"
+                "dim); name it by its role, such as at='position', to get a gradient for each example"
             )
         return scatter_each(self.ids, self.values, vocab)
 
@@ -185,7 +185,7 @@ class EmbeddingGradients:
         if self.values.ndim != 3 or self.values.shape[:2] != self.ids.shape:
             raise EmbgradError(
                 f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
-                "dim), which alone has words"
+                "dim), since only such points have words"
             )
         if self.tokens is None:
             raise EmbgradError(

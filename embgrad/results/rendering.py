@@ -19,5 +19,5 @@ def register_renderer(kind: type[T], render: Callable[[T], str | None]) -> None:
 
 def rendered(shown: Any) -> str | None:
     """Return the HTML of an object; None where no renderer returns any, so that a notebook shows its text."""
-    render = next((_renderers[kind] for kind in type(shown).__mro__ if kind in _renderers), None)
+    render = next((_renderers[cls] for cls in type(shown).__mro__ if cls in _renderers), None)
     return None if render is None else render(shown)

@@ -93,14 +93,16 @@ class RowSparse:
             EmbgradError: the shapes differ.
         """
         if not isinstance(other, RowSparse) or other.shape != self.shape:
-            found = f"of shape {other.shape}" if isinstance(other, RowSparse) else f"a {type(other).__name__}"
+            description = f"of shape {other.shape}" if isinstance(other, RowSparse) else f"a {type(other).__name__}"
             raise EmbgradError(
-                f"the other table is {found}: expected a RowSparse of shape {self.shape}, a gradient of the same table"
+                f"the other table is {description}: expected a RowSparse of shape {self.shape}, a gradient of the same table"
             )
         total = 0.0
-        for mine, theirs in _blocks(*common_rows(self.rows, other.rows)):
-            first = self.values[mine].astype(np.float64).ravel()
-            total += float(first @ (first if other is self else other.values[theirs].astype(np.float64).ravel()))
+        for first_block, second_block in _blocks(*common_rows(self.rows, other.rows)):
+            vector = self.values[first_block].astype(np.float64).ravel()
+            total += float(
+                vector @ (vector if other is self else other.values[second_block].astype(np.float64).ravel())
+            )
         return total
 
     def __repr__(self) -> str:
@@ -110,10 +112,10 @@ class RowSparse:
 def common_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the rows that two tables share, in the first and in the second, both ascending."""
     if first is second:
-        places = np.arange(len(first))
-        return places, places
-    _, mine, theirs = np.intersect1d(first, second, assume_unique=True, return_indices=True)
-    return mine, theirs
+        all_rows = np.arange(len(first))
+        return all_rows, all_rows
+    _, in_first, in_second = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    return in_first, in_second
 
 
 def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
@@ -143,7 +145,7 @@ def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[Ro
     """
     count = len(indices)
     if count * rows > np.iinfo(np.int64).max:
-        return [scatter(*one, rows) for one in zip(indices, vectors, strict=True)]
+        return [scatter(*example, rows) for example in zip(indices, vectors, strict=True)]
     flat = vectors.reshape(-1, vectors.shape[-1])
     keys = (indices.astype(np.int64) + np.arange(count)[:, None] * int(rows)).ravel()
     order, starts = _sorted(keys)
@@ -182,19 +184,19 @@ def _sums(flat: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray
         for block in np.array_split(order[starts[key] : starts[key] + counts[key]], -(-counts[key] // BLOCK)):
             total += np.add.reduce(flat[block], axis=0, dtype=np.float64)
         sums[key] = total
-    few = np.flatnonzero((counts > 1) & (counts <= LONG))
-    few = few[np.argsort(-counts[few], kind="stable")]  # so that the rows with a further vector always come first
-    for keys in np.array_split(few, -(-len(few) // BLOCK)) if len(few) else ():
-        most = counts[keys]
+    short = np.flatnonzero((counts > 1) & (counts <= LONG))
+    short = short[np.argsort(-counts[short], kind="stable")]  # so that the rows with a further vector always come first
+    for keys in np.array_split(short, -(-len(short) // BLOCK)) if len(short) else ():
+        lengths = counts[keys]
         totals = flat[order[starts[keys]]].astype(np.float64)
-        for further in range(1, int(most[0])):
-            having = int(np.searchsorted(-most, -further))
-            totals[:having] += flat[order[starts[keys[:having]] + further]]
+        for further in range(1, int(lengths[0])):
+            count = int(np.searchsorted(-lengths, -further))
+            totals[:count] += flat[order[starts[keys[:count]] + further]]
         sums[keys] = totals
     sums += 0  # adding zero turns a negative zero into zero, as a sum would
     return sums
 
 
-def _blocks(mine: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, len(mine), BLOCK):
-        yield mine[start : start + BLOCK], theirs[start : start + BLOCK]
+def _blocks(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, len(first), BLOCK):
+        yield first[start : start + BLOCK], second[start : start + BLOCK]

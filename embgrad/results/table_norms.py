@@ -70,8 +70,8 @@ def table_products(
     theirs = mine if h is None else _Entries(second)
     for left, right in _shared(mine, theirs):
         a, b = mine.values(left), theirs.values(right)
-        found = a @ b.transpose(0, 2, 1)
-        np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), found)
+        inner = a @ b.transpose(0, 2, 1)
+        np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), inner)
     if h is None:
         _make_symmetric(products)
     return products
@@ -125,14 +125,14 @@ class _Entries:
 
     def values(self, entries: np.ndarray) -> np.ndarray:
         """Return the vectors of entries of any shape, float64, that shape + (dim,)."""
-        found = np.empty((entries.size, self.dim))
+        vectors = np.empty((entries.size, self.dim))
         flat = entries.ravel()
         owners, within = self.owners[flat], self._within[flat]
         order = np.argsort(owners, kind="stable")
         bounds = np.flatnonzero(np.diff(owners[order])) + 1
         for group in np.split(order, bounds) if len(order) else ():
-            found[group] = self._tables[owners[group[0]]].values[within[group]]
-        return found.reshape(*entries.shape, self.dim)
+            vectors[group] = self._tables[owners[group[0]]].values[within[group]]
+        return vectors.reshape(*entries.shape, self.dim)
 
 
 def _shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -169,18 +169,18 @@ def _make_symmetric(products: np.ndarray) -> None:
         products[rows, start:], products[start:, rows] = mean, mean.T
 
 
-def _tables(given: Any, name: str) -> list[RowSparse]:
-    if isinstance(given, EmbeddingGradients):
-        return given.per_example()
-    if isinstance(given, (list, tuple)) and all(isinstance(table, RowSparse) for table in given):
-        return list(given)
-    kind = next((type(one).__name__ for one in given if not isinstance(one, RowSparse)), "") if _is_list(given) else ""
-    found = f"a {type(given).__name__}" + (f" that holds a {kind}" if kind else "")
-    raise EmbgradError(f"{name} is {found}: {_EXPECTED}")
+def _tables(g: Any, name: str) -> list[RowSparse]:
+    if isinstance(g, EmbeddingGradients):
+        return g.per_example()
+    if isinstance(g, (list, tuple)) and all(isinstance(table, RowSparse) for table in g):
+        return list(g)
+    wrong = next((type(table).__name__ for table in g if not isinstance(table, RowSparse)), "") if _is_list(g) else ""
+    description = f"a {type(g).__name__}" + (f" that holds a {wrong}" if wrong else "")
+    raise EmbgradError(f"{name} is {description}: {_EXPECTED}")
 
 
-def _is_list(given: Any) -> bool:
-    return isinstance(given, (list, tuple))
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _expect_one_shape(tables: Sequence[RowSparse]) -> None:

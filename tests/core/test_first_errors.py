@@ -147,10 +147,10 @@ def test_functions_that_take_the_output_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (np.array([0, 1]), r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
-        ([0, 1], r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
-        ({"labels": [0, 1]}, r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
-        ([SUM, SUM], "; make one call for each of several"),
+        (np.array([0, 1]), r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
+        ([0, 1], r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
+        ({"labels": [0, 1]}, r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
+        ([SUM, SUM], "; make one call for each objective"),
         ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number an example\n"),
     ],
 )
