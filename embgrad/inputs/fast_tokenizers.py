@@ -185,12 +185,12 @@ def _unlimited(tokenizer: Any, limited: bool) -> Iterator[Any]:
     if not limited:
         yield tokenizer
         return
-    copied = _copied(tokenizer)
-    with _setting, _preserve_settings(tokenizer) if copied is None else contextlib.nullcontext():
-        copied = tokenizer if copied is None else copied
-        copied.no_padding()
-        copied.no_truncation()
-        yield copied
+    unlimited = _copied(tokenizer)
+    with _setting, _preserve_settings(tokenizer) if unlimited is None else contextlib.nullcontext():
+        unlimited = tokenizer if unlimited is None else unlimited
+        unlimited.no_padding()
+        unlimited.no_truncation()
+        yield unlimited
 
 
 def _types_or_none(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
