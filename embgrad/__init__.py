@@ -1,6 +1,6 @@
-"""The gradient of an objective with respect to a text model's embeddings, as NumPy, from one call, in any framework.
+"""Gradients of an objective with respect to a text model's embeddings, as NumPy, from one call, in any framework.
 
-PYTEST_DONT_REWRITE: pytest would warn of this package where it is imported before pytest's plugins are looked for.
+PYTEST_DONT_REWRITE: without this mark pytest would warn if this package is imported before pytest loads its plugins.
 """
 
 import embgrad.report.fragments  # noqa: F401  it registers how notebooks show results

@@ -1,4 +1,4 @@
-"""Every error that embgrad raises; each message says what was wrong, what was expected and what to do."""
+"""The errors that embgrad raises; each message says what was wrong, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -33,52 +33,52 @@ __all__ = [
 
 
 class EmbgradError(Exception):
-    """The base of every error that embgrad raises on purpose.
+    """The base class of every error that embgrad raises on purpose.
 
-    `str(error)` is the message, and on a line of its own the page that says more of this error.
+    `str(error)` is the message and, on a line of its own, the documentation page about this error.
     """
 
     @property
     def message(self) -> str:
-        """What was wrong, what was expected and what to do next, without the line that names the page.
+        """The problem, what was expected and what to do next, without the line that names the page.
 
-        Names in it may be anyone's: what could not be seen in them is spelled out.
+        Names in it may come from anyone, so invisible characters are spelled out.
         """
-        return visible_lines(Exception.__str__(self))  # that of KeyError, which some are, too, would put it in quotes
+        return visible_lines(Exception.__str__(self))  # KeyError.__str__, which some subclasses inherit, would quote it
 
     @classmethod
     def page(cls) -> str:
-        """The page of the documentation on this error, as in `docs/errors/batcherror.md`."""
+        """Return the documentation page on this error, such as `docs/errors/batcherror.md`."""
         return f"docs/errors/{cls._documented().lower()}.md"
 
     @classmethod
     def see(cls) -> str:
-        """The line that names the page, and the command that prints it."""
+        """Return the line that names the page and the command that prints it."""
         return f"see {cls.page()}, or run: embgrad explain {cls._documented()}"
 
     @classmethod
     def _documented(cls) -> str:
-        """The nearest class of this module: one defined elsewhere, as by a backend, has no page of its own."""
-        return next(kind.__name__ for kind in cls.__mro__ if kind.__module__ == __name__)
+        """Return the name of the nearest base class in this module: classes of backends have no page of their own."""
+        return next(base.__name__ for base in cls.__mro__ if base.__module__ == __name__)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.see()}"
 
 
 class EmbgradWarning(UserWarning):
-    """Something that changes what the numbers mean, though they are right as they stand."""
+    """A condition that changes the meaning of the numbers, though they are correct."""
 
 
 class BackendError(EmbgradError, RuntimeError):
-    """No installed backend can take this model, or more than one claims it."""
+    """No installed backend supports this model, or several claim it."""
 
 
 class UnsupportedError(EmbgradError, NotImplementedError):
-    """The backend cannot do this for this kind of model."""
+    """The backend does not support this operation for this type of model."""
 
 
 class BatchError(EmbgradError, ValueError):
-    """The ids, mask, types or other inputs are not what a model can be given."""
+    """The ids, mask, types or other inputs are not valid inputs of a model."""
 
 
 class PointError(EmbgradError, ValueError):
@@ -102,7 +102,7 @@ class AmbiguousPointError(PointError):
 
 
 class PointNotReachedError(PointError):
-    """The forward pass did not come by that point."""
+    """The forward pass did not reach that point."""
 
 
 class OutputError(EmbgradError, ValueError):
@@ -110,15 +110,15 @@ class OutputError(EmbgradError, ValueError):
 
 
 class ObjectiveError(EmbgradError, ValueError):
-    """The objective and the output or the batch do not go together."""
+    """The objective does not fit the output or the batch."""
 
 
 class NoGradientError(EmbgradError, RuntimeError):
-    """The objective has no gradient with respect to that point, or it is not finite."""
+    """The objective has no gradient with respect to that point, or the gradient is not finite."""
 
 
 class CertificationError(EmbgradError, ArithmeticError):
-    """A gradient did not pass the tests that `check=True` makes.
+    """A gradient did not pass the tests of `check=True`.
 
     Attributes:
         certificate: the figures (`embgrad.Certificate`).
@@ -130,14 +130,14 @@ class CertificationError(EmbgradError, ArithmeticError):
 
 
 class FileFormatError(EmbgradError, ValueError):
-    """The file is not what embgrad can read."""
+    """The file is not one that embgrad can read."""
 
 
 class GoldenError(EmbgradError, AssertionError):
-    """Results are not those of the golden file, or there is no such file.
+    """Results differ from the golden file, or there is no such file.
 
     Attributes:
-        comparison: what `embgrad.compare` says of the two (`embgrad.Comparison`, or `embgrad.Comparisons` of several); None
+        comparison: the result of `embgrad.compare` (`embgrad.Comparison`, or `embgrad.Comparisons` for several results); None
             where nothing could be compared.
     """
 
@@ -147,7 +147,7 @@ class GoldenError(EmbgradError, AssertionError):
 
 
 def brief(value: object, most: int = 60) -> str:
-    """A value for a message, cut after `most` characters; arrays as lists."""
+    """Return a value's repr for a message, cut after `most` characters; arrays as lists."""
     try:
         text = repr(value.tolist() if hasattr(value, "tolist") else value)
     except Exception:  # a message must not fail: a tensor without storage has no list
@@ -156,13 +156,13 @@ def brief(value: object, most: int = 60) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of the known names, or an empty string."""
+    """Return a hint that names the nearest of the known names, or an empty string."""
     near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:
-    """The names for a message, quoted, cut after `most` of them."""
+    """Return the names for a message, quoted and comma-separated, cut after `most` of them."""
     quoted = [repr(name) for name in names]
     if not quoted:
         return "none"
@@ -171,7 +171,7 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 
 
 def level_of_user() -> int:
-    """Return how many calls up from the caller the user's own code is, for a warning's `stacklevel`."""
+    """Return the number of frames from the caller up to the user's code, for a warning's `stacklevel`."""
     level, frame = 0, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("embgrad."):
         level, frame = level + 1, frame.f_back

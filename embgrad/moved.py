@@ -1,4 +1,4 @@
-"""Former names of modules, for one release: pickles, backends of other authors and folders of streams refer to them."""
+"""The former names of modules, kept for one release: pickles, third-party backends and stream folders use them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 __all__ = ["FORMER", "MOVED", "alias"]
 
-#: By its former name inside of `embgrad`, where a module with public names is now. All are loaded with `embgrad`.
+#: The present names of modules with public names, by their former names. All are loaded with `embgrad`.
 MOVED: Final = {
     "answering": "backend.cotangents",
     "arrays": "common.arrays",
@@ -40,11 +40,11 @@ MOVED: Final = {
     "watching": "forward.recorder",
 }
 
-#: By the name that a module has now, its former name, which digests of a stream's run go by.
+#: The former names of modules, by their present names. Digests of a stream's run use the former names.
 FORMER: Final = {f"embgrad.{new}": f"embgrad.{old}" for old, new in MOVED.items()}
 
 
 def alias() -> None:
-    """Let each module be imported by its former name, too. Functions of `embgrad` with such a name stay what they are."""
+    """Make each module importable under its former name; functions of `embgrad` with such a name are left unchanged."""
     for old, new in MOVED.items():
         sys.modules.setdefault(f"embgrad.{old}", importlib.import_module(f"embgrad.{new}"))

@@ -1,4 +1,4 @@
-"""The pytest plugin: where a test's golden files are, and what is done with them. pytest starts at `_embgrad_pytest`."""
+"""The pytest plugin: locates, checks and updates the golden files of tests. pytest loads it through `_embgrad_pytest`."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ __all__ = [
     "pytest_terminal_summary",
 ]
 
-#: What a part of a file's name may be to stand there as it is: the same on every file system, and no end of a part in it.
+#: The name components that are used unchanged: valid on every file system, and without the separators between components.
 PLAIN: Final = re.compile(r"[A-Za-z0-9_.=,+]+(-[A-Za-z0-9_.=,+]+)*")
 IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_]+")
-#: Names that Windows keeps for devices, whatever follows a dot.
+#: Names that Windows reserves for devices, with any suffix.
 DEVICES: Final = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-#: The most letters of a file's name: some file systems take 143 bytes, of which ours adds 12 and a temporary one 15.
+#: The most characters of a file's stem: some file systems allow 143 bytes; the suffix takes 12 and a temporary file's name 15.
 LONGEST: Final = 100
 
 ACCEPT: Final = "run this test with --embgrad-update, look at what has changed, and commit the file"
 
 
 class GoldenFiles:
-    """What the fixture `embgrad_golden` gives: the golden files of one test."""
+    """The value of the fixture `embgrad_golden`: the golden files of one test."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._node = request.node
@@ -54,7 +54,7 @@ class GoldenFiles:
         self._used: set[Path] = set()
 
     def path(self, name: str | None = None) -> Path:
-        """The golden file of this test, or that of a name."""
+        """Return the path of this test's golden file, or of the one with a name."""
         if name is not None and (not isinstance(name, str) or not name):
             raise EmbgradError(f"name is {brief(name)}: expected text, for a file of its own within the test")
         chain = self._node.listchain()
@@ -72,17 +72,19 @@ class GoldenFiles:
         tolerance: float | None = None,
         call: Call | None = None,
     ) -> Comparison | Comparisons:
-        """Check that results are those of the test's golden file; with --embgrad-update write it where they are not.
+        """Check results against the test's golden file; with --embgrad-update, write the file where they differ.
 
         Args:
             results: a result of `embgrad.gradients`, or several by name.
-            name: for a further file of the same test.
-            models: as in `embgrad.Golden.check`; so are `tolerance` and `call`.
+            name: the name of a further golden file of the same test.
+            models: see `embgrad.Golden.check`.
+            tolerance: see `embgrad.Golden.check`.
+            call: see `embgrad.Golden.check`.
 
         Raises:
-            GoldenError: there is no file, or the results are not those of the file.
-            FileFormatError: the file is not whole, or not embgrad's.
-            EmbgradError: another check of the test, or another test, has the same file.
+            GoldenError: there is no file, or the results differ from it.
+            FileFormatError: the file is incomplete, or was not written by embgrad.
+            EmbgradError: another check of the test, or another test, uses the same file.
         """
         __tracebackhide__ = True
         path = self.path(name)
@@ -102,30 +104,30 @@ class GoldenFiles:
     def _updated(
         self, golden: Golden, results: Any, tolerance: float | None, call: Call | None
     ) -> Comparison | Comparisons:
-        """Write the file if it has to be; what was written is read again and checked."""
+        """Write the file if necessary; read it again and check it if it was written."""
         __tracebackhide__ = True
         outcome = "changed" if golden.exists else "written"
         try:
-            found = golden.check(results, tolerance=tolerance, call=call)
+            comparison = golden.check(results, tolerance=tolerance, call=call)
             outcome = "unchanged"
         except (GoldenError, FileFormatError):
             golden.update(results)
-            found = golden.check(results, tolerance=tolerance, call=call)
+            comparison = golden.check(results, tolerance=tolerance, call=call)
         shown = golden.path.relative_to(self._root) if golden.path.is_relative_to(self._root) else golden.path
         self._node.user_properties.append((PROPERTY, f"{outcome} {shown.as_posix()}"))
-        return found
+        return comparison
 
 
 def file_stem(classes: Sequence[str], test: str, name: str | None = None) -> str:
-    """The name of a test's golden file without its suffix: `Class.test-parameters--name`.
+    """Return the name of a test's golden file without its suffix: `Class.test-parameters--name`.
 
-    No two tests have the same: what cannot stand in a file's name, or is too long, is replaced, and a digest of all of it
-    follows behind an "@", which else no name has.
+    No two tests share a name: characters that cannot be used in a file's name, and names that are too long, are replaced and
+    followed by "@" and a digest of the full name. Other names contain no "@".
 
     Args:
-        classes: those that the test is in, outermost first.
+        classes: the names of the test's classes, outermost first.
         test: the test's name, with its parameters in brackets where it has some.
-        name: of a further file of the test.
+        name: the name of a further golden file of the test.
     """
     function, bracket, parameters = test.partition("[")
     parameters = parameters.removesuffix("]")
@@ -141,11 +143,11 @@ def file_stem(classes: Sequence[str], test: str, name: str | None = None) -> str
 
 
 def _expect_no_twin(path: Path) -> None:
-    """Refuse a name that differs from another only in case: on macOS and Windows the two would be one file."""
+    """Raise an error for a name that differs from another only in case: on macOS and Windows both would be the same file."""
     if not path.parent.is_dir():
         return
     twins = [
-        one.name for one in path.parent.iterdir() if one.name != path.name and one.name.lower() == path.name.lower()
+        file.name for file in path.parent.iterdir() if file.name != path.name and file.name.lower() == path.name.lower()
     ]
     if twins:
         raise EmbgradError(

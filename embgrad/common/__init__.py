@@ -1,1 +1,1 @@
-"""What every room uses: arrays, nests, files, text, progress."""
+"""Utilities that every room uses: arrays, nested structures, files, text, progress."""

@@ -1,4 +1,4 @@
-"""Arrays of any framework as NumPy, without importing a framework."""
+"""Convert arrays of any framework to NumPy, without importing a framework."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["as_asked", "exact_below", "is_tensor", "owned", "taken", "to_numpy",
 
 
 def to_numpy(value: Any) -> np.ndarray:
-    """The values of an array-like: a list, a NumPy array, or a tensor of PyTorch, TensorFlow or MXNet.
+    """Return the values of an array-like: a list, a NumPy array, or a tensor of PyTorch, TensorFlow or MXNet.
 
-    Asks the object for its own conversion, so no framework is imported. May share memory with it.
+    The object's own conversion is used, so no framework is imported. The result may share memory with the object.
 
     Raises:
-        ValueError: the nested lists are ragged, or the tensor cannot become NumPy.
+        ValueError: the nested lists are ragged, or the tensor cannot be converted to NumPy.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("it is a masked array, whose mask would be lost")
     try:
         return _converted(value)
-    except (TypeError, RuntimeError, OverflowError) as error:  # of the framework: its array cannot become NumPy
+    except (TypeError, RuntimeError, OverflowError) as error:  # the framework cannot convert its array to NumPy
         raise ValueError(str(error)) from error
 
 
@@ -32,16 +32,16 @@ def _converted(value: Any) -> np.ndarray:
         return cast(np.ndarray, value.detach().cpu().numpy())
     if hasattr(value, "numpy") and callable(value.numpy):  # TensorFlow
         return np.asarray(value.numpy())
-    if isinstance(value, (list, tuple)) and any(is_tensor(one) for one in value):
-        return np.asarray([_converted(one) for one in value])
+    if isinstance(value, (list, tuple)) and any(is_tensor(entry) for entry in value):
+        return np.asarray([_converted(entry) for entry in value])
     return np.asarray(value)
 
 
 def as_asked(array: np.ndarray, dtype: Any, copy: bool | None) -> np.ndarray:
-    """Return an array as `__array__` is asked for it, by NumPy 1, which names no `copy`, and by NumPy 2.
+    """Return an array as `__array__` requests it, in NumPy 1, which passes no `copy`, and in NumPy 2.
 
     Raises:
-        ValueError: `copy` is False, and the dtype is another than the array's.
+        ValueError: `copy` is False, and the dtype differs from the array's.
     """
     if copy is False and dtype is not None and np.dtype(dtype) != array.dtype:
         raise ValueError(f"the values are {array.dtype}: expected that dtype with copy=False, not {np.dtype(dtype)}")
@@ -49,17 +49,17 @@ def as_asked(array: np.ndarray, dtype: Any, copy: bool | None) -> np.ndarray:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a framework's array, by the way in which it becomes NumPy's."""
+    """Return whether the value is a framework's array, by the methods that convert it to NumPy."""
     return any(hasattr(value, name) for name in ("asnumpy", "detach", "numpy"))
 
 
 def widened(value: Any) -> np.ndarray:
-    """The values as `to_numpy` gives them; of PyTorch's types that NumPy lacks (bfloat16, float8, quantized) as float64, exactly.
+    """Return the values as `to_numpy` does, and PyTorch's dtypes that NumPy lacks (bfloat16, float8, quantized) as exact float64.
 
-    Not for what asks a type how far its whole numbers can be believed.
+    Do not use it where the dtype must show up to which number integers are exact.
 
     Raises:
-        ValueError: as `to_numpy`.
+        ValueError: see `to_numpy`.
     """
     try:
         return to_numpy(value)
@@ -67,34 +67,34 @@ def widened(value: Any) -> np.ndarray:
         if not hasattr(value, "resolve_conj"):
             raise
     try:
-        own = value.detach().cpu().resolve_conj().resolve_neg()
-        own = own.dequantize() if own.is_quantized else own
-        return cast(np.ndarray, (own.cdouble() if own.is_complex() else own.double()).numpy())
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        tensor = tensor.dequantize() if tensor.is_quantized else tensor
+        return cast(np.ndarray, (tensor.cdouble() if tensor.is_complex() else tensor.double()).numpy())
     except (TypeError, RuntimeError) as error:  # it is sparse
         raise ValueError(str(error)) from error
 
 
 def owned(array: np.ndarray) -> np.ndarray:
-    """The array as C-contiguous memory of its own, float32 or float64 (half precision is widened)."""
+    """Return a C-contiguous copy of the array, float32 or float64 (half precision is widened)."""
     dtype = np.float64 if array.dtype == np.float64 else np.float32
     return np.array(array, dtype=dtype, order="C", copy=True)
 
 
 def taken(array: np.ndarray) -> np.ndarray:
-    """An array that nobody else holds as `owned` would give it: itself where it is so already, else a copy."""
+    """Return an array without other references as `owned` would: the array itself where it qualifies, else a copy."""
     flags = array.flags
     fits = array.dtype in (np.float32, np.float64) and flags.c_contiguous and flags.writeable and flags.owndata
     return array if fits else owned(array)
 
 
 def whole_numbers(array: np.ndarray) -> np.ndarray | None:
-    """The array as int64, or None where that would change or guess a value.
+    """Return the array as int64, or None where that would change or guess a value.
 
-    Whole numbers that come as floats are taken where the float type holds every integer of that size
-    exactly and rounds none to it: 2048 in float16 may have been 2049, so it is refused.
+    Whole numbers stored as floats are accepted where the float dtype represents every integer of that size exactly and no
+    other integer rounds to it: 2048 in float16 may have been 2049, so it is refused.
     """
     if array.dtype.kind in "iu":
-        # As Python's integers, since NumPy 1 compares an unsigned one of 64 bits to a signed one as floats.
+        # Compare Python integers: NumPy 1 compares unsigned and signed 64-bit integers as floats.
         fits = array.size == 0 or int(array.max()) <= np.iinfo(np.int64).max
         return array.astype(np.int64) if fits else None
     if array.dtype.kind != "f":
@@ -108,5 +108,5 @@ def whole_numbers(array: np.ndarray) -> np.ndarray | None:
 
 
 def exact_below(dtype: np.dtype[Any]) -> float:
-    """The number below which a whole number of this float type can only have been that number."""
+    """Return the bound below which a whole number in this float dtype has not been rounded from another."""
     return float(min(2.0 ** (np.finfo(dtype).nmant + 1), 2.0**62))

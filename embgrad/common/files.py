@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and are read up to a size."""
+"""Write files so that they appear whole or not at all, and read files up to a size limit."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from embgrad.errors import EmbgradError, brief
 
 __all__ = ["MOST_JSON", "checked_path", "once", "opened", "read_bounded", "read_json", "write_whole"]
 
-#: The most bytes of a checkpoint's files of JSON: an index of shards has some 90 a weight.
+#: The most bytes of a checkpoint's JSON files: an index of shards has about 90 bytes for each weight.
 MOST_JSON: Final = 2**24
 
-#: The bytes of a file's name that stand in the name of the one that is written beside it.
+#: The most bytes of a file's name that are used in the name of its temporary file.
 MOST_NAME: Final = 200
 
 
 def checked_path(path: object, name: str = "path") -> Path:
-    """An option that is a path.
+    """Return an option that is a path as a `Path`.
 
     Raises:
-        EmbgradError: it is neither text nor a path, or one that no file has.
+        EmbgradError: it is neither text nor a path, is empty, or holds a NUL character.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise EmbgradError(f"{name} is {brief(path)}: expected the path of a file or folder, as text or a pathlib.Path")
@@ -41,12 +41,12 @@ def checked_path(path: object, name: str = "path") -> Path:
 
 
 def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file; a reader sees the old file or the whole new one, never a part.
+    """Write a file; a reader sees the old file or the whole new one, never an incomplete one.
 
     Args:
-        path: where to.
-        data: what.
-        durable: come back only when it would outlast a power failure.
+        path: the file's path.
+        data: the bytes to write.
+        durable: return only when the file would survive a power failure.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -54,20 +54,22 @@ def write_whole(path: str | Path, data: bytes, *, durable: bool = False) -> None
     target = Path(path)
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
-            target.write_bytes(data)  # a device or a pipe, in whose place no file is wanted
+            target.write_bytes(data)  # a device or a pipe, which must not be replaced by a file
         else:
             _write_beside(target, data, durable)
     except OSError as error:
         if error.errno is None:
             raise
-        raise type(error)(error.errno, error.strerror, str(target)) from error  # and not the temporary file's name
+        raise type(error)(
+            error.errno, error.strerror, str(target)
+        ) from error  # name the target, not the temporary file
 
 
 def _write_beside(target: Path, data: bytes, durable: bool) -> None:
-    # A name may be as long as the system lets it be: there has to be room for what is put around it.
+    # A name may have the system's maximal length: leave room for the prefix and suffix.
     name = os.fsencode(target.name)[:MOST_NAME].decode("utf-8", "ignore")
     temporary = target.parent / f".{name}.{secrets.token_hex(8)}.part"
-    # With the permissions of any file that the user makes, which the folder and the process say; nobody else's file.
+    # Use the default permissions of new files, and never open a file that exists already.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with _as_file(handle) as file:
@@ -85,7 +87,7 @@ def _write_beside(target: Path, data: bytes, durable: bool) -> None:
 
 
 def _as_file(handle: int) -> BufferedWriter:
-    """The file of a handle, which is closed where there can be none."""
+    """Return a file object for a descriptor; close the descriptor if that fails."""
     try:
         return os.fdopen(handle, "wb")
     except BaseException:
@@ -94,8 +96,8 @@ def _as_file(handle: int) -> BufferedWriter:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder outlast a power failure, where the system can."""
-    if not hasattr(os, "O_DIRECTORY"):  # Windows has no handle of a folder to be written out
+    """Make the names in a folder survive a power failure, where the system supports it."""
+    if not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder to sync it
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -106,41 +108,42 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[BufferedReader]:
-    """A regular file, open to be read: a pipe would be waited for, and a device has no end.
+    """Open a regular file for reading. Pipes and devices are refused: a pipe may block, and a device has no end.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not a regular file.
         OSError: it cannot be opened.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("it is no regular file")
-    # Of what has come into its place meanwhile nothing is waited for, either.
+        raise ValueError("it is not a regular file")
+    # The file may have been replaced since the check: do not block on a pipe, and check again.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         yield file
 
 
 def read_bounded(path: str | Path, most: int) -> bytes:
-    """A regular file's bytes.
+    """Return a regular file's bytes.
 
     Raises:
-        ValueError: it is something else, or longer than `most`.
+        ValueError: it is not a regular file, or is longer than `most` bytes.
         OSError: it cannot be read.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise ValueError(f"it is {size} bytes long, and {most} is the most that is read")
+            raise ValueError(f"it is {size} bytes long, more than the limit of {most}")
         return file.read(size)
 
 
 def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
-    """What a file of JSON holds; parsed, it may take up to thirty times the file's length.
+    """Return the content of a JSON file. Parsed, it may take up to thirty times the file's length in memory.
 
     Raises:
-        ValueError: it is no JSON in UTF-8, names a key twice, is nested too deeply, no regular file, or longer than `most`.
+        ValueError: it is not JSON in UTF-8, repeats a key, is nested too deeply, is not a regular file, or is longer than
+            `most` bytes.
         OSError: it cannot be read.
     """
     try:
@@ -150,8 +153,12 @@ def read_json(path: str | Path, most: int = MOST_JSON) -> Any:
 
 
 def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys come once: of two, one reader would take the first and another the last."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key comes twice")
-    return found
+    """Return a JSON object's pairs as a dict; raise an error for a repeated key, of which readers might use either value.
+
+    Raises:
+        ValueError: a key is repeated.
+    """
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key is repeated")
+    return result

@@ -1,4 +1,4 @@
-"""Says of arguments that a function does not have, or lacks, what to do in their place."""
+"""Explain unknown and missing arguments: a decorator whose errors say what to use instead."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GRAPH: Final = (
-    "the gradients are NumPy arrays, from which no graph leads on, and the model stays as it was; leave it out, and "
-    "differentiate your own forward pass for a gradient of a gradient"
+    "the gradients are NumPy arrays without a graph, and the model is left unchanged; omit it, and differentiate your own "
+    "forward pass for second-order gradients"
 )
 _LABELS: Final = "labels go into the objective, embgrad.CrossEntropy(labels)"
-_INPUTS: Final = "what the model is given goes into the batch, {'input_ids': ids, 'attention_mask': mask}"
+_INPUTS: Final = "the model's inputs go into the batch, {'input_ids': ids, 'attention_mask': mask}"
 
-#: What is done in place of arguments that other libraries' functions have.
+#: Advice for arguments that other libraries' functions have.
 INSTEAD: Final = {
     **dict.fromkeys(("create_graph", "retain_graph", "persistent"), _GRAPH),
     **dict.fromkeys(("labels", "label", "target", "targets", "y"), _LABELS),
     **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids", "position_ids", "mask", "ids"), _INPUTS),
-    "inputs_embeds": "embeddings take the place of the looked-up ones by override={'word': array}, beside the ids",
+    "inputs_embeds": "pass the ids, and replace their embeddings with override={'word': array}",
     "device": "the inputs go to the model's own device; move the model",
 }
 
@@ -36,16 +36,17 @@ class ArgumentError(EmbgradError, TypeError):
 
 
 def explained(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function, which says of arguments that it does not have, or lacks, what to do.
+    """Return the function with errors that explain unknown and missing arguments.
 
     Raises:
-        ArgumentError: when it is called with or without such.
+        ArgumentError: by the returned function, when called with an unknown argument or without a required one.
     """
     known = inspect.signature(function).parameters
     needed = [
         name
-        for name, one in known.items()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for name, parameter in known.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""A table of no more than so many entries: the one that was not used for the longest goes first."""
+"""A least-recently-used cache of limited size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Other = TypeVar("Other")
 
 
 class Bounded(Generic[Value]):
-    """What is remembered by key. It may be used from several threads at once.
+    """A thread-safe mapping that drops its least recently used entry when it exceeds its limit.
 
     Args:
-        limit: how many entries there are at most.
+        limit: the most entries.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,7 +29,7 @@ class Bounded(Generic[Value]):
         return len(self._entries)
 
     def get(self, key: Hashable, default: Other) -> Value | Other:
-        """The entry, which is used thereby; the default where there is none."""
+        """Return the entry and mark it most recently used, or `default`."""
         with self._lock:
             if key not in self._entries:
                 return default
@@ -37,8 +37,8 @@ class Bounded(Generic[Value]):
             return self._entries[key]
 
     def put(self, key: Hashable, value: Value) -> None:
-        """From now on that is the entry."""
-        gone: list[object] = []  # what goes is let go of behind the lock: what runs then may come here, too
+        """Set the entry and mark it most recently used."""
+        gone: list[object] = []  # dropped values are freed after the lock: their finalizers may use this cache
         with self._lock:
             gone.append(self._entries.pop(key, None))
             self._entries[key] = value
@@ -46,7 +46,10 @@ class Bounded(Generic[Value]):
                 gone.append(self._entries.popitem(last=False))
 
     def made(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The entry, made where there is none. Threads that ask at once may each make it; what it raises is kept in no way."""
+        """Return the entry, or compute and store it with `make`.
+
+        Concurrent threads may each compute it. If `make` raises, nothing is stored.
+        """
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
@@ -56,7 +59,7 @@ class Bounded(Generic[Value]):
         return value
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         with self._lock:
             gone, self._entries = self._entries, OrderedDict()
         gone.clear()

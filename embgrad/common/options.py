@@ -1,4 +1,4 @@
-"""Checks of options that many functions have."""
+"""Checks of option values that many functions share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from embgrad.errors import BatchError, brief
 __all__ = ["count_or_none", "expect_flag", "expect_flags"]
 
 
-def expect_flag(given: Any, name: str) -> None:
-    """Refuse as an option what is neither True nor False: text, say, would count as True.
+def expect_flag(value: Any, name: str) -> None:
+    """Raise an error if an option is neither True nor False: a string, for example, would count as True.
 
     Raises:
         BatchError: it is neither.
     """
-    if not isinstance(given, (bool, np.bool_)):
-        raise BatchError(f"{name} is {brief(given)}: expected True or False")
+    if not isinstance(value, (bool, np.bool_)):
+        raise BatchError(f"{name} is {brief(value)}: expected True or False")
 
 
 def expect_flags(**flags: Any) -> None:
@@ -27,14 +27,14 @@ def expect_flags(**flags: Any) -> None:
         expect_flag(flag, name)
 
 
-def count_or_none(given: Any, name: str) -> int | None:
-    """An option that is a whole number of at least 1, NumPy's too, or None.
+def count_or_none(value: Any, name: str) -> int | None:
+    """Return an option that is an integer of at least 1, of Python's or NumPy's types, as an int, or None.
 
     Raises:
         BatchError: it is neither.
     """
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, (bool, np.bool_)) or not isinstance(given, (int, np.integer)) or given < 1:
-        raise BatchError(f"{name} is {given!r}: expected a whole number of at least 1, or None")
-    return int(given)
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise BatchError(f"{name} is {value!r}: expected a whole number of at least 1, or None")
+    return int(value)

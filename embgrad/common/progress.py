@@ -1,4 +1,4 @@
-"""Tells how far a long call has come: to a function of the user's, or on the terminal."""
+"""Report the progress of long calls, to a user's function or on the terminal."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["Progress", "bar", "reporter"]
 
-#: Takes how many examples are done, and of how many; None for a stream of unknown length.
+#: A function of the number of examples done and the total, which is None for a stream of unknown length.
 Progress = Callable[[int, Any], None]
 
 
 @contextlib.contextmanager
 def reporter(progress: Any) -> Iterator[Progress]:
-    """What a call tells its progress to.
+    """Yield the function to which a call reports its progress.
 
     Args:
-        progress: a function of (done, total); True for a line on stderr, where that is a terminal; False or None for nobody.
+        progress: a function of (done, total); True for a line on stderr, if that is a terminal; False or None for no report.
 
     Raises:
-        EmbgradError: it is neither.
+        EmbgradError: it is none of these.
     """
     is_flag = isinstance(progress, (bool, np.bool_))
     if progress is None or (is_flag and not progress):
-        yield _nobody
+        yield _ignore
     elif is_flag:
         with bar("examples") as report:
             yield report
@@ -41,15 +41,15 @@ def reporter(progress: Any) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def bar(text: str, console: Any = None) -> Iterator[Progress]:
-    """A bar on stderr where that is a terminal: Rich's where it is installed, else a line of figures.
+    """Show a progress bar on stderr, if that is a terminal: Rich's if it is installed, else a line of numbers.
 
     Args:
-        text: what is going on.
+        text: a description of the task.
         console: Rich's console to draw on; None for stderr.
     """
     stream = console.file if console is not None else sys.stderr
     if stream is None or not stream.isatty():
-        yield _nobody
+        yield _ignore
         return
     try:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -67,7 +67,7 @@ def bar(text: str, console: Any = None) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def _figures(text: str, stream: Any) -> Iterator[Progress]:
-    """A line that is written over, and gone in the end."""
+    """Show a line of numbers that is overwritten at each report and erased on exit."""
     written = 0
 
     def report(done: int, total: int | None) -> None:
@@ -84,5 +84,5 @@ def _figures(text: str, stream: Any) -> Iterator[Progress]:
         stream.flush()
 
 
-def _nobody(done: int, total: int | None) -> None:
-    """Nobody wants to know."""
+def _ignore(done: int, total: int | None) -> None:
+    """Ignore the report."""

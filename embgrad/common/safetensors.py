@@ -1,4 +1,4 @@
-"""Safetensors files, read and written as NumPy: a header is checked against the file before any of it is believed."""
+"""Read and write safetensors files as NumPy arrays; the header is checked against the file before it is used."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
     "write_tensors",
 ]
 
-#: The most bytes of a header. The tokens of results are in it, 10 bytes each in English and 20 in Chinese: there is room for more
-#: than a million and a half. That of BERT large has 40 thousand. Parsed, a header takes up to thirty times its length.
+#: The most bytes of a header. A result's tokens are in it, 10 bytes each in English and 20 in Chinese, so there is room for
+#: over 1.5 million tokens. BERT large's header has 40,000 bytes. Parsed, a header takes up to thirty times its length.
 MOST_HEADER: Final = 2**25
 
-#: The most axes of an array, which is NumPy's least.
+#: The most axes of an array: the smallest limit among NumPy's versions.
 MOST_AXES: Final = 32
 
-#: What safetensors calls NumPy's types. bfloat16, which NumPy lacks, is read as the bits of its upper half of a float32.
+#: The NumPy dtypes of safetensors' dtypes. bfloat16, which NumPy lacks, is read as the upper 16 bits of a float32.
 TYPES: Final[Mapping[str, str]] = {
     "BOOL": "?",
     "U8": "u1",
@@ -59,7 +59,7 @@ _FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
 
 
 class Entry(NamedTuple):
-    """One array of the file: its type as safetensors calls it, its shape, and the bytes that it has, from the file's begin on."""
+    """One array of the file: its safetensors dtype, its shape, and its first and end byte, counted from the file's start."""
 
     kind: str
     shape: tuple[int, ...]
@@ -68,72 +68,72 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The arrays of a file by name, and the texts that go with them."""
+    """The arrays of a file by name, and its text metadata."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
 
 
 def read_header(file: BufferedReader, size: int) -> Header:
-    """The header of a safetensors file that is so many bytes long.
+    """Return the header of a safetensors file of the given size in bytes.
 
-    Every byte behind the header belongs to one array, as its type and shape demand: no array can claim what is not there.
+    Every byte after the header belongs to one array, as its dtype and shape require, so no array can claim missing bytes.
 
     Raises:
-        ValueError: it is none; the message says why.
+        ValueError: the header is invalid; the message says why.
     """
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
-        raise ValueError(f"its header should be {length} bytes long, and the file is {size}")
+        raise ValueError(f"its header should be {length} bytes long, but the file has only {size}")
     if length > MOST_HEADER:
-        raise ValueError(f"its header is {length} bytes long, and {MOST_HEADER} is the most that is read")
+        raise ValueError(f"its header is {length} bytes long, more than the limit of {MOST_HEADER}")
     text = file.read(length)
     if len(text) != length:
-        raise ValueError("it was cut while it was read")
+        raise ValueError("it was shortened while it was read")
     try:
         read = json.loads(text.decode("utf-8"), object_pairs_hook=once)
     except RecursionError:
         raise ValueError("its header is nested too deeply") from None
     if not isinstance(read, dict):
-        raise ValueError(f"its header is {brief(read)}, and no object")
+        raise ValueError(f"its header is {brief(read)}, which is not an object")
     metadata = _metadata(read.pop("__metadata__", None))
-    entries = {name: _entry(name, given, 8 + length) for name, given in read.items()}
+    entries = {name: _entry(name, fields, 8 + length) for name, fields in read.items()}
     _expect_text(entries)
     _expect_all(entries, 8 + length, size)
     return Header(entries, metadata)
 
 
 def read_array(file: BufferedReader, entry: Entry) -> np.ndarray:
-    """An array of the file, bfloat16 as float32.
+    """Return an array of the file, bfloat16 as float32.
 
     Raises:
-        ValueError: the file has become shorter, or NumPy cannot have such a shape.
+        ValueError: the file has become shorter, or NumPy does not support such a shape.
     """
     array = np.empty(entry.shape, TYPES[entry.kind])
     if array.size:
         file.seek(entry.start)
         if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-            raise ValueError("it was cut while it was read")
+            raise ValueError("it was shortened while it was read")
     if entry.kind == "BF16":
         return (array.reshape(-1).astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _metadata(given: Any) -> dict[str, str]:
-    if given is None:
+def _metadata(metadata: Any) -> dict[str, str]:
+    if metadata is None:
         return {}
-    if not isinstance(given, dict) or not all(isinstance(text, str) for text in given.values()):
-        raise ValueError(f"its __metadata__ is {brief(given)}, and not text by name")
-    _expect_text((*given, *given.values()))
-    return given
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError(f"its __metadata__ is {brief(metadata)}, and not a dict of texts")
+    _expect_text((*metadata, *metadata.values()))
+    return metadata
 
 
-def _entry(name: str, given: Any, first: int) -> Entry:
-    if not isinstance(given, dict) or not _FIELDS.issuperset(given) or len(given) != len(_FIELDS):
-        raise ValueError(f"of {brief(name)} it says {brief(given)}, and not dtype, shape and data_offsets")
-    kind, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+def _entry(name: str, fields: Any, first: int) -> Entry:
+    if not isinstance(fields, dict) or not _FIELDS.issuperset(fields) or len(fields) != len(_FIELDS):
+        raise ValueError(f"its entry for {brief(name)} is {brief(fields)}: expected dtype, shape and data_offsets")
+    kind, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(kind, str) or kind not in TYPES:
-        raise ValueError(f"{brief(name)} is of the type {brief(kind)}, which is none of {listed(TYPES, len(TYPES))}")
+        raise ValueError(f"{brief(name)} is of the type {brief(kind)}: expected one of {listed(TYPES, len(TYPES))}")
     if not _is_sizes(shape) or len(shape) > MOST_AXES:
         raise ValueError(f"{brief(name)} has the shape {brief(shape)}: expected up to {MOST_AXES} whole numbers")
     if not _is_sizes(offsets) or len(offsets) != 2:
@@ -141,46 +141,46 @@ def _entry(name: str, given: Any, first: int) -> Entry:
     needed = math.prod(shape) * np.dtype(TYPES[kind]).itemsize
     if offsets[1] - offsets[0] != needed:
         raise ValueError(
-            f"{brief(name)} of the shape {brief(shape)} and type {kind} needs {needed} bytes, and has "
+            f"{brief(name)} of the shape {brief(shape)} and type {kind} needs {needed} bytes, but has "
             f"{offsets[1] - offsets[0]}"
         )
     return Entry(kind, tuple(shape), first + offsets[0], first + offsets[1])
 
 
-def _is_sizes(given: Any) -> bool:
-    return isinstance(given, list) and all(type(size) is int and 0 <= size < 2**63 for size in given)
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
 def _expect_all(entries: Mapping[str, Entry], first: int, size: int) -> None:
-    """Refuse arrays that overlap, leave gaps or lie outside of the file, and bytes that are of no array."""
-    reached = first
+    """Raise an error for arrays that overlap, leave gaps or exceed the file, and for bytes that belong to no array."""
+    expected = first
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
-        if entry.start != reached:
+        if entry.start != expected:
             raise ValueError(
-                f"{brief(name)} begins at byte {entry.start}, where {reached} is expected: arrays overlap, or leave gaps"
+                f"{brief(name)} begins at byte {entry.start}, where {expected} is expected: arrays overlap, or leave gaps"
             )
-        reached = entry.end
-    if reached != size:
-        raise ValueError(f"its arrays end at byte {reached}, and the file is {size} long")
+        expected = entry.end
+    if expected != size:
+        raise ValueError(f"its arrays end at byte {expected}, but the file has {size} bytes")
 
 
 def _expect_text(texts: Any) -> None:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"its header holds {error.object[error.start]!r}, which is no character") from None
+        raise ValueError(f"its header holds {error.object[error.start]!r}, which is not a character") from None
 
 
 def write_tensors(
     path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str], *, durable: bool = False
 ) -> None:
-    """Write a safetensors file; a reader sees the old file or the whole new one, never a part.
+    """Write a safetensors file; a reader sees the old file or the whole new one, never an incomplete one.
 
     Args:
-        path: where to.
-        tensors: by name.
-        metadata: text by name.
-        durable: as in `write_whole`.
+        path: the file's path.
+        tensors: the arrays by name.
+        metadata: texts by name.
+        durable: see `write_whole`.
 
     Raises:
         EmbgradError: there is more text than `read_tensors` would read.
@@ -193,8 +193,8 @@ def write_tensors(
         length = int.from_bytes(data[:8], "little")
     if length > MOST_HEADER:
         raise EmbgradError(
-            f"{path} would have a header of {length} bytes or more, for the tokens' texts are in it, and {MOST_HEADER} is the "
-            "most that is read back: write fewer examples to one file"
+            f"{path} would have a header of {length} bytes or more, which holds the tokens' texts, but at most {MOST_HEADER} "
+            "can be read back: write fewer examples to one file"
         )
     write_whole(path, data, durable=durable)
 
@@ -202,17 +202,17 @@ def write_tensors(
 def read_tensors(
     path: str | Path, kinds: Collection[str] | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
+    """Return the tensors and the metadata of a safetensors file. bfloat16 is widened to float32.
 
-    It takes the memory of the tensors, which the file is long enough for, and for a moment up to thirty times its header's.
+    This takes the tensors' memory, which is bounded by the file's size, and briefly up to thirty times the header's length.
 
     Args:
         path: the file.
-        kinds: the types that its tensors may have, as safetensors calls them, such as "F32"; None for any.
+        kinds: the dtypes that its tensors may have, by their safetensors names, such as "F32"; None for any.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one, or holds tensors of other types.
+        FileFormatError: it is not a safetensors file, is broken, or holds tensors of other dtypes.
     """
     path = Path(path)
     with _header_of(path) as (file, header):
@@ -221,11 +221,11 @@ def read_tensors(
 
 
 def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a safetensors file's tensors, of which its header alone is read; it is as long as they need.
+    """Return the shapes of a safetensors file's tensors. Only the header is read, and checked against the file's length.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: it is no safetensors file, or a broken one.
+        FileFormatError: it is not a safetensors file, or is broken.
     """
     with _header_of(Path(path)) as (_, header):
         return {name: entry.shape for name, entry in header.entries.items()}
@@ -233,26 +233,28 @@ def read_shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
 
 @contextlib.contextmanager
 def _header_of(path: Path) -> Iterator[tuple[BufferedReader, Header]]:
-    """The file, open, with its header."""
+    """Open the file and yield it with its header."""
     try:
         with opened(path) as file:
             yield file, read_header(file, os.fstat(file.fileno()).st_size)
     except FileFormatError:
         raise
     except (FileNotFoundError, NotADirectoryError):
-        what = "is a symbolic link to what is not there" if path.is_symlink() else "does not exist"
+        what = "is a symbolic link to a missing file" if path.is_symlink() else "does not exist"
         raise FileNotFoundError(f"{path} {what}: expected a safetensors file") from None
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is no whole safetensors file: {_why(error)}; write or fetch it again") from error
+        raise FileFormatError(
+            f"{path} is not a complete safetensors file: {_why(error)}; write or fetch it again"
+        ) from error
 
 
 def _why(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _expect_kinds(path: Path, found: Mapping[str, Entry], kinds: Collection[str] | None) -> None:
-    wrong = [name for name, entry in found.items() if kinds is not None and entry.kind not in kinds]
+def _expect_kinds(path: Path, entries: Mapping[str, Entry], kinds: Collection[str] | None) -> None:
+    wrong = [name for name, entry in entries.items() if kinds is not None and entry.kind not in kinds]
     if wrong:
         raise FileFormatError(
-            f"{path} holds {brief(wrong[0])} of the type {found[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
+            f"{path} holds {brief(wrong[0])} of the type {entries[wrong[0]].kind}: expected {' or '.join(kinds or ())}"
         )

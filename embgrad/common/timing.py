@@ -1,4 +1,4 @@
-"""Times as ratios: what is compared is run in turns in one process, and the least time of each counts."""
+"""Measure functions against one another: they run in turns in one process, and the shortest time of each counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["least_times"]
 
 
 def least_times(functions: Mapping[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
-    """The least time of each function in seconds, over so many rounds in which each has its turn, after one unmeasured."""
+    """Return each function's shortest time in seconds over `rounds` alternating rounds, after a warm-up round."""
     least = dict.fromkeys(functions, float("inf"))
     for number in range(rounds + 1):
         for name, function in functions.items():

@@ -1,4 +1,4 @@
-"""How far two right gradients may lie apart by rounding alone."""
+"""The difference up to which two correct gradients agree, given rounding errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["HALVES", "checked_tolerance", "coarsest", "tolerance_for", "toleranc
 #: The unit roundoff of the dtypes with fewer digits than float32: half the gap between 1 and the next number.
 HALVES: Final = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
-#: The same with the dtypes that NumPy has.
+#: The same, with NumPy's dtypes added.
 ROUNDOFFS: Final = {**HALVES, **{name: float(np.finfo(name).eps) / 2 for name in ("float32", "float64")}}
 
-#: What rounding adds up to over one layer of weights, in unit roundoffs. Between PyTorch, TensorFlow and MXNet the
-#: gradient of a BERT of 6 layers (40 weight matrices) differs by 1.7e-6, which is 4.5 of these times √40.
+#: The rounding error of one weight matrix, in unit roundoffs. Between PyTorch, TensorFlow and MXNet the gradient of a
+#: BERT of 6 layers (40 weight matrices) differs by 1.7e-6, which is 4.5 unit roundoffs times √40.
 PER_MATRIX: Final = 24.0
 
-#: The number of weight matrices that is taken where it is not known: that of a BERT of 12 layers.
+#: The number of weight matrices that is assumed where it is not known: that of a BERT of 12 layers.
 USUAL_DEPTH: Final = 76
 
 
-#: The most weight matrices that are believed.
+#: The largest number of weight matrices that is accepted from a file.
 MOST_DEPTH: Final = 100_000
 
 
 class Result(Protocol):
-    """The part of an `EmbeddingGradients` that says how precisely it was computed."""
+    """The attributes of an `EmbeddingGradients` that determine its precision."""
 
     @property
     def values(self) -> np.ndarray:
@@ -39,51 +39,53 @@ class Result(Protocol):
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """How it was made."""
+        """The versions, dtype and model with which it was computed."""
 
 
-def checked_tolerance(given: Any) -> float | None:
-    """The option `tolerance`, a number of Python's or NumPy's; None where it is left to what rounding explains.
+def checked_tolerance(value: Any) -> float | None:
+    """Return the option `tolerance` as a float; None where it is left to the rounding errors.
+
+    True is refused: it would count as 1, a tolerance within which almost everything agrees.
 
     Raises:
-        EmbgradError: it is neither None nor a finite number of at least 0; True would count as 1, by which all but agrees.
+        EmbgradError: it is neither None nor a finite number of at least 0.
     """
-    if given is None:
+    if value is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) < float("inf"):
-        raise EmbgradError(f"tolerance is {brief(given)}: expected a number of at least 0, such as 1e-5, or None")
-    return float(given)
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
+        raise EmbgradError(f"tolerance is {brief(value)}: expected a number of at least 0, such as 1e-5, or None")
+    return float(value)
 
 
 def unit_roundoff(dtype: Any) -> float:
-    """Half the gap between 1 and the next number: of "bfloat16" too, which NumPy lacks."""
+    """Return half the gap between 1 and the next number of a dtype; "bfloat16", which NumPy lacks, is known as well."""
     return ROUNDOFFS.get(str(dtype), ROUNDOFFS["float32"])
 
 
 def coarsest(dtypes: Iterable[Any]) -> str:
-    """The name of the dtype in which most is lost to rounding: so well are results known in which all take part."""
+    """Return the name of the dtype with the largest rounding error, which limits the precision of a comparison."""
     return max(map(str, dtypes), key=unit_roundoff)
 
 
 def tolerance_for(dtype: Any, depth: int | None = None) -> float:
-    """The relative L2 up to which two gradients of one function agree.
+    """Return the relative L2 difference up to which two gradients of one function agree.
 
     Rounding errors of successive layers add up like independent ones, so the bound grows with the square root of the depth.
 
     Args:
-        dtype: in which both were computed, such as "float32".
+        dtype: the dtype in which both were computed, such as "float32".
         depth: the number of weight matrices of the model; None where it is not known.
     """
     return PER_MATRIX * unit_roundoff(dtype) * float(np.sqrt(1 + (USUAL_DEPTH if depth is None else depth)))
 
 
 def tolerance_of(a: Result, b: Result) -> float:
-    """That for two results, by the dtypes and the depth which they remember.
+    """Return the tolerance for two results, from the dtypes and depths in their provenance.
 
-    Of two dtypes the coarser counts, down to float32; a dtype of half precision only where both were computed in it: where
-    one was, that is what sets the two apart.
+    Of two dtypes the coarser counts, down to float32. Half precision counts only where both were computed in it: if only
+    one was, that is the difference to report.
     """
-    names = [str(one.provenance.get("compute_dtype", one.values.dtype)) for one in (a, b)]
+    names = [str(result.provenance.get("compute_dtype", result.values.dtype)) for result in (a, b)]
     coarse = coarsest(name if name in HALVES else "float32" for name in names)
     if not all(name in HALVES for name in names):
         coarse = "float64" if all(name == "float64" for name in names) else "float32"
@@ -92,9 +94,9 @@ def tolerance_of(a: Result, b: Result) -> float:
 
 
 def remembered_depth(result: Result) -> int | None:
-    """The number of weight matrices that a result says its model has; None where it says none, or what no model has.
+    """Return the number of weight matrices in a result's provenance; None where there is none or it is implausible.
 
-    It may come from a file, and must not make the tolerance as wide as one likes.
+    The number may come from a file, which must not be able to make the tolerance arbitrarily wide.
     """
     depth = result.provenance.get("matrices")
     if not isinstance(depth, int) or isinstance(depth, bool) or not 0 <= depth <= MOST_DEPTH:

@@ -1,4 +1,4 @@
-"""How a point's tensor becomes what users see, (example, position, dim) where it can be, and back."""
+"""Convert a point's tensor from the model's axes to those that users see, (example, position, dim) where possible, and back."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Arrangement", "axis_of_examples", "of_lookup", "of_module"]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How one point's tensor is arranged.
+    """The relation between a point's tensor in the model's axes and the array that users see.
 
     Attributes:
-        native: the tensor's own shape.
-        shape: the shape in which users see it.
-        ids: the ids that belong to it, read-only: of a lookup its own indices, else the batch's.
+        native: the tensor's shape in the model.
+        shape: the shape that users see.
+        ids: the ids that belong to the tensor, read-only: the lookup's own indices, or else the batch's ids.
         is_batch: whether the first two axes that users see are the batch's examples and positions.
-        layout: how a lookup's indices, or a stack of hidden states, are the batch's; None where the axes stay.
-        shared: whether all examples share one tensor, which is then seen once for each example.
+        layout: the layout of a lookup's indices or of a sequence of hidden states; None where the axes stay as they are.
+        shared: whether all examples share one tensor, which users see repeated for each example.
     """
 
     native: tuple[int, ...]
@@ -35,39 +35,39 @@ class Arrangement:
     shared: bool = False
 
     def seen(self, tensor: np.ndarray) -> np.ndarray:
-        """The tensor as users see it; of a shared one the one that all examples share, for each of them."""
+        """Return the tensor in the axes that users see; a shared tensor is repeated (as a broadcast view) for each example."""
         if self.shared:
             return np.broadcast_to(tensor.reshape(self.shape[1:]), self.shape)
         if self.layout is None or (tensor.shape == self.shape and not self.layout.transposed):
             return tensor
         examples, positions = self.layout.shape
         first, second = (positions, examples) if self.layout.transposed else (examples, positions)
-        apart = np.reshape(tensor, (first, second, *self.shape[2:]))
-        return np.swapaxes(apart, 0, 1) if self.layout.transposed else apart
+        separate = np.reshape(tensor, (first, second, *self.shape[2:]))
+        return np.swapaxes(separate, 0, 1) if self.layout.transposed else separate
 
     def own(self, seen: np.ndarray) -> np.ndarray:
-        """The reverse: what users gave in the tensor's own axes."""
+        """Return an array of the users' axes in the tensor's own axes: the inverse of `seen`."""
         if self.layout is None:
             return seen.reshape(self.native)
-        turned = np.swapaxes(seen, 0, 1) if self.layout.transposed else seen
-        return turned.reshape(self.native)
+        transposed = np.swapaxes(seen, 0, 1) if self.layout.transposed else seen
+        return transposed.reshape(self.native)
 
-    def of_more(self, few: int, batch: TokenBatch) -> Arrangement | None:
-        """The arrangement that the tensor has with more examples, for changes; None where this one does not tell.
+    def of_more(self, count: int, batch: TokenBatch) -> Arrangement | None:
+        """Return the arrangement of the same tensor with more examples; None where this arrangement does not determine it.
 
         Args:
-            few: how many examples this one is of.
-            batch: the more examples, as many positions.
+            count: the number of examples of this arrangement.
+            batch: the batch with more examples and equally many positions.
         """
         examples, positions = batch.shape
         first, rest = self.native[:2], self.native[2:]
         if self.shared:
             native = self.native
-        elif first == (few, positions):
+        elif first == (count, positions):
             native = (examples, positions, *rest)
-        elif first == (positions, few):
+        elif first == (positions, count):
             native = (positions, examples, *rest)
-        elif self.layout is not None and self.native[0] == few * positions:
+        elif self.layout is not None and self.native[0] == count * positions:
             native = (examples * positions, *self.native[1:])
         else:
             return None
@@ -78,21 +78,21 @@ class Arrangement:
 
     @property
     def editable(self) -> tuple[int, ...]:
-        """The shape in which users may give values: that which they see, or of a shared tensor one example's."""
+        """The shape in which users may give values: the shape that they see, or one example's for a shared tensor."""
         return self.shape[1:] if self.shared else self.shape
 
 
 def of_lookup(
     name: str, lookup: Lookup, batch: TokenBatch, example_axis: int | None = None, *, by_role: bool
 ) -> Arrangement:
-    """The arrangement of a lookup's output.
+    """Return the arrangement of a lookup's output.
 
     Args:
         name: the point's name, for the message.
         lookup: the lookup.
-        batch: what the model was run on.
-        example_axis: which of the indices' two axes is the examples, where both have their number; else None.
-        by_role: whether the point is to be seen as (example, position, dim), as roles are.
+        batch: the batch that the model was run on.
+        example_axis: which of the indices' two axes holds the examples, where both axes are equally long; else None.
+        by_role: whether users see the point as (example, position, dim), as they do for roles.
 
     Raises:
         UnsupportedError: the lookup has no index for each example and position.
@@ -101,16 +101,16 @@ def of_lookup(
         shape = (*lookup.layout.shape, lookup.dim)
         return Arrangement(lookup.shape, shape, batch.ids, is_batch=True, layout=lookup.layout)
     examples, positions = batch.shape
-    straight = lookup.indices.shape == batch.shape and example_axis != 1
-    if not by_role or straight:
-        return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=straight)
+    direct = lookup.indices.shape == batch.shape and example_axis != 1
+    if not by_role or direct:
+        return Arrangement(lookup.shape, lookup.shape, lookup.indices, is_batch=direct)
     if lookup.indices.size == positions:
         ids = np.broadcast_to(lookup.indices.reshape(1, positions), batch.shape)
         return Arrangement(lookup.shape, (*batch.shape, lookup.dim), ids, is_batch=True, shared=True)
     if lookup.indices.shape == (positions, examples):
         layout = Layout(batch.shape, transposed=True)
         return Arrangement(lookup.shape, (*batch.shape, lookup.dim), lookup.indices.T, is_batch=True, layout=layout)
-    if lookup.indices.shape == (batch.ids.size,):  # positions that are told by their rows, one example behind the other
+    if lookup.indices.shape == (batch.ids.size,):  # flat indices, one example after another
         layout = Layout(batch.shape, transposed=False)
         return Arrangement(lookup.shape, (*batch.shape, lookup.dim), layout.indices(lookup.indices), True, layout)
     raise UnsupportedError(
@@ -122,31 +122,31 @@ def of_lookup(
 def of_module(
     name: str, shape: Sequence[int], batch: TokenBatch, example_axis: int | None, *, by_role: bool
 ) -> Arrangement:
-    """The arrangement of what a module was given or gave.
+    """Return the arrangement of a module's input or output.
 
     Args:
         name: the point's name, for the message.
-        shape: the tensor's own shape.
-        batch: what the model was run on.
-        example_axis: which of the first two axes is the examples, where both have their number; else None.
-        by_role: as in `of_lookup`.
+        shape: the tensor's shape in the model.
+        batch: the batch that the model was run on.
+        example_axis: which of the first two axes holds the examples, where both axes are equally long; else None.
+        by_role: see `of_lookup`.
 
     Raises:
         UnsupportedError: the tensor has no entry for each example and position.
     """
     native = tuple(map(int, shape))
     examples, positions = batch.shape
-    straight = native[:2] == (examples, positions) and example_axis != 1
-    turned = native[:2] == (positions, examples) and not straight and len(native) > 2
-    if by_role and (len(native) != 3 or not (straight or turned)):
+    direct = native[:2] == (examples, positions) and example_axis != 1
+    transposed = native[:2] == (positions, examples) and not direct and len(native) > 2
+    if by_role and (len(native) != 3 or not (direct or transposed)):
         raise UnsupportedError(
             f"the point {name!r} has the shape {native}: expected (example, position, dim) with {examples} examples and "
             f"{positions} positions; name it by its path, to have its gradient in the tensor's own axes"
         )
-    if not turned:
-        # Of (example, head, position, position) the second axis can have the positions' number by chance.
-        told = len(native) == 3 or (len(native) > 3 and positions not in native[2:])
-        return Arrangement(native, native, batch.ids, is_batch=straight and told)
+    if not transposed:
+        # In (example, head, position, position) the number of heads can equal the number of positions by chance.
+        determined = len(native) == 3 or (len(native) > 3 and positions not in native[2:])
+        return Arrangement(native, native, batch.ids, is_batch=direct and determined)
     layout = Layout(batch.shape, transposed=True)
     return Arrangement(native, (*batch.shape, *native[2:]), batch.ids, is_batch=True, layout=layout)
 

@@ -1,4 +1,4 @@
-"""Which calls of modules are a model's layers: told by how they follow one another, and by how they are listed."""
+"""Find the layers among the calls of a forward pass, by how the calls follow one another and how their modules are listed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["NUMBERED", "Calls", "Stack", "ancestors", "is_decoders", "stacked"]
 
-#: A number at the end of a path, alone or behind a mark: `layer.0`, `layer_._0`, `block_1`.
+#: A number at the end of a path, alone or after a separator: `layer.0`, `layer_._0`, `block_1`.
 NUMBERED: Final = re.compile(r"(?:^|[._/])(\d+)$")
 
-#: Where a class's name has an underscore in the name that Keras makes of it.
+#: The positions in a class's name where Keras inserts an underscore to derive a layer's name.
 CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
-#: Kinds of modules that may stand between layers, or in one list with them, and are none.
+#: Kinds of modules that may stand between layers, or in one list with them, without being layers.
 SLIGHT: Final = re.compile(
     "drop|norm|identity|activation|relu|gelu|selu|celu|silu|swish|mish|sigmoid|tanh|softmax", re.I
 )
 
 
-class Place(NamedTuple):
-    """Which of a list of blocks a call's module is, as its path says.
+class ListItem(NamedTuple):
+    """An item of a list of modules, read from a path.
 
     Attributes:
-        list: the path without the number, the same for all of the list.
-        number: which of the list it is.
+        list: the path without the number; it is the same for all modules of the list.
+        number: the module's index in the list.
     """
 
     list: str
@@ -38,122 +38,126 @@ class Place(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Calls of repeated blocks, in order.
+    """A stack of calls of repeated blocks, in order.
 
     Attributes:
-        blocks: the numbers of the calls.
-        told: whether they are all layers of what they are layers of, each behind the one before it.
+        blocks: the indices of the calls.
+        certain: whether the blocks are known to be all layers of the stack, each applied after the one before it.
     """
 
     blocks: list[int]
-    told: bool
+    certain: bool
 
 
 class Calls:
-    """The calls of one forward pass, and what is asked of them again and again.
+    """The calls of one forward pass, with the derived facts that several functions need.
 
     Attributes:
-        batch: what the model was run on.
+        batch: the batch that the model was run on.
         all: the calls.
-        holding: the numbers of those in which others are made.
-        places: by number the place of each in a list; None where its path tells none.
-        hidden: the numbers of those that take and give something for each example and position.
+        holding: the indices of the calls during which other calls are made.
+        items: for each call the item of a list that its module is; None where its path names no item of a list.
+        hidden: the indices of the calls whose input and output have an entry for each example and position.
     """
 
     def __init__(self, batch: TokenBatch, calls: Sequence[ModuleCall]) -> None:
         self.batch = batch
         self.all = calls
         self.holding = {call.parent for call in calls}
-        self.places = _places(calls)
+        self.items = _list_items(calls)
         self.hidden = [number for number, call in enumerate(calls) if _is_hidden(call, batch)]
 
     def parent(self, number: int) -> int | None:
-        """The number of the call in which one was made."""
+        """Return the index of the call during which a call was made; None for the outermost."""
         return self.all[number].parent
 
     def kinds(self, numbers: Iterable[int]) -> Counter[str]:
-        """How many there are of each kind."""
+        """Return how many of these calls there are of each kind."""
         return Counter(self.all[number].kind for number in numbers)
 
     def lists(self, numbers: Iterable[int]) -> dict[tuple[int | None, str], list[int]]:
-        """Those of each list: of one path but for the number, made in one call."""
-        found: dict[tuple[int | None, str], list[int]] = defaultdict(list)
+        """Return the calls grouped by list: those whose paths differ only in the number and that share a parent call."""
+        groups: dict[tuple[int | None, str], list[int]] = defaultdict(list)
         for number in numbers:
-            place = self.places[number]
-            if place is not None:
-                found[self.parent(number), place.list].append(number)
-        return found
+            item = self.items[number]
+            if item is not None:
+                groups[self.parent(number), item.list].append(number)
+        return groups
 
     def is_inside(self, number: int, outer: Iterable[int]) -> bool:
-        """Whether a call is made in one of others, at whatever depth."""
+        """Return whether a call is made during one of the outer calls, at any depth."""
         return not set(outer).isdisjoint(ancestors(self.all, self.parent(number)))
 
     def positions(self, number: int) -> int:
-        """At how many positions it takes and gives something for each example; 0 where it takes or gives other things."""
-        given, gave = self.all[number].source_shape, self.all[number].token_shape
-        by_example = len(given) == len(gave) == 3 and given[0] == gave[0] == self.batch.shape[0]
-        return max(given[1], gave[1]) if by_example else 0
+        """Return how many positions a call's input or output has for each example, the larger of the two.
+
+        The result is 0 where either is not of shape (example, position, dim).
+        """
+        source, result = self.all[number].source_shape, self.all[number].token_shape
+        by_example = len(source) == len(result) == 3 and source[0] == result[0] == self.batch.shape[0]
+        return max(source[1], result[1]) if by_example else 0
 
     def is_slight(self, number: int) -> bool:
-        """Whether there is nothing in it but dropout, norms and the like, by their kinds or because they change nothing."""
+        """Return whether a call consists only of dropout, norms and the like: of modules so named, or that return their input."""
         inside = [number]
-        for after in range(number + 1, len(self.all)):  # what is made in a call comes right behind its beginning
+        # Calls made during a call come right after it.
+        for after in range(number + 1, len(self.all)):
             if not self.is_inside(after, [number]):
                 break
             inside.append(after)
-        plain = [self.all[one] for one in inside if one not in self.holding]
+        plain = [self.all[index] for index in inside if index not in self.holding]
         return all(SLIGHT.search(call.kind) or call.token == call.source for call in plain)
 
     def is_piped(self, number: int) -> bool:
-        """Whether it is listed in the very module that calls it, as what a `Sequential` holds: layers, and other things."""
-        parent, place = self.parent(number), self.places[number]
-        return place is not None and place.list == ("" if parent is None else self.all[parent].path)
+        """Return whether a call's module is listed in the very module that calls it, as the modules of a `Sequential` are."""
+        parent, item = self.parent(number), self.items[number]
+        return item is not None and item.list == ("" if parent is None else self.all[parent].path)
 
 
 def ancestors(calls: Sequence[ModuleCall], number: int | None) -> Iterator[int]:
-    """A call and those around it, from the innermost."""
+    """Yield a call and the calls around it, from the innermost to the outermost."""
     while number is not None:
         yield number
         number = calls[number].parent
 
 
-# Places
+# Lists
 
 
-def _places(calls: Sequence[ModuleCall]) -> list[Place | None]:
-    """The places of the calls.
+def _list_items(calls: Sequence[ModuleCall]) -> list[ListItem | None]:
+    """Return for each call the item of a list that its module is; None where its path names no item of a list.
 
-    TensorFlow numbers names that come again: `layer_0_1` and `layer_1_1` are 0 and 1 of a list, in the second trace.
+    TensorFlow numbers repeated names: in the second trace, `layer_0_1` and `layer_1_1` are items 0 and 1 of one list.
     """
-    places = [_place(call.path, call.kind) for call in calls]
-    before: dict[tuple[int | None, str], dict[int, Place]] = defaultdict(dict)
-    for number, place in enumerate(places):
-        inner = _place(place.list, "") if place is not None and calls[number].path[len(place.list)] == "_" else None
+    items = [_list_item(call.path, call.kind) for call in calls]
+    before: dict[tuple[int | None, str], dict[int, ListItem]] = defaultdict(dict)
+    for number, item in enumerate(items):
+        inner = _list_item(item.list, "") if item is not None and calls[number].path[len(item.list)] == "_" else None
         if inner is not None:
             before[calls[number].parent, inner.list][number] = inner
-    for (_, name), inner_places in before.items():
-        suffixes = {place.number for number in inner_places if (place := places[number]) is not None}
-        if len(suffixes) == 1 < len({inner.number for inner in inner_places.values()}):
-            for number, inner in inner_places.items():
-                places[number] = Place(f"{name}_#_{min(suffixes)}", inner.number)
-    return places
+    for (_, name), inner_items in before.items():
+        suffixes = {item.number for number in inner_items if (item := items[number]) is not None}
+        if len(suffixes) == 1 < len({inner.number for inner in inner_items.values()}):
+            for number, inner in inner_items.items():
+                items[number] = ListItem(f"{name}_#_{min(suffixes)}", inner.number)
+    return items
 
 
-def _place(path: str, kind: str) -> Place | None:
-    """The place that a path tells; None where it holds no number, or one that says something else.
+def _list_item(path: str, kind: str) -> ListItem | None:
+    """Return the list item that a path names; None where it has no number, or a number that is not an index.
 
-    Keras counts the layers of a class as they are made: `add_3` is the fourth of the process, and no block's place.
+    Keras numbers the layers of a class in order of creation: `add_3` is the process's fourth `Add`, not item 3 of a list.
     """
-    found = NUMBERED.search(path)
-    if found is None:
+    match = NUMBERED.search(path)
+    if match is None:
         return None
-    name = re.split(r"[./]", path[: found.start()])[-1]
-    counted = found[0].startswith("_") and name == CAPITAL.sub("_", kind).lower()
-    return None if counted else Place(path[: found.start()], int(found[1]))
+    name = re.split(r"[./]", path[: match.start()])[-1]
+    counted = match[0].startswith("_") and name == CAPITAL.sub("_", kind).lower()
+    return None if counted else ListItem(path[: match.start()], int(match[1]))
 
 
 def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
-    """Whether it takes and gives something for each example and position."""
+    """Return whether the call's input and output have an entry for each example and position."""
     examples, positions = batch.shape
     shapes = ((examples, positions), (positions, examples))
 
@@ -167,47 +171,53 @@ def _is_hidden(call: ModuleCall, batch: TokenBatch) -> bool:
 
 
 @dataclass
-class _Company:
-    """Calls made in one call that may be of one stack: they are of one kind, or in one list.
+class _Group:
+    """A group of calls with the same parent that may form one stack: they share a kind, or a list.
 
     Attributes:
-        numbers: the numbers of the calls, in order.
-        told: False where they are in a list that is no stack as a whole: a part of it is none either.
+        numbers: the indices of the calls, in order.
+        certain: False where the calls share a list that as a whole is no stack. Then no section of the list is a stack either.
     """
 
     numbers: list[int]
-    told: bool = True
+    certain: bool = True
 
 
 def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], list[int]]:
-    """The stacks of two blocks and more, by their first calls; and calls that may be a model's only layer, the outermost first.
+    """Find the stacks of at least two blocks, and the calls that may be a model's only layer.
 
     Args:
         calls: the calls.
-        marked: calls in which ids, positions or types are looked up: no layers, though they may be listed with them.
+        marked: calls that look up ids, positions or types. They are not layers, though they may be listed with layers.
+
+    Returns:
+        The stacks in order of their first calls, and the indices of the single calls, the outermost first.
     """
     stacks, single = list[Stack](), list[int]()
-    companies, mixed = _companies(calls, marked)
-    for company in companies:
-        runs = _runs(calls, company.numbers)
-        times = Counter(one for run in runs for one in calls.lists(run))
-        torn = {one for one, count in times.items() if count > 1}  # lists that are not one stack
-        if calls.holding.isdisjoint(company.numbers):
-            whole = runs if len(runs) == 1 else []  # linear maps and the like, of which any two may follow one another
-        elif torn or not company.told:
-            whole, company.told = [company.numbers], False
+    groups, mixed = _groups(calls, marked)
+    for group in groups:
+        runs = _runs(calls, group.numbers)
+        counts = Counter(name for run in runs for name in calls.lists(run))
+        # Lists whose calls are in several runs are not one stack.
+        torn = {name for name, count in counts.items() if count > 1}
+        if calls.holding.isdisjoint(group.numbers):
+            # Of linear maps and the like, any two may follow one another by chance.
+            whole = runs if len(runs) == 1 else []
+        elif torn or not group.certain:
+            whole, group.certain = [group.numbers], False
         else:
             whole = runs
             single += [run[0] for run in runs if len(run) == 1 and run[0] not in mixed and _may_be_alone(calls, run[0])]
-        stacks += [Stack(run, company.told) for run in whole if len(run) > 1]
-    # The parts of a single layer may be listed, too, such as T5's attention and feed-forward net.
-    parts = [one for one in stacks if _is_one_of_each(calls, one) and calls.is_inside(one.blocks[0], single)]
-    around = {number for one in parts for number in ancestors(calls.all, one.blocks[0]) if calls.is_piped(number)}
-    unclear = mixed | around.intersection(single)  # what is in them may be a layer's
+        stacks += [Stack(run, group.certain) for run in whole if len(run) > 1]
+    # The modules inside a single layer may be listed, too, such as T5's attention and feed-forward net.
+    parts = [stack for stack in stacks if _is_one_of_each(calls, stack) and calls.is_inside(stack.blocks[0], single)]
+    around = {number for stack in parts for number in ancestors(calls.all, stack.blocks[0]) if calls.is_piped(number)}
+    unclear = mixed | around.intersection(single)  # the modules inside these calls may belong to a layer
     stacks = [
-        one
-        for one in stacks
-        if one not in parts and not (calls.holding.isdisjoint(one.blocks) and calls.is_inside(one.blocks[0], unclear))
+        stack
+        for stack in stacks
+        if stack not in parts
+        and not (calls.holding.isdisjoint(stack.blocks) and calls.is_inside(stack.blocks[0], unclear))
     ]
     depth = {number: len(list(ancestors(calls.all, number))) for number in single}
     single = sorted(set(single) - unclear, key=lambda number: (depth[number], number))
@@ -215,44 +225,50 @@ def stacked(calls: Calls, marked: Collection[int] = ()) -> tuple[list[Stack], li
 
 
 def _is_one_of_each(calls: Calls, stack: Stack) -> bool:
-    """Whether no kind is repeated in it."""
+    """Return whether each block of the stack has a kind of its own."""
     return max(calls.kinds(stack.blocks).values()) == 1
 
 
 def _may_be_alone(calls: Calls, number: int) -> bool:
-    """Whether it may be the only layer of a model: of a module that holds others, numbered in a list."""
+    """Return whether a call may be a model's only layer: its module is numbered in a list and holds other modules."""
     call = calls.all[number]
-    return number in calls.holding and calls.places[number] is not None and call.source_shape == call.token_shape
+    return number in calls.holding and calls.items[number] is not None and call.source_shape == call.token_shape
 
 
-def _companies(calls: Calls, marked: Collection[int]) -> tuple[list[_Company], set[int]]:
-    """All calls that turn hidden states into such, by who may be of one stack; and those beside which others are listed."""
-    of_kind: dict[tuple[object, ...], _Company] = {}
-    company: dict[int, _Company] = {}
+def _groups(calls: Calls, marked: Collection[int]) -> tuple[list[_Group], set[int]]:
+    """Group all calls that map hidden states to hidden states by the stack that they may belong to.
+
+    Returns:
+        The groups, and the indices of the calls whose list also holds blocks of other kinds.
+    """
+    of_kind: dict[tuple[object, ...], _Group] = {}
+    group_of: dict[int, _Group] = {}
     for number in calls.hidden:
         call = calls.all[number]
-        company[number] = of_kind.setdefault((call.parent, call.kind, call.token_shape), _Company([]))
-        company[number].numbers.append(number)
+        group_of[number] = of_kind.setdefault((call.parent, call.kind, call.token_shape), _Group([]))
+        group_of[number].numbers.append(number)
     mixed = set[int]()
     for listed in calls.lists(calls.hidden).values():
         blocks = _blocks(calls, listed, marked)
         if len(calls.kinds(blocks)) > 1:
             mixed.update(blocks)
-        told = _are_one_stack(calls, blocks)
-        if told is not None:
-            _join(company, blocks, told)
-    return list({id(one): one for one in company.values()}.values()), mixed
+        certain = _are_one_stack(calls, blocks)
+        if certain is not None:
+            _join(group_of, blocks, certain)
+    return list({id(group): group for group in group_of.values()}.values()), mixed
 
 
-def _join(company: dict[int, _Company], blocks: Sequence[int], told: bool) -> None:
-    """Make one company of those of the blocks."""
-    old = {id(company[number]): company[number] for number in blocks}.values()
-    joined = _Company(sorted(number for one in old for number in one.numbers), told and all(one.told for one in old))
-    company.update(dict.fromkeys(joined.numbers, joined))
+def _join(group_of: dict[int, _Group], blocks: Sequence[int], certain: bool) -> None:
+    """Merge the groups of all these blocks into one."""
+    old = {id(group_of[number]): group_of[number] for number in blocks}.values()
+    joined = _Group(
+        sorted(number for group in old for number in group.numbers), certain and all(group.certain for group in old)
+    )
+    group_of.update(dict.fromkeys(joined.numbers, joined))
 
 
 def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> list[int]:
-    """Those of a list that may be its layers."""
+    """Return the calls of a list that may be layers."""
     blocks = [
         number
         for number in listed
@@ -261,7 +277,7 @@ def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> lis
     kinds = calls.kinds(blocks)
 
     def is_other(number: int) -> bool:
-        """Whether it is what comes before the layers, or behind them."""
+        """Return whether the block is a different module that comes before or after the layers."""
         slight = calls.is_piped(number) and calls.is_slight(number)
         return len(blocks) > 1 and kinds[calls.all[number].kind] == 1 and (slight or number in marked)
 
@@ -273,10 +289,10 @@ def _blocks(calls: Calls, listed: Sequence[int], marked: Collection[int]) -> lis
 
 
 def _are_one_stack(calls: Calls, blocks: Sequence[int]) -> bool | None:
-    """Whether blocks that are listed together, but are of several kinds or shapes, are layers all the same; None for others.
+    """Return whether listed blocks of several kinds or shapes are layers all the same; None where their list does not decide.
 
-    A list of layers may be of several kinds, as in Jamba, or with a layer in a wrapper. To leave some out would give others
-    their numbers. What a `Sequential` holds may begin and end with other things, so that it must repeat what it begins with.
+    A list of layers may hold several kinds, as in Jamba, or one layer in a wrapper. Skipping some of its blocks would shift
+    the numbers of the others. A `Sequential` may begin and end with other modules, so it must repeat its first and last kind.
     """
     kinds, shapes = calls.kinds(blocks), {calls.all[number].token_shape for number in blocks}
     repeats = max(kinds.values(), default=0) > 1
@@ -293,52 +309,56 @@ def _are_one_stack(calls: Calls, blocks: Sequence[int]) -> bool | None:
 
 
 def _repeat_inside(calls: Calls, blocks: Sequence[int]) -> bool:
-    """Whether blocks are repeated inside of these, so that these may be no layers but parts of a model."""
+    """Return whether blocks are repeated inside these, so that these may be large components of a model instead of layers."""
     inside = [number for number in calls.hidden if number in calls.holding and calls.is_inside(number, blocks)]
     times = Counter((calls.parent(number), calls.all[number].kind) for number in inside)
     return max(times.values(), default=0) > 1
 
 
-def _runs(calls: Calls, company: Sequence[int]) -> list[list[int]]:
-    """The company in chains: each block takes what the one before it gave, or is the next of one list from its beginning.
+def _runs(calls: Calls, group: Sequence[int]) -> list[list[int]]:
+    """Split a group into chains: each block takes the output of the one before it, or is the next of one list from its start.
 
-    Between blocks that hold others may come modules such as dropout, but no other blocks.
+    Between blocks that hold others there may be modules such as dropout, but no other blocks.
     """
     runs = list[list[int]]()
-    given = list[set[int | None]]()  # by run what its last block gave, as it is and as others made of it
-    members, bridged = set(company), not calls.holding.isdisjoint(company)
+    outputs = list[set[int | None]]()  # for each run its last block's output, also after dropout and the like
+    members, bridged = set(group), not calls.holding.isdisjoint(group)
     heavy = {number for number in calls.hidden if number in calls.holding and not calls.is_slight(number)}
-    for number in range(company[0], company[-1] + 1):
+    for number in range(group[0], group[-1] + 1):
         call = calls.all[number]
-        if call.parent != calls.parent(company[0]):
+        if call.parent != calls.parent(group[0]):
             continue
         if number not in members:
-            for reached in given if bridged and number not in heavy else ():
-                reached.update({call.token} if call.source in reached else ())
+            for tokens in outputs if bridged and number not in heavy else ():
+                tokens.update({call.token} if call.source in tokens else ())
             continue
         before = next(
-            (one for one in reversed(range(len(runs))) if _follows(calls, number, runs[one], given[one])), None
+            (index for index in reversed(range(len(runs))) if _follows(calls, number, runs[index], outputs[index])),
+            None,
         )
         if before is None:
             runs.append([])
-            given.append(set())
+            outputs.append(set())
             before = -1
         runs[before].append(number)
-        given[before] = {call.token}
+        outputs[before] = {call.token}
     return runs
 
 
-def _follows(calls: Calls, number: int, run: Sequence[int], given: Collection[int | None]) -> bool:
-    """Whether a block goes on with a chain. Of what is called as an encoder's or decoder's neither goes on with the other."""
+def _follows(calls: Calls, number: int, run: Sequence[int], outputs: Collection[int | None]) -> bool:
+    """Return whether a block continues a chain.
+
+    A block with an encoder's path does not continue a decoder's chain, nor the reverse.
+    """
     if is_decoders(calls.all[number]) != is_decoders(calls.all[run[-1]]):
         return False
-    if calls.all[number].source in given:
+    if calls.all[number].source in outputs:
         return True
-    places = [calls.places[one] for one in (*run, number)]
-    listed = {None if place is None else place.list for place in places}
-    return len(listed) == 1 and [place.number for place in places if place is not None] == list(range(len(places)))
+    items = [calls.items[index] for index in (*run, number)]
+    listed = {None if item is None else item.list for item in items}
+    return len(listed) == 1 and [item.number for item in items if item is not None] == list(range(len(items)))
 
 
 def is_decoders(call: ModuleCall) -> bool:
-    """Whether it is called as a decoder's."""
+    """Return whether the call's path contains "decoder"."""
     return "decoder" in call.path.lower()

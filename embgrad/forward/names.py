@@ -1,4 +1,4 @@
-"""Which point a name means, and what is said where it means none or several."""
+"""Find the point that a name means, and compose the error messages for names that mean none or several."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["LAYER_ROLE", "point_of"]
 
-#: The role of a layer, counted from the first or, below zero, from the last.
+#: The role of a layer, counted from the first or, if negative, from the last.
 LAYER_ROLE: Final = re.compile(rf"{LAYER}\.(-?\d+)")
 
-#: What a model lacks that has no point of a role.
+#: For each role, the words of the error message for a model that has no such point.
 LACKING: Final = {
     POSITION: "makes no lookup by position: it may compute its positions, rotate by them, or have none",
     TYPE: "makes no lookup by type",
-    EMBEDDINGS: "has no embedding block that could be told: neither one module that makes all lookups, nor layers behind it",
+    EMBEDDINGS: "has no recognisable embedding block: no single module makes all lookups, and no layers follow",
 }
 
 
 def point_of(name: str, points: Sequence[Point], words: Sequence[Point], batch: TokenBatch) -> tuple[Point, bool]:
-    """The point that a name means, and whether the name is a role.
+    """Return the point that a name means, and whether the name is a role.
 
     Args:
         name: a role, a native name, or the key of a point.
-        points: what a forward pass reached.
+        points: the points that a forward pass reached.
         words: those of the points that are `word`.
-        batch: what it was run on.
+        batch: the batch that the model was run on.
 
     Raises:
         PointNotReachedError: the name is `word`, and no lookup is.
         UnknownPointError: there is no such point.
-        AmbiguousPointError: the name fits several.
-        PointError: it has not so many occurrences.
+        AmbiguousPointError: the name fits several points.
+        PointError: `word` has fewer occurrences than the name's number requires.
     """
     path, side, occurrence = split_name(name)
     if path == WORD and side is None and (words or not _native(path, side, points)):
@@ -83,11 +83,11 @@ def _word(
     if not words:
         lookups = [point.lookup for point in points if point.lookup is not None]
         raise PointNotReachedError(not_looked_up(batch, lookups))
-    found = [point.lookup for point in words if point.lookup is not None]
+    word_lookups = [point.lookup for point in words if point.lookup is not None]
     if occurrence is None and len(words) > 1:
-        raise AmbiguousPointError(several_words(found), found)
+        raise AmbiguousPointError(several_words(word_lookups), word_lookups)
     if (occurrence or 0) >= len(words):
-        several = ", ".join(f"{WORD}#{number} = {one}" for number, one in enumerate(found))
+        several = ", ".join(f"{WORD}#{number} = {lookup}" for number, lookup in enumerate(word_lookups))
         raise PointError(f"there is no point {name!r}: the ids are looked up {len(words)} time(s): {several}")
     return words[occurrence or 0]
 
@@ -101,23 +101,23 @@ def _with_role(name: str, points: Sequence[Point]) -> Point | None:
 
 
 def _layers(points: Sequence[Point]) -> int:
-    """The number of layers."""
+    """Return the number of layers."""
     return sum(
-        1 for point in points for role in point.roles if (found := LAYER_ROLE.fullmatch(role)) and int(found[1]) >= 0
+        1 for point in points for role in point.roles if (match := LAYER_ROLE.fullmatch(role)) and int(match[1]) >= 0
     )
 
 
 def _native(path: str, side: str | None, points: Sequence[Point]) -> list[Point]:
-    """The points with that path: lookups first, then what the module gave, then other names of a module."""
+    """Return the points with that path: lookups first, then modules' outputs, then modules with that further name."""
     if side is None:
         lookups = [point for point in points if point.side is None]
         named = [point for point in lookups if point.path == path] or [point for point in lookups if path in point.also]
         if named:
             return named
-    wanted = OUTPUT if side is None else side
-    sides = [point for point in points if point.side == wanted]
-    own = [point for point in sides if point.path == path]
-    return own or [point for point in sides if path in point.also]
+    wanted_side = OUTPUT if side is None else side
+    sides = [point for point in points if point.side == wanted_side]
+    exact = [point for point in sides if point.path == path]
+    return exact or [point for point in sides if path in point.also]
 
 
 def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -> UnknownPointError:
@@ -126,32 +126,34 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
     role = _with_role(path, points)
     if role is not None:
         return UnknownPointError(
-            f"there is no point {name!r}: {path!r} is a role, of one tensor, here {role.name!r}; expected {path!r} alone, "
-            f"or a native path, which may have ':input', ':output' or '#1' behind it, {role.path!r}"
+            f"there is no point {name!r}: {path!r} is a role and means a single tensor, here {role.name!r}. Use {path!r} "
+            f"alone, or a native path, which may end in ':input', ':output' or '#1': {role.path!r}"
         )
     layer = LAYER_ROLE.fullmatch(path)
     if layer:
-        found = (
+        problem = (
             f"has {layers} layers: expected layer.0 to layer.{layers - 1}, or layer.-1 for the last"
             if layers
             else f"{_no_layers(points, batch)}: name a module by its path instead"
         )
-        return UnknownPointError(f"there is no point {name!r}: the model {found}")
-    untold = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
-    if path in (POSITION, TYPE) and batch.shape[1] == 1 and untold:
+        return UnknownPointError(f"there is no point {name!r}: the model {problem}")
+    without_role = list(dict.fromkeys(point.path for point in points if point.lookup is not None and not point.roles))
+    if path in (POSITION, TYPE) and batch.shape[1] == 1 and without_role:
         return UnknownPointError(
-            f"there is no point {name!r}: in a batch of one position nothing but a table's name tells a lookup by {path}, and "
-            f"no table is called so; expected a batch of several positions, or the native path of a lookup, of {listed(untold)}"
+            f"there is no point {name!r}: in a batch with one position, only a table's name can identify the {path} "
+            f"lookup, and no table has such a name. Use more positions, or the native path of a lookup, of {listed(without_role)}"
         )
     if path in LACKING:
         away = "" if layers or path == TYPE else _blocks_away(points, batch)
-        lacking = f"{away}, so that no point is {path!r} for each of its positions" if away else LACKING[path]
+        lacking = f"{away}, so no point is {path!r} for each of the batch's positions" if away else LACKING[path]
         return UnknownPointError(
             f"there is no point {name!r}: the model {lacking}; expected one of {listed(roles)}, or a native path"
         )
     paths = list(dict.fromkeys(point.path for point in points if point.listed))
     known = [*roles, WORD, *paths, *(other for point in points for other in point.also)]
-    side = next((f" (its {mark} is no floating tensor)" for mark in (INPUT, OUTPUT) if name.endswith(f":{mark}")), "")
+    side = next(
+        (f" (its {mark} is not a floating tensor)" for mark in (INPUT, OUTPUT) if name.endswith(f":{mark}")), ""
+    )
     return UnknownPointError(
         f"there is no point {name!r}{side}: expected a role, of {listed(roles)}, or a path, of {listed(paths)}; "
         f"embgrad.points(model, batch) lists all.{did_you_mean(path, known)}"
@@ -159,23 +161,23 @@ def _unknown(name: str, path: str, points: Sequence[Point], batch: TokenBatch) -
 
 
 def _no_layers(points: Sequence[Point], batch: TokenBatch) -> str:
-    """What is said of a model without layers: which blocks there are, and why they do not count."""
+    """Return the message's clause for a model without layers: which blocks it has, and why they are not layers."""
     away = _blocks_away(points, batch)
     if away:
-        return f"{away}, so that what they give has no entry for each example and position"
-    wanted = (
-        "repeats no block that turns hidden states into such and is the whole of a layer, at all positions throughout"
+        return f"{away}, so their outputs have no entry for each example and position"
+    missing = (
+        "has no repeated block that maps hidden states to hidden states, is a whole layer, and runs at all positions"
     )
     holding = {path[:end] for point in points for path in [point.path] for end in _ends(path)}
     lists = _lists(point for point in points if point.path in holding and point.shape[:2] == batch.shape)
     if not lists:
-        return wanted
-    found = ", ".join(_spanned(paths) for paths in lists[:3])
-    return f"{wanted}. Found {found}: they do not follow one another, or differ in what they are of, or are parts of layers"
+        return missing
+    candidates = ", ".join(_spanned(paths) for paths in lists[:3])
+    return f"{missing} (found {candidates}, but these do not follow one another, differ in kind or are parts of layers)"
 
 
 def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
-    """What is said of blocks that run at other positions than the batch's; nothing where there are none."""
+    """Return the message's clause on blocks that run at other positions than the batch's; empty where there are none."""
     examples, positions = batch.shape
     shapes = {point.path: point.shape for point in points if point.side == OUTPUT}
     dims = {point.lookup.dim for point in points if point.lookup is not None}
@@ -195,17 +197,17 @@ def _blocks_away(points: Sequence[Point], batch: TokenBatch) -> str:
 
 
 def _lists(points: Iterable[Point]) -> list[list[str]]:
-    """The paths of numbered modules, by the list that they are in."""
-    found: dict[str, dict[str, None]] = {}
+    """Return the paths of numbered modules, grouped by the list that they are in."""
+    lists: dict[str, dict[str, None]] = {}
     for point in points:
         number = NUMBERED.search(point.path)
         if point.side == OUTPUT and number:
-            found.setdefault(point.path[: number.start()], {})[point.path] = None
-    return [list(paths) for paths in found.values()]
+            lists.setdefault(point.path[: number.start()], {})[point.path] = None
+    return [list(paths) for paths in lists.values()]
 
 
 def _ends(path: str) -> Iterator[int]:
-    """Where the paths of what is around a module end, in its own."""
+    """Yield the lengths of the path's prefixes that are paths of enclosing modules."""
     return (number for number, mark in enumerate(path) if mark in "./")
 
 

@@ -1,4 +1,4 @@
-"""What can be named in `at`: lookups in tables, and the inputs and outputs of modules."""
+"""The points that `at` can name: lookups in tables, and the inputs and outputs of modules."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = [
 #: The role of the lookup whose indices are the batch's ids.
 WORD: Final = "word"
 
-#: The path of a table that is no parameter of the model, such as one computed in the forward pass.
+#: The path of a table that is not a parameter of the model, such as one computed during the forward pass.
 UNNAMED_TABLE: Final = "lookup"
 
-#: The sides of a module: what it was given, and what it gave.
+#: The two sides of a module at which there are points: its first floating input and its first floating output.
 INPUT: Final = "input"
 OUTPUT: Final = "output"
 
 
 class Name(NamedTuple):
-    """A point's name in its parts: `path`, `path#occurrence`, `path:input#occurrence`.
+    """A point's name split into its fields: `path`, `path#occurrence` or `path:input#occurrence`.
 
     Attributes:
         path: an attribute path, or a role.
-        side: "input" or "output" of a module; None where the name does not say.
-        occurrence: how many lookups or calls of the same path came before; None where the name does not say.
+        side: "input" or "output" of a module; None where the name has no side.
+        occurrence: how many lookups or calls of the same path came before; None where the name has no number.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Name(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def split_name(name: str) -> Name:
-    """`"table#1"` as ("table", None, 1), and `"layer:input"` as ("layer", "input", None)."""
+    """Split a point's name: `"table#1"` becomes ("table", None, 1), `"layer:input"` becomes ("layer", "input", None)."""
     path, mark, number = name.rpartition("#")
     counted = bool(mark) and number.isascii() and number.isdigit()
     rest, occurrence = (path, int(number)) if counted else (name, None)
@@ -60,60 +60,64 @@ def split_name(name: str) -> Name:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a lookup's indices lie in relation to the batch's ids.
+    """The order of axes in which a lookup's indices hold the batch's ids.
 
     Attributes:
         shape: the ids' shape, (example, position).
-        transposed: position comes before example, as in time-major recurrent nets.
+        transposed: whether position comes before example, as in time-major recurrent nets.
     """
 
     shape: tuple[int, int]
     transposed: bool
 
     def indices(self, array: np.ndarray) -> np.ndarray:
-        """The lookup's indices as (example, position)."""
+        """Return the lookup's indices rearranged as (example, position)."""
         return self._example_first(array, ())
 
     def vectors(self, array: np.ndarray) -> np.ndarray:
-        """The lookup's output, or its gradient, as (example, position, dim)."""
+        """Return the lookup's output, or its gradient, rearranged as (example, position, dim)."""
         return self._example_first(array, array.shape[-1:])
 
     def _example_first(self, array: np.ndarray, trailing: tuple[int, ...]) -> np.ndarray:
         examples, positions = self.shape
         first, second = (positions, examples) if self.transposed else (examples, positions)
-        apart = np.reshape(array, (first, second, *trailing))
-        return np.swapaxes(apart, 0, 1) if self.transposed else apart
+        separate = np.reshape(array, (first, second, *trailing))
+        return np.swapaxes(separate, 0, 1) if self.transposed else separate
 
 
 def layout_of(indices: np.ndarray, ids: np.ndarray) -> Layout | None:
-    """The layout under which the indices are the ids, or None where they are others.
+    """Return the layout under which the indices equal the ids, or None where they differ.
 
-    Takes the ids as they are or transposed, in any shape that keeps their order (flattened, say).
+    The indices may be the ids or their transpose, in any shape that keeps their order (flattened, for example).
     """
     if indices.size != ids.size or (indices.size and indices.item(0) != ids.item(0)):
         return None
-    straight = are_equal(indices.ravel(), ids.ravel())
-    if straight and indices.shape == ids.shape:
+    direct = are_equal(indices.ravel(), ids.ravel())
+    if direct and indices.shape == ids.shape:
         return Layout((ids.shape[0], ids.shape[1]), transposed=False)
-    turned = are_equal(indices.ravel(), ids.T.ravel())
-    if straight and turned:  # as with equal ids everywhere: the shape decides
-        straight = indices.shape != ids.shape[::-1] or indices.shape == ids.shape
-    if straight or turned:
-        return Layout((ids.shape[0], ids.shape[1]), transposed=not straight)
+    transposed = are_equal(indices.ravel(), ids.T.ravel())
+    if direct and transposed:  # for example, all ids are equal: the shape decides
+        direct = indices.shape != ids.shape[::-1] or indices.shape == ids.shape
+    if direct or transposed:
+        return Layout((ids.shape[0], ids.shape[1]), transposed=not direct)
     return None
 
 
-def are_equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays of whole numbers are the same. Most are of one type: their bytes are compared in a tenth of the time."""
-    if one.dtype == other.dtype:
-        return one.shape == other.shape and one.tobytes() == other.tobytes()
-    return np.array_equal(one, other)
+def are_equal(left: np.ndarray, right: np.ndarray) -> bool:
+    """Return whether two integer arrays are equal.
+
+    Most arrays here share a dtype; comparing their bytes then takes a tenth of the time that `np.array_equal` takes.
+    """
+    if left.dtype == right.dtype:
+        return left.shape == right.shape and left.tobytes() == right.tobytes()
+    return np.array_equal(left, right)
 
 
 def layout_is_open(indices: np.ndarray, ids: np.ndarray) -> bool:
-    """Whether the indices are the ids both as they are and transposed, and their shape does not decide between the two.
+    """Return whether the indices equal both the ids and their transpose, and their shape does not decide between the two.
 
-    So with equal ids everywhere, or any symmetric square of them: only other ids show which axis is the examples.
+    This is the case when all ids are equal, or when they form a symmetric matrix. Only a run on other ids shows then which
+    axis holds the examples.
     """
     if 1 in ids.shape or indices.size != ids.size:
         return False
@@ -124,18 +128,18 @@ def layout_is_open(indices: np.ndarray, ids: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Lookup:
-    """One lookup in a table, as it was seen in a forward pass.
+    """One lookup in a table, as it was recorded in a forward pass.
 
     Attributes:
         path: the table's attribute path in the model, or `UNNAMED_TABLE`.
         occurrence: how many lookups in the same table came before it.
         indices: the rows looked up, int64, in the framework's own shape.
-        rows: the number of the table's rows.
+        rows: the number of rows in the table.
         dim: the length of a row.
-        layout: how the indices are the batch's ids; None where they are not.
-        padding: the row that the model declares to be padding (`padding_idx`, `mask_zero`); None where it declares none.
-        parent: the number of the module's call in which it was made; None for none.
-        token: stands for the tensor that came out; None where that was not told.
+        layout: the layout under which the indices are the batch's ids; None where they are not the ids.
+        padding: the row that the model declares as padding (`padding_idx`, `mask_zero`); None where it declares none.
+        parent: the index of the module call during which the lookup was made; None outside all calls.
+        token: a number that identifies the output tensor; None where it was not recorded.
     """
 
     path: str
@@ -150,12 +154,12 @@ class Lookup:
 
     @property
     def key(self) -> str:
-        """The name that means this lookup and nothing else: its path with its occurrence."""
+        """The name that identifies this lookup uniquely: its path with its occurrence."""
         return f"{self.path}#{self.occurrence}"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what was looked up."""
+        """The shape of the lookup's output."""
         return (*self.indices.shape, self.dim)
 
     def __str__(self) -> str:
@@ -164,19 +168,19 @@ class Lookup:
 
 @dataclass
 class ModuleCall:
-    """One call of a module, as it was seen in a forward pass.
+    """One call of a module, as it was recorded in a forward pass.
 
     Attributes:
         path: the module's attribute path in the model.
         occurrence: how many calls of the same module came before it.
-        kind: what modules of one sort have in common, such as their class's name.
-        parent: the number of the call in which it was made; None for the outermost.
+        kind: a name that modules of the same type share, such as their class's name.
+        parent: the index of the call during which this one was made; None for the outermost.
         also: further names of the module.
-        source: stands for the first floating tensor that it was given; None for none.
+        source: a number that identifies the first floating tensor among its arguments; None where there is none.
         source_shape: that tensor's shape.
-        token: stands for the first floating tensor in what it gave; None for none.
+        token: a number that identifies the first floating tensor in its result; None where there is none.
         token_shape: that tensor's shape.
-        ended: how many calls ended before it; -1 where it has not ended.
+        ended: how many calls ended before it; -1 while it has not ended.
     """
 
     path: str
@@ -191,7 +195,7 @@ class ModuleCall:
     ended: int = -1
 
     def key(self, side: str) -> str:
-        """The name that means this side of this call and nothing else."""
+        """Return the name that identifies this side of this call uniquely."""
         return f"{self.path}:{side}#{self.occurrence}"
 
 
@@ -201,13 +205,13 @@ class Point:
 
     Attributes:
         name: its native name, with the occurrence.
-        roles: its roles, such as "word" or "layer.0", "layer.-1"; often none.
+        roles: its roles, such as "word" or "layer.0", "layer.-1"; often empty.
         shape: the shape of its tensor, in the model's own axes.
-        lookup: the lookup that is made there; None at a module.
-        key: the name that means this point and no other.
-        also: further paths that lead there.
-        listed: whether `embgrad.points` tells of it: inputs of modules are named in `at`, but hardly ever asked for.
-        time: when its tensor was there, counted in beginnings and ends of calls: what is there later is not in its making.
+        lookup: the lookup made at the point; None at a module.
+        key: the name that identifies this point uniquely.
+        also: further paths of the same point.
+        listed: whether `embgrad.points` lists it. Inputs of modules can be named in `at`, but are rarely used.
+        time: when its tensor existed, counted in starts and ends of calls. A tensor does not depend on those of later points.
     """
 
     name: str
@@ -226,7 +230,7 @@ class Point:
 
     @property
     def side(self) -> str | None:
-        """The side of the module; None at a lookup."""
+        """The side of the module, "input" or "output"; None at a lookup."""
         return split_name(self.key).side
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a forward pass reaches: taken down in order, checked, and told by name."""
+"""The record of one forward pass: its lookups and module calls, checked as they happen and addressed by name."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from embgrad.inputs.batch import TokenBatch
 
 __all__ = ["PointWatch"]
 
-#: Up to so many numbers Python compares them before NumPy has begun.
+#: Up to this many indices, comparing them in Python is faster than calling NumPy.
 FEW: Final = 64
 
 
 class PointWatch:
-    """Takes down the lookups and module calls of one forward pass, and says which of them are asked for.
+    """The record of one forward pass: its lookups and module calls, and which of them are requested points.
 
-    A backend calls `see` at each lookup, before the lookup is made where it can; `enter` and `leave` around the calls of
-    the modules that are watched; and `resolve` after the forward pass. One watch serves one forward pass.
+    A backend calls `see` at each lookup, before the lookup is computed where it can; `enter` and `leave` around each call of
+    a watched module; and `resolve` after the forward pass. Use a new `PointWatch` for each forward pass.
 
     Args:
-        batch: what the model is run on.
-        names: the points asked for: "word", or keys of points, see `Point.key`. None to take down everything, to learn
-            what there is.
-        times: by paths of modules and tables how often an earlier pass came by them, see `Request.times`.
+        batch: the batch that the model is run on.
+        names: the requested points: "word", or keys of points, see `Point.key`. None records every point, to list them.
+        times: for each path of a module or table, how often an earlier pass reached it, see `Request.times`. None skips
+            the comparison with an earlier pass.
 
     Attributes:
-        batch: what the model is run on.
-        lookups: the lookups, in order.
-        calls: the calls of watched modules, in the order in which they began.
-        everything: whether everything is taken down.
-        modules: the paths of the modules whose calls must be told; of no interest where `everything` is.
-        counted: the paths of the modules whose other calls must be counted.
+        batch: the batch that the model is run on.
+        lookups: the recorded lookups, in order.
+        calls: the recorded module calls, in the order in which they began.
+        everything: whether every point is recorded.
+        modules: the paths of the modules whose calls the backend must report; unused where `everything` is true.
+        counted: the paths of the modules whose calls the backend need only count, with `count`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PointWatch:
         self.lookups: list[Lookup] = []
         self.calls: list[ModuleCall] = []
         self.everything = names is None
-        self.modules = frozenset(one.path for one in map(split_name, names or ()) if one.side is not None)
+        self.modules = frozenset(name.path for name in map(split_name, names or ()) if name.side is not None)
         self.counted = frozenset(path[:-1] for path in times or () if path.endswith(":"))
         self.batch = batch
         self._names = tuple(names or ())
@@ -61,24 +61,27 @@ class PointWatch:
 
     @property
     def hears_modules(self) -> bool:
-        """Whether the call of any module must be told or counted."""
+        """True where the backend must report or count the calls of some modules."""
         return self.everything or bool(self.modules) or bool(self.counted)
 
     def see(
         self, path: str, indices: np.ndarray, rows: int, dim: int, padding: int | None = None, *, inside: bool = False
     ) -> str | None:
-        """Take down a lookup; its key where it may be asked for, so that the backend keeps hold of its output, else None.
+        """Record a lookup, after checking its indices against the table.
 
         Args:
             path: the attribute path of the table's owner, or `UNNAMED_TABLE`.
-            indices: the rows looked up, whole numbers of any shape.
-            rows: the table's rows.
+            indices: the rows looked up, integers of any shape.
+            rows: the number of rows in the table.
             dim: the length of a row.
-            padding: the row that the table's owner declares to be padding.
-            inside: whether the framework has seen to it that no index is outside.
+            padding: the row that the table's owner declares as padding.
+            inside: whether the framework has already checked that all indices are inside the table.
+
+        Returns:
+            The lookup's key where the lookup may be a requested point, so that the backend keeps its output; else None.
 
         Raises:
-            BatchError: an index outside the table.
+            BatchError: an index is outside the table.
         """
         whole = np.asarray(indices)
         if not inside:
@@ -99,19 +102,22 @@ class PointWatch:
         return key if key in self._names or (lookup.layout is not None and WORD in self._names) else None
 
     def gave(self, tensor: Any) -> None:
-        """What the last lookup gave, where everything is taken down."""
+        """Record the output of the last lookup, where every point is recorded."""
         if self.everything:
             self.lookups[-1] = replace(self.lookups[-1], token=self._tokens[tensor])
 
     def enter(self, path: str, kind: str, given: Any, shape: Sequence[int], also: Sequence[str] = ()) -> str | None:
-        """Take down that a module's call begins; the key of its input where that is asked for, else None.
+        """Record that a module's call begins.
 
         Args:
             path: the module's attribute path.
-            kind: what modules of one sort have in common, such as their class's name.
-            given: the first floating tensor among its arguments, see `embgrad.common.pytree`; None for none.
+            kind: a name that modules of the same type share, such as their class's name.
+            given: the first floating tensor among its arguments, see `embgrad.common.pytree`; None where there is none.
             shape: that tensor's shape.
             also: further names of the module.
+
+        Returns:
+            The key of the call's input where that is a requested point, else None.
         """
         call = ModuleCall(path, self._count(f"{path}:"), kind, self._open[-1] if self._open else None, tuple(also))
         if given is not None:
@@ -122,11 +128,14 @@ class PointWatch:
         return self._reach(call, INPUT, given)
 
     def leave(self, gave: Any, shape: Sequence[int]) -> str | None:
-        """Take down that the call begun last ends; the key of its output where that is asked for, else None.
+        """Record that the innermost open call ends.
 
         Args:
-            gave: the first floating tensor in what it returned; None for none.
+            gave: the first floating tensor in the call's result; None where there is none.
             shape: that tensor's shape.
+
+        Returns:
+            The key of the call's output where that is a requested point, else None.
         """
         call = self.calls[self._open.pop()]
         call.ended = self._ended
@@ -137,75 +146,78 @@ class PointWatch:
         return self._reach(call, OUTPUT, gave)
 
     def count(self, path: str) -> None:
-        """Take down the call of a module that is only counted."""
+        """Count a call of a module that is counted but not recorded."""
         self._count(f"{path}:")
 
     def broke(self) -> None:
-        """Take down that the call begun last ends by an exception."""
+        """Close the innermost open call after it raised an exception."""
         self._open.pop()
 
     def wants(self, key: str) -> bool:
-        """Whether the point with this key is asked for."""
+        """Return whether the point with this key is requested."""
         return key in self._names
 
     def points(self) -> list[Point]:
-        """What was reached, in the order in which it was."""
+        """Return the points that the pass reached, lookups first, each in order."""
         return points_of(self.batch, self.lookups, self.calls)
 
     def found(self, key: str) -> Lookup | ModuleCall:
-        """The lookup or call that a key means."""
+        """Return the recorded lookup or call that a key identifies."""
         name = split_name(key)
         if name.side is None:
-            return next(one for one in self.lookups if one.path == name.path and one.occurrence == name.occurrence)
-        return next(one for one in self.calls if one.path == name.path and one.occurrence == name.occurrence)
+            return next(
+                lookup for lookup in self.lookups if lookup.path == name.path and lookup.occurrence == name.occurrence
+            )
+        return next(call for call in self.calls if call.path == name.path and call.occurrence == name.occurrence)
 
     def resolve(self, hint: str = "") -> dict[str, str]:
-        """For each name asked for the key of its point.
+        """Return the key of the point that each requested name means.
 
         Args:
-            hint: what the backend knows of why a point may not have been reached, for the message.
+            hint: what the backend knows about why a point may not have been reached; appended to the error message.
 
         Raises:
-            PointNotReachedError: no lookup's indices are the batch's ids, or a point was not reached.
-            AmbiguousPointError: several lookups' indices are.
+            PointNotReachedError: no lookup's indices are the batch's ids, a point was not reached, or the pass reached a module
+                or table more or less often than an earlier pass did.
+            AmbiguousPointError: the indices of several lookups are the batch's ids.
         """
         self._expect_times()
         return {name: self._word(hint) if name == WORD else self._expect_reached(name, hint) for name in self._names}
 
     def expect_some(self, kinds: Iterable[str], failure: Exception) -> None:
-        """Say of a pass that broke off before any lookup that the model has none, where none of its modules is an embedding.
+        """Raise an error if the pass failed before any lookup and none of the model's modules is an embedding.
 
         Args:
-            kinds: the names of its modules' classes.
-            failure: what was raised.
+            kinds: the class names of the model's modules.
+            failure: the exception that the model raised.
 
         Raises:
-            PointNotReachedError: so it is.
+            PointNotReachedError: no lookup was recorded, and no class name contains "embed".
         """
         if self.lookups or isinstance(failure, EmbgradError):
             return
         named = list(dict.fromkeys(kinds))
         if not any("embed" in kind.lower() for kind in named):
             raise PointNotReachedError(
-                f"the model raised {type(failure).__name__} before it looked anything up, and none of its modules, "
-                f"{listed(named)}, is an embedding: expected a model of texts, which looks up the ids that it is given"
+                f"the model raised {type(failure).__name__} before any lookup, and none of its modules, {listed(named)}, is "
+                "an embedding: expected a text model, which looks up its ids in a table"
             ) from failure
 
     @property
     def times(self) -> dict[str, int]:
-        """By the paths of the modules and tables that the pass came by how often it did, those of modules with a colon."""
+        """The number of times that the pass reached each module and table, by path; the paths of modules end in a colon."""
         return dict(self._seen)
 
     def _expect_times(self) -> None:
         if self._times is None:
             return
-        other = next(
+        path = next(
             (path for path in {*self._times, *self._seen} if self._times.get(path, 0) != self._seen[path]), None
         )
-        if other is not None:
+        if path is not None:
             raise PointNotReachedError(
-                f"the forward pass came by {other.rstrip(':')!r} {self._seen[other]} time(s), and an earlier one "
-                f"{self._times.get(other, 0)} time(s): expected a model that makes the same calls each time"
+                f"the forward pass reached {path.rstrip(':')!r} {self._seen[path]} time(s), but an earlier pass reached it "
+                f"{self._times.get(path, 0)} time(s): expected a model that makes the same calls each time"
             )
 
     def _count(self, path: str) -> int:
@@ -231,14 +243,14 @@ class PointWatch:
     def _expect_reached(self, key: str, hint: str) -> str:
         if key not in self._reached:
             raise PointNotReachedError(
-                f"the forward pass did not come by the point {key!r}, which an earlier one on this batch did: expected a "
-                f"model that makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
+                f"the forward pass did not reach the point {key!r}, but an earlier pass on this batch did. Expected a model that "
+                f"makes the same calls each time; name another point in at=...{' ' if hint else ''}{hint}"
             )
         return key
 
 
 def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") -> str:
-    """What is said where no lookup is `word`."""
+    """Return the message for a pass in which no lookup is `word`."""
     seen = "; ".join(str(lookup) for lookup in lookups) or "none"
     return (
         f"the model made no lookup whose indices are the batch's ids, of shape {batch.shape}; lookups seen: {seen}. Expected "
@@ -248,13 +260,16 @@ def not_looked_up(batch: TokenBatch, lookups: Sequence[Lookup], hint: str = "") 
 
 
 def several_words(words: Sequence[Lookup]) -> str:
-    """What is said where several lookups are `word`."""
+    """Return the message for a pass in which several lookups are `word`."""
     several = ", ".join(f"{WORD}#{number} = {lookup}" for number, lookup in enumerate(words))
     return f"{WORD!r} fits {len(words)} lookups: {several}; name one of them, or give a list of names to get each"
 
 
 class _Tokens:
-    """One number a tensor, for as long as it lives and is not written into, where that can be told."""
+    """A mapping from tensors to numbers: the same number for as long as a tensor lives and is not modified in place.
+
+    In-place modification is noticed only where the framework counts it, see `_version`.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, int, Any]] = {}
@@ -270,7 +285,7 @@ class _Tokens:
 
 
 def _version(tensor: Any) -> Any:
-    """What changes when a tensor is written into, as PyTorch counts it; None where it is not counted."""
+    """Return PyTorch's count of in-place modifications of a tensor; None where there is no such count."""
     try:
         return getattr(tensor, "_version", None)
     except RuntimeError:  # made in inference mode
@@ -280,7 +295,7 @@ def _version(tensor: Any) -> Any:
 def _reference(tensor: Any) -> Any:
     try:
         return weakref.ref(tensor)
-    except TypeError:  # no weak references to it: it is kept, or another could get its id
+    except TypeError:  # it has no weak references: keep it alive, or another tensor could get its id
         return lambda: tensor
 
 
@@ -288,7 +303,7 @@ def _are_inside(indices: np.ndarray, rows: int) -> bool:
     if indices.dtype == np.int64 and indices.size <= FEW:
         numbers = indices.ravel().tolist()
         return bool(min(numbers) >= 0 and max(numbers) < rows)
-    if indices.dtype == np.int64:  # what is negative is large where it is read without a sign
+    if indices.dtype == np.int64:  # negative numbers, read as unsigned ones, are large
         return bool(indices.view(np.uint64).max() < rows)
     return bool(indices.min() >= 0 and indices.max() < rows)
 
@@ -298,7 +313,7 @@ def _check_inside(path: str, indices: np.ndarray, rows: int, ids: np.ndarray) ->
         return
     layout = layout_of(indices, ids)
     arranged = indices if layout is None else layout.indices(indices)
-    wrong = np.argwhere(~((arranged >= 0) & (arranged < rows)))  # so that NaN is wrong too
+    wrong = np.argwhere(~((arranged >= 0) & (arranged < rows)))  # negated, so that NaN counts as outside too
     first = tuple(int(i) for i in wrong[0])
     expected = f"table {path!r} has {rows} rows: expected 0 to {rows - 1}"
     more = f" ({len(wrong)} such in all)" if len(wrong) > 1 else ""

@@ -1,4 +1,4 @@
-"""Which points are the word lookup, the embeddings and the layers: told by what a forward pass did, by names only in doubt."""
+"""Assign roles (word, position, type, embeddings, layers) to points, by what a pass did; names decide only ambiguous cases."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TYPE: Final = "type"
 EMBEDDINGS: Final = "embeddings"
 LAYER: Final = "layer"
 
-#: What tells the lookups by position and by type apart where their indices do not, as in a batch of one position.
+#: Patterns in table names that identify position and type lookups where their indices do not, as in a batch of one position.
 SPELLED: Final = {POSITION: re.compile(r"(?:^|[^a-z])pos|wpe"), TYPE: re.compile("type|seg")}
 
 
 def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[ModuleCall]) -> list[Point]:
-    """What a forward pass reached, with roles: the lookups in order, then the modules in the order of their calls.
+    """Return the points that a forward pass reached, with roles: the lookups in order, then the modules in order of their calls.
 
     Args:
-        batch: what the model was run on.
-        lookups: its lookups.
-        calls: its calls of modules, with tokens.
+        batch: the batch that the model was run on.
+        lookups: the pass's lookups.
+        calls: the pass's module calls, with tokens.
     """
     roles: dict[str, list[str]] = defaultdict(list)
     for lookup in lookups:
@@ -42,13 +42,13 @@ def points_of(batch: TokenBatch, lookups: Sequence[Lookup], calls: Sequence[Modu
     before = _made_before(reading, lookups, stack.blocks[-1:] if away is None else [away])
     added = {POSITION: _position(batch, before), TYPE: _type(batch, before)}
     words = sum(lookup.layout is not None for lookup in lookups)
-    for role, found in added.items():
-        # Indices can be the ids by chance, where another lookup's are too.
-        if found is not None and (found.layout is None or words > 1):
-            roles[found.key].append(role)
-    is_entered = stack.told and away is None
+    for role, candidate in added.items():
+        # This lookup's indices may equal the ids by chance, if another lookup's indices are the ids as well.
+        if candidate is not None and (candidate.layout is None or words > 1):
+            roles[candidate.key].append(role)
+    is_entered = stack.certain and away is None
     embeddings = _embeddings(
-        lookups, calls, stack.blocks, [one for one in added.values() if one is not None], is_entered
+        lookups, calls, stack.blocks, [lookup for lookup in added.values() if lookup is not None], is_entered
     )
     if embeddings is not None:
         roles[embeddings].append(EMBEDDINGS)
@@ -68,7 +68,7 @@ def _at_lookup(lookup: Lookup, roles: Iterable[str], also: tuple[str, ...], time
 
 
 def _times(calls: Sequence[ModuleCall]) -> list[tuple[int, int]]:
-    """When each call began and ended, by a clock that ticks at both."""
+    """Return when each call began and ended, by a clock that advances at both."""
     clock, open_ = 0, list[int]()
     began, ended = [0] * len(calls), [0] * len(calls)
 
@@ -89,7 +89,7 @@ def _times(calls: Sequence[ModuleCall]) -> list[tuple[int, int]]:
 
 
 def _other_names(lookup: Lookup, calls: Sequence[ModuleCall]) -> tuple[str, ...]:
-    """Other names of the table's module, and those of an embedding that shares the table and made this lookup."""
+    """Return other names of the table's module, and those of an `Embedding` that shares the table and made this lookup."""
     names = [name for call in calls if call.path == lookup.path for name in call.also]
     maker = None if lookup.parent is None else calls[lookup.parent]
     if maker is not None and maker.kind == "Embedding" and maker.token is not None and maker.token == lookup.token:
@@ -103,66 +103,69 @@ def _at_modules(
     roles: Mapping[str, Sequence[str]],
     times: Sequence[tuple[int, int]],
 ) -> Iterator[Point]:
-    """The modules' inputs and outputs. What the module of a table gives is told by the lookup already."""
+    """Yield the points at the modules' inputs and outputs. A table's output is not listed: its lookup already is."""
     tables = {lookup.path for lookup in lookups}
     looked_up = {lookup.token for lookup in lookups}
     for call, (began, ended) in zip(calls, times, strict=True):
-        given, gave = call.key(INPUT), call.key(OUTPUT)
+        input_key, output_key = call.key(INPUT), call.key(OUTPUT)
         if call.path and call.source is not None:
-            told = tuple(roles.get(given, ()))
-            yield Point(given, told, call.source_shape, None, given, call.also, bool(told), began)
+            input_roles = tuple(roles.get(input_key, ()))
+            yield Point(input_key, input_roles, call.source_shape, None, input_key, call.also, bool(input_roles), began)
         if call.path and call.token is not None:
             hidden = call.path in tables and call.token in looked_up
-            name = gave if call.path in tables else f"{call.path}#{call.occurrence}"
-            yield Point(name, tuple(roles.get(gave, ())), call.token_shape, None, gave, call.also, not hidden, ended)
+            name = output_key if call.path in tables else f"{call.path}#{call.occurrence}"
+            yield Point(
+                name, tuple(roles.get(output_key, ())), call.token_shape, None, output_key, call.also, not hidden, ended
+            )
 
 
 # The lookups by position and by type
 
 
 def _made_before(calls: Calls, lookups: Sequence[Lookup], last: Sequence[int]) -> Sequence[Lookup]:
-    """The lookups made before the last of the layers, if there are any: a decoder's positions are no encoder's."""
-    reached = calls.all[last[0]].token if last else None
-    return [one for one in lookups if reached is None or one.token is None or one.token < reached]
+    """Return the lookups made before the last layer, if there is one: a decoder's positions are not the encoder's."""
+    last_token = calls.all[last[0]].token if last else None
+    return [lookup for lookup in lookups if last_token is None or lookup.token is None or lookup.token < last_token]
 
 
 def _position(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
-    """The first lookup whose indices go up by one at real positions."""
-    fitting = [one for one in lookups if _counts_up(one, batch)]
+    """Return the first lookup whose indices increase by one at real positions; None where there is none."""
+    fitting = [lookup for lookup in lookups if _counts_up(lookup, batch)]
     if any(row.sum() > 1 for row in batch.real):
-        return _preferred(fitting, POSITION, told=True)
-    # One real position goes up in any lookup; those that the mask leaves out tell where they count too, as in a micro-batch.
-    throughout = [one for one in fitting if any(map(_goes_up_throughout, _per_position(one.indices, batch)))]
-    return _preferred(fitting, POSITION, told=False) or _preferred(throughout, POSITION, told=True)
+        return _preferred(fitting, POSITION, decided=True)
+    # With one real position in each example any lookup fits. Masked positions then decide, where their indices count up too.
+    throughout = [lookup for lookup in fitting if any(map(_goes_up_throughout, _per_position(lookup.indices, batch)))]
+    return _preferred(fitting, POSITION, decided=False) or _preferred(throughout, POSITION, decided=True)
 
 
 def _type(batch: TokenBatch, lookups: Sequence[Lookup]) -> Lookup | None:
-    """The first lookup whose indices are the batch's types, or zeros where it has none."""
+    """Return the first lookup whose indices are the batch's types, or zeros where it has none."""
     types = np.zeros_like(batch.ids) if batch.types is None else batch.types
     fitting = [
-        one
-        for one in lookups
-        if any(np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(one.indices, batch))
+        lookup
+        for lookup in lookups
+        if any(
+            np.array_equal(np.broadcast_to(rows, batch.shape), types) for rows in _per_position(lookup.indices, batch)
+        )
     ]
-    return _preferred(fitting, TYPE, told=batch.shape[1] > 1 or bool(types.any()))
+    return _preferred(fitting, TYPE, decided=batch.shape[1] > 1 or bool(types.any()))
 
 
-def _preferred(fitting: Sequence[Lookup], role: str, told: bool) -> Lookup | None:
-    """The first whose table is called so; else the first that is not `word`, if the indices alone tell."""
+def _preferred(fitting: Sequence[Lookup], role: str, decided: bool) -> Lookup | None:
+    """Return the first lookup whose table is named like the role; else, if indices suffice, the first that may have the role."""
     other = TYPE if role == POSITION else POSITION
-    spelled = [one for one in fitting if SPELLED[role].search(one.path.lower())]
-    left = [one for one in fitting if one.layout is None and not SPELLED[other].search(one.path.lower())]
-    return next(iter(spelled or (left if told else ())), None)
+    named = [lookup for lookup in fitting if SPELLED[role].search(lookup.path.lower())]
+    unnamed = [lookup for lookup in fitting if lookup.layout is None and not SPELLED[other].search(lookup.path.lower())]
+    return next(iter(named or (unnamed if decided else ())), None)
 
 
 def _counts_up(lookup: Lookup, batch: TokenBatch) -> bool:
     readings = list(_per_position(lookup.indices, batch))
-    if not readings and lookup.indices.shape == (
-        batch.ids.size,
-    ):  # flat: the same for each example, or they are others
+    # Flat indices count as positions only where they begin with the same number in each example.
+    if not readings and lookup.indices.shape == (batch.ids.size,):
         rows = lookup.indices.reshape(batch.shape)
         readings = (
-            [rows] if len({row[kept][:1].tobytes() for row, kept in zip(rows, batch.real, strict=True)}) == 1 else []
+            [rows] if len({row[real][:1].tobytes() for row, real in zip(rows, batch.real, strict=True)}) == 1 else []
         )
     return any(_goes_up(rows, lookup.padding, batch) for rows in readings)
 
@@ -171,18 +174,18 @@ def _goes_up(rows: np.ndarray, padding: int | None, batch: TokenBatch) -> bool:
     rows, real = np.broadcast_to(rows, batch.shape), batch.real
     if _goes_up_throughout(rows):
         return True
-    # A table that declares a row of padding (RoBERTa's positions) gives it to pads, told or not.
+    # A table that declares a padding row (RoBERTa's positions) uses it for pads, whether or not the mask marks them.
     counted = real if padding is None else real & (rows != padding)
-    return all((np.diff(row[kept]) == 1).all() for row, kept in zip(rows, counted, strict=True)) and bool(counted.any())
+    return all((np.diff(row[mask]) == 1).all() for row, mask in zip(rows, counted, strict=True)) and bool(counted.any())
 
 
 def _goes_up_throughout(rows: np.ndarray) -> bool:
-    """From the first position to the last, whatever the mask leaves out."""
+    """Return whether the indices increase by one from the first position to the last, masked positions included."""
     return rows.shape[1] > 1 and bool((np.diff(rows) == 1).all())
 
 
 def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray]:
-    """The indices as (example or 1, position), in either reading where there are as many examples as positions."""
+    """Yield the indices as (example or 1, position): in both readings where examples and positions are equal in number."""
     examples, positions = batch.shape
     if indices.shape in ((positions,), (1, positions), (examples, positions)):
         yield indices.reshape(-1, positions)
@@ -194,18 +197,20 @@ def _per_position(indices: np.ndarray, batch: TokenBatch) -> Iterator[np.ndarray
 
 
 def _layers(calls: Calls, lookups: Sequence[Lookup]) -> Stack:
-    """The calls of the repeated block, in order, or of what may be, where they cannot be told to be the layers.
+    """Return the calls of the repeated block in order; `certain` is False where they may be something else than the layers.
 
-    Blocks that hold other modules come before those that hold none, such as the linear maps of a head or in a layer.
+    Blocks that hold other modules are preferred to blocks that hold none, such as the linear maps in a head or a layer.
     """
     added = (_position(calls.batch, lookups), _type(calls.batch, lookups))
-    makers = {one.parent for one in lookups if one.layout is not None or any(one is other for other in added)}
+    makers = {
+        lookup.parent for lookup in lookups if lookup.layout is not None or any(lookup is other for other in added)
+    }
     stacks, single = stacked(calls, {number for maker in makers for number in ancestors(calls.all, maker)})
     outer = _outermost(calls, [stack for stack in stacks if not calls.holding.isdisjoint(stack.blocks)])
-    alone = [Stack([number], told=True) for number in single]
+    alone = [Stack([number], certain=True) for number in single]
     if not outer:
         return _inner(calls, stacks, alone)
-    best = max(outer, key=lambda stack: len(stack.blocks))  # of equals the first
+    best = max(outer, key=lambda stack: len(stack.blocks))  # the first of those of equal length
     encoders = [
         stack
         for stack in (*outer, *alone)
@@ -213,77 +218,80 @@ def _layers(calls: Calls, lookups: Sequence[Lookup]) -> Stack:
     ]
     if is_decoders(calls.all[best.blocks[0]]) and encoders:
         return max(encoders, key=lambda stack: len(stack.blocks))
-    found = _of_first_stack(calls, best, outer)
-    return found._replace(told=found.told and not _is_in_pieces(calls, found, [*outer, *alone]))
+    layers = _of_first_stack(calls, best, outer)
+    return layers._replace(certain=layers.certain and not _is_in_pieces(calls, layers, [*outer, *alone]))
 
 
 def _inner(calls: Calls, stacks: Sequence[Stack], alone: Sequence[Stack]) -> Stack:
-    """The layers where no blocks that hold others are repeated: a single one, or a chain of modules that hold none."""
-    alone = [one for one in alone if not any(_is_all_of(calls, one.blocks[0], stack) for stack in stacks)]
+    """Return the layers where no block that holds others is repeated: a single block, or a chain of modules that hold none."""
+    alone = [single for single in alone if not any(_is_all_of(calls, single.blocks[0], stack) for stack in stacks)]
     plain = _outermost(calls, [*stacks, *alone])
     chains = sorted((stack for stack in plain if len(stack.blocks) > 1), key=lambda stack: -len(stack.blocks))
-    found = min([*alone[:1], *chains[:1]], key=lambda stack: stack.blocks[0], default=Stack([], told=True))
-    if len(found.blocks) == 1 and _is_called_again(calls, found.blocks[0]):
-        return Stack([], told=False)
-    return found
+    layers = min([*alone[:1], *chains[:1]], key=lambda stack: stack.blocks[0], default=Stack([], certain=True))
+    if len(layers.blocks) == 1 and _is_called_again(calls, layers.blocks[0]):
+        return Stack([], certain=False)
+    return layers
 
 
 def _outermost(calls: Calls, stacks: Sequence[Stack]) -> list[Stack]:
-    """The stacks that are not made inside a call of another."""
+    """Return the stacks that are not made inside a block of another stack."""
     members = {number for stack in stacks for number in stack.blocks}
     return [stack for stack in stacks if not calls.is_inside(stack.blocks[0], members)]
 
 
 def _is_called_again(calls: Calls, number: int) -> bool:
-    """Whether what may be a model's only layer is called several times: nothing tells then what of it is a layer."""
+    """Return whether a module that may be a model's only layer is called several times.
+
+    Nothing shows then which of its calls, or which of its modules, is a layer.
+    """
     call = calls.all[number]
-    return sum(one.parent == call.parent and one.path == call.path for one in calls.all) > 1
+    return sum(other.parent == call.parent and other.path == call.path for other in calls.all) > 1
 
 
 def _is_all_of(calls: Calls, number: int, stack: Stack) -> bool:
-    """Whether a call is the stack's calls one after the other and no more."""
+    """Return whether a call consists of the stack's calls one after another and nothing else."""
     call, first, last = calls.all[number], calls.all[stack.blocks[0]], calls.all[stack.blocks[-1]]
     return call.source == first.source and call.token == last.token
 
 
 def _of_first_stack(calls: Calls, best: Stack, stacks: Sequence[Stack]) -> Stack:
-    """Encoder and decoder may be stacks of one class, as in T5: the encoder comes first."""
+    """Return the first stack of the same kinds: in T5, encoder and decoder are stacks of one class, the encoder first."""
     kinds = calls.kinds(best.blocks)
     alike = [stack for stack in stacks if kinds & calls.kinds(stack.blocks)]
     return min(alike, key=lambda stack: stack.blocks[0])
 
 
-def _is_in_pieces(calls: Calls, found: Stack, stacks: Sequence[Stack]) -> bool:
-    """Whether blocks of the same kind in another module are layers too: those that go on with these, or that one before them.
+def _is_in_pieces(calls: Calls, layers: Stack, stacks: Sequence[Stack]) -> bool:
+    """Return whether blocks of the same kind in another module are layers too: they continue these, or precede them singly.
 
-    A stack before another, and not leading to it, is an encoder's; of a single block, nothing tells that.
+    A stack before another that does not lead to it belongs to an encoder. For a single block, nothing shows that.
     """
-    kinds, first, last = calls.kinds(found.blocks), found.blocks[0], found.blocks[-1]
+    kinds, first, last = calls.kinds(layers.blocks), layers.blocks[0], layers.blocks[-1]
     for stack in stacks:
-        other = stack.blocks[0]
-        if not kinds & calls.kinds(stack.blocks) or is_decoders(calls.all[other]) != is_decoders(calls.all[first]):
+        start = stack.blocks[0]
+        if not kinds & calls.kinds(stack.blocks) or is_decoders(calls.all[start]) != is_decoders(calls.all[first]):
             continue
-        if other < first and len(stack.blocks) == 1 and not calls.is_inside(first, stack.blocks):
+        if start < first and len(stack.blocks) == 1 and not calls.is_inside(first, stack.blocks):
             return True
-        if other > last and calls.all[other].source in _made_of(calls, last, other):
+        if start > last and calls.all[start].source in _made_of(calls, last, start):
             return True
     return False
 
 
 def _made_of(calls: Calls, last: int, until: int) -> set[int | None]:
-    """What a call gave, and what others made of it up to another."""
-    found = {calls.all[last].token}
+    """Return the tokens of a call's output and of the tensors that other calls computed from it, up to another call."""
+    tokens = {calls.all[last].token}
     for call in calls.all[last + 1 : until]:
-        if call.source in found:
-            found.add(call.token)
-    return found
+        if call.source in tokens:
+            tokens.add(call.token)
+    return tokens
 
 
 def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
-    """Whether these are but a part of the model's layers, so that none can be said to be the last.
+    """Return whether these are only some of the model's layers, so that none can be called the last.
 
-    Others of their kind run on fewer positions, as behind Funnel's pooling; or what they give goes into other blocks of the
-    same numbers, as XLM's attentions and its feed-forward nets, and is no layer's.
+    This holds where other blocks of their kind run on fewer positions, as after Funnel's pooling; or where their outputs go
+    into other blocks with the same numbers, as XLM's attentions feed its feed-forward nets, and are not a whole layer's.
     """
     if not layers:
         return False
@@ -292,33 +300,35 @@ def _are_parts(calls: Calls, layers: Sequence[int]) -> bool:
     others = [
         (number, call)
         for number, call in enumerate(calls.all)
-        if "decoder" in path or "decoder" not in call.path.lower()  # a decoder's own positions are others
+        if "decoder" in path or "decoder" not in call.path.lower()  # a decoder may have other positions
     ]
     positions = calls.batch.shape[1]
     pooled = [number for number, call in others if call.kind in kinds and 1 < calls.positions(number) < positions]
     if len(pooled) > 1 or any(calls.parent(number) == first.parent for number in pooled):
         return True
     lists = calls.lists(number for number, _ in others if number in calls.holding and number in calls.hidden)
-    beside = {one: listed for one, listed in lists.items() if one[0] == first.parent}
-    own = [beside.pop(one) for one in calls.lists(layers) if one in beside]
-    return any(_take_turns(calls, one, other) for one in own for other in beside.values())
+    beside = {key: listed for key, listed in lists.items() if key[0] == first.parent}
+    of_layers = [beside.pop(key) for key in calls.lists(layers) if key in beside]
+    return any(_take_turns(calls, listed, other) for listed in of_layers for other in beside.values())
 
 
 def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int | None:
-    """The last block before `layers` through which the ids go at other positions than theirs; None for none.
+    """Return the last block before `layers` that runs the ids at a different number of positions; None where there is none.
 
-    So it is where an encoder pads its inputs, as LED's does to its window. What comes behind is then the decoder.
+    An encoder that pads its inputs, as LED's does to its window size, has such blocks. The layers after it are the decoder's.
     """
     word = _word_of(lookups, (_position(calls.batch, lookups), _type(calls.batch, lookups)))
     if word is None or not layers:
         return None
     first, around = calls.all[layers[0]], set(ancestors(calls.all, word.parent))
-    without = around.difference(ancestors(calls.all, layers[0]))  # such as the encoder, of a decoder's layers
+    without = around.difference(
+        ancestors(calls.all, layers[0])
+    )  # such as the encoder's call, when `layers` are the decoder's
     turned = (first.token_shape[-1], calls.batch.shape[1])  # the axes of a convolution
 
     def is_away(number: int) -> bool:
         call = calls.all[number]
-        if number not in calls.holding or calls.places[number] is None or call.token_shape[1:] == turned:
+        if number not in calls.holding or calls.items[number] is None or call.token_shape[1:] == turned:
             return False
         if calls.positions(number) in (0, 1, calls.batch.shape[1]) or (call.token or 0) < (word.token or 0):
             return False
@@ -329,11 +339,11 @@ def _away(calls: Calls, lookups: Sequence[Lookup], layers: Sequence[int]) -> int
     return next((number for number in reversed(range(layers[0])) if is_away(number)), None)
 
 
-def _take_turns(calls: Calls, one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two lists of blocks have the same numbers, and are called in turn."""
-    numbers = [[place.number for call in side if (place := calls.places[call]) is not None] for side in (one, other)]
-    turns = [number for pair in zip(*sorted((list(one), list(other))), strict=False) for number in pair]
-    return bool(one) and numbers[0] == numbers[1] and turns == sorted(turns)
+def _take_turns(calls: Calls, left: Sequence[int], right: Sequence[int]) -> bool:
+    """Return whether two lists of blocks have the same numbers and are called alternately."""
+    numbers = [[item.number for call in blocks if (item := calls.items[call]) is not None] for blocks in (left, right)]
+    turns = [number for pair in zip(*sorted((list(left), list(right))), strict=False) for number in pair]
+    return bool(left) and numbers[0] == numbers[1] and turns == sorted(turns)
 
 
 # The embeddings
@@ -346,14 +356,14 @@ def _embeddings(
     added: Sequence[Lookup],
     is_entered: bool,
 ) -> str | None:
-    """The key of what the embedding block gives: the module that makes all lookups, or else what the first layer takes.
+    """Return the key of the embedding block's output: of the module that makes all lookups, or else the first layer's input.
 
     Args:
         lookups: the lookups.
         calls: the calls.
-        layers: those that are layers, or may be.
+        layers: the indices of the calls that are layers, or may be.
         added: the lookups by position and type.
-        is_entered: whether the first of them is told to be the first layer.
+        is_entered: whether the first of `layers` is known to be the first layer.
     """
     word = _word_of(lookups, added)
     if word is None:
@@ -365,24 +375,27 @@ def _embeddings(
 
 
 def _word_of(lookups: Sequence[Lookup], added: Sequence[Lookup | None]) -> Lookup | None:
-    """The first lookup of the ids that is not one by position or type."""
-    return next((one for one in lookups if one.layout is not None and all(one is not other for other in added)), None)
+    """Return the first lookup of the ids that is not the position or type lookup; None where there is none."""
+    return next(
+        (lookup for lookup in lookups if lookup.layout is not None and all(lookup is not other for other in added)),
+        None,
+    )
 
 
 def _block(word: Lookup, calls: Sequence[ModuleCall], layers: Sequence[int], added: Sequence[Lookup]) -> int | None:
-    """The outermost call that makes the lookups by id, position and type, and that holds no layer."""
+    """Return the outermost call that makes the lookups by id, position and type and holds no layer; None where there is none."""
     above_layers = {number for layer in layers[:1] for number in ancestors(calls, layer)}
     inside = [
         number
         for number in ancestors(calls, word.parent)
         if number not in above_layers and calls[number].path and calls[number].token is not None
     ]
-    with_all = [n for n in inside if added and all(n in ancestors(calls, one.parent) for one in added)]
+    with_all = [n for n in inside if added and all(n in ancestors(calls, lookup.parent) for lookup in added)]
     return with_all[-1] if with_all else None
 
 
 def _key_of(token: int | None, lookups: Sequence[Lookup], calls: Sequence[ModuleCall], layer: int) -> str:
-    """The key of the tensor that a layer takes: of the last module that gave it, of a lookup, or else the layer's input."""
+    """Return the key of the tensor that a layer takes: at the last module that returned it, its lookup, or the layer's input."""
     tables = {lookup.path for lookup in lookups if lookup.token == token}
     around = set(ancestors(calls, layer))
     giving = [

@@ -1,1 +1,1 @@
-"""The batch: token ids, masks and further inputs, in every form in which they may be given, and text to ids."""
+"""The batch: token ids, masks and further inputs in all accepted forms, and the encoding of texts."""

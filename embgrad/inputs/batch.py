@@ -1,4 +1,4 @@
-"""The batch: token ids, mask and types, validated once and given to each framework in its own convention."""
+"""The batch: token ids, mask and types, validated once and passed to each framework in its own convention."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ CONVENTIONS: Final[Mapping[str, tuple[str, str, str]]] = {
 
 
 class TokenBatch:
-    """Token ids of several examples, with what a model may be told about them. Immutable.
+    """Token ids of several examples, with the mask, types and further inputs of the model. Immutable.
 
     Args:
-        ids: whole numbers, not negative, shape (example, position).
-        mask: 1 at real positions, 0 at padding, same shape as `ids`; float, bool or integer. None where
-            the model is not to be told (every position then counts as real).
-        types: segment numbers, same shape as `ids`. None where the model is not to be told.
-        tokens: the tokens' texts, one list an example.
+        ids: non-negative integers, shape (example, position).
+        mask: 1 at real positions, 0 at padding, same shape as `ids`; float, bool or integer. None passes no mask to
+            the model; every position then counts as real.
+        types: segment numbers, same shape as `ids`. None passes no types to the model.
+        tokens: the tokens' texts, one list for each example.
         words: for each position the number of the word that it belongs to, -1 where it belongs to none,
             same shape as `ids`.
         truncated: how many tokens were cut off each example, shape (example,).
-        extras: other inputs by name, given to the model as they are.
-        convention: the form in which `inputs` gives the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
-        mask_is_bool: the model is given the mask as bool, since a model may index with it or invert it.
-        shared: the names of those extras that all examples share. Of the others those count as having an entry an example
-            whose first axis is as long as there are examples, by themselves or in dicts, tuples and what models return,
-            and lists of that length; they are cut along.
+        extras: further inputs by name, passed to the model unchanged.
+        convention: the form in which `inputs` returns the batch: a key of `CONVENTIONS`, "gluonnlp" or "ids".
+        mask_is_bool: whether the model receives the mask as bool, since a model may index with it or invert it.
+        shared: the names of those extras that all examples share. Any other extra is sliced along the examples if it has
+            one entry for each example: an array whose first axis has the batch's length, alone or inside dicts, tuples and
+            model outputs, or a list of that length.
 
     Attributes:
         ids: int64, shape (example, position), read-only. So are `mask`, `types` and `words` where given.
         truncated: int64, shape (example,), zeros where nothing was cut off.
 
     Raises:
-        BatchError: ids that are ragged, empty, negative or not whole numbers, a mask or types of another
-            shape, a mask with other values than 0 and 1, a wrong number of tokens, a shared input that is no extra,
-            an extra under a name that the convention has for the ids, the mask or the types.
+        BatchError: ids are ragged, empty, negative or not whole numbers; a mask or types have another shape; a mask has
+            values other than 0 and 1; the number of tokens is wrong; `shared` names an input that is not in `extras`; or an
+            extra has a name that the convention uses for the ids, the mask or the types.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class TokenBatch:
         expect_flag(mask_is_bool, "mask_is_bool")
         put(self, "mask_is_bool", bool(mask_is_bool) and mask is not None)
         put(self, "shared", _checked_shared(shared, self.extras))
-        self._expect_apart()
+        self._expect_no_collision()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a TokenBatch is immutable: cannot set {name!r}; build a new one instead")
@@ -118,7 +118,7 @@ class TokenBatch:
         return _rebuild, (self._fields(),)
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
         return len(self.ids)
 
     def __eq__(self, other: object) -> bool:
@@ -151,31 +151,31 @@ class TokenBatch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(examples, positions)."""
+        """The ids' shape, (examples, positions)."""
         examples, positions = self.ids.shape
         return examples, positions
 
     @property
     def real(self) -> np.ndarray:
-        """True at real positions, shape (example, position); all of them where there is no mask."""
+        """A bool array, shape (example, position): true at real positions, true everywhere where there is no mask."""
         return np.ones(self.shape, bool) if self.mask is None else np.asarray(self.mask, dtype=bool)
 
     @property
     def padded(self) -> bool:
-        """Whether the mask holds a zero."""
+        """True where the mask holds a zero."""
         return self.mask is not None and not self.mask.all()
 
     def model_mask(self) -> np.ndarray:
-        """The mask as models get it, int64, or bool where it was given so; ones where there is none."""
+        """Return the mask as models receive it, int64, or bool where it was given so; ones where there is none."""
         if self.mask is None:
             return np.ones_like(self.ids)
         return self.mask.astype(bool) if self.mask_is_bool else self.mask
 
     def lengths(self) -> np.ndarray:
-        """The number of real positions of each example, int64, shape (example,).
+        """Return the number of real positions of each example, int64, shape (example,).
 
         Raises:
-            BatchError: the padding is not all on the right, so that a length cannot say where it is.
+            BatchError: the padding is not all on the right, so that a length cannot describe it.
         """
         lengths = self.real.sum(1)
         right = np.arange(self.ids.shape[1]) < lengths[:, None]
@@ -188,50 +188,54 @@ class TokenBatch:
         return np.asarray(lengths, np.int64)
 
     def replace(self, **changes: Any) -> TokenBatch:
-        """A new batch with these fields changed and the others as they are."""
+        """Return a new batch with these fields changed and the others unchanged."""
         if "extras" in changes:
             changes = {"shared": self.shared & set(changes["extras"] or ()), **changes}
         return TokenBatch(**{**self._fields(), **changes})
 
     def __getitem__(self, examples: slice) -> TokenBatch:
-        """The batch of some of the examples; extras are cut alike where they have an entry an example, but for `shared` ones."""
+        """Return the batch of the examples in a slice.
+
+        Extras that have an entry for each example are sliced as well, except `shared` ones.
+        """
         if not isinstance(examples, slice):
             raise TypeError(f"a TokenBatch is cut by a slice of examples, not by {type(examples).__name__}")
-        own = {
+        sliced = {
             name: None if (value := getattr(self, name)) is None else value[examples]
             for name in ("ids", "mask", "types", "words", "tokens", "truncated")
         }
-        along = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
-        return self.replace(**own, extras={**self.extras, **along})
+        extras = {name: cut(name, self.extras[name], len(self), examples) for name in self.of_each}
+        return self.replace(**sliced, extras={**self.extras, **extras})
 
     @property
     def of_each(self) -> list[str]:
-        """The names of the extras that have an entry an example, or hold arrays that have: those that are not `shared`.
+        """The names of the extras that have one entry for each example, or hold arrays that have: those that are not `shared`.
 
-        The length of an array's first axis tells it, and that of a list or tuple that is no nest of such arrays.
+        An array has if its first axis has the batch's length; so has a list or tuple of that length, unless it is a nest of
+        such arrays itself.
         """
         return [name for name, value in self.extras.items() if name not in self.shared and is_of_each(value, len(self))]
 
     def micro_batches(self, size: int) -> Iterator[TokenBatch]:
-        """The batch in pieces of at most `size` examples, in order."""
+        """Yield sub-batches of at most `size` examples, in order."""
         size = count_or_none(size, "size") or len(self)
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
     def to_huggingface(self) -> dict[str, np.ndarray]:
-        """`input_ids`, and `attention_mask` and `token_type_ids` where given, int64."""
+        """Return a dict of `input_ids`, and of `attention_mask` and `token_type_ids` where given, int64."""
         return self._named("huggingface", np.int64, complete=False)
 
     def to_tfhub(self) -> dict[str, np.ndarray]:
-        """`input_word_ids`, `input_mask` and `input_type_ids`, int32; the format demands all three."""
+        """Return a dict of `input_word_ids`, `input_mask` and `input_type_ids`, int32; the format requires all three."""
         return self._named("tfhub", np.int32, complete=True)
 
     def to_keras_hub(self) -> dict[str, np.ndarray]:
-        """`token_ids`, `padding_mask` and `segment_ids`, int32; the format demands all three."""
+        """Return a dict of `token_ids`, `padding_mask` and `segment_ids`, int32; the format requires all three."""
         return self._named("keras_hub", np.int32, complete=True)
 
     def to_gluonnlp(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids, types, valid lengths): int32, int32, float32 of shape (example,); the format demands all three.
+        """Return (ids, types, valid lengths): int32, int32, float32 of shape (example,); the format requires all three.
 
         Raises:
             BatchError: the padding is not all on the right.
@@ -246,7 +250,7 @@ class TokenBatch:
     def inputs(self) -> Any:
         """Return the batch in its own convention, with the extras: a dict, gluonnlp's triple, or the bare ids.
 
-        A dict lacks the keys of what was not given. gluonnlp's triple has no such place: its types are zeros then.
+        A dict has no keys for values that were not given. gluonnlp's triple always has types; they are zeros then.
         """
         if self.convention == "ids":
             return self.ids
@@ -258,15 +262,15 @@ class TokenBatch:
             inputs[CONVENTIONS[self.convention][1]] = self.model_mask()
         return {**inputs, **self.extras}
 
-    def _expect_apart(self) -> None:
-        """Refuse extras that would take the place of what the batch itself gives in its convention."""
+    def _expect_no_collision(self) -> None:
+        """Raise an error if an extra has a name that the batch's convention uses for the ids, the mask or the types."""
         names = CONVENTIONS.get(self.convention, ())
-        for name, own, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
-            given = value is not None or self.convention != "huggingface"  # the other formats may demand all three
-            if given and name in self.extras:
+        for name, field, value in zip(names, ("ids", "mask", "types"), (self.ids, self.mask, self.types), strict=False):
+            is_used = value is not None or self.convention != "huggingface"  # the other formats may require all three
+            if is_used and name in self.extras:
                 raise BatchError(
-                    f"extras holds {name!r}, under which the batch gives its {own} in the convention {self.convention!r}: "
-                    f"expected it as {own}=..., or under the name of another input"
+                    f"extras holds {name!r}, the name of the batch's own {field} in the convention {self.convention!r}: "
+                    f"expected it as {field}=..., or under the name of another input"
                 )
 
     def _fields(self) -> dict[str, Any]:
@@ -281,18 +285,18 @@ class TokenBatch:
         return {key: _cast(value, key, dtype) for key, value in named.items() if value is not None}
 
 
-def _checked_extras(given: Any) -> dict[str, Any]:
-    if given is None:
+def _checked_extras(extras: Any) -> dict[str, Any]:
+    if extras is None:
         return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(extras, Mapping) or not all(isinstance(name, str) for name in extras):
         raise BatchError(
-            f"extras is {brief(given)}: expected a dict of further inputs by the names that the model has for them"
+            f"extras is {brief(extras)}: expected a dict of further inputs by the names that the model has for them"
         )
-    return dict(given)
+    return dict(extras)
 
 
-def _checked_shared(given: Any, extras: Mapping[str, Any]) -> frozenset[str]:
-    names = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+def _checked_shared(shared: Any, extras: Mapping[str, Any]) -> frozenset[str]:
+    names = [shared] if isinstance(shared, str) or not isinstance(shared, Iterable) else list(shared)
     for name in names:
         if not isinstance(name, str) or name not in extras:
             raise BatchError(
@@ -313,16 +317,16 @@ def _same(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
     if is_nest(a) and is_nest(b):
-        one, other = dict(entries(a)), dict(entries(b))
-        return one.keys() == other.keys() and all(_same(entry, other[place]) for place, entry in one.items())
+        left, right = dict(entries(a)), dict(entries(b))
+        return left.keys() == right.keys() and all(_same(entry, right[key]) for key, entry in left.items())
     try:
         return np.array_equal(to_numpy(a), to_numpy(b))
-    except ValueError:  # an extra that is no array
+    except ValueError:  # an extra that is not an array
         return bool(a == b)
 
 
 def _cast(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
-    """The array in an integer type that the format demands, and never another number for it."""
+    """Return the array in the integer type that the format requires; raise an error where a number does not fit."""
     if array.max() > np.iinfo(dtype).max:
         raise BatchError(
             f"{name} holds {array.max()}, which {np.dtype(dtype)} cannot hold: expected numbers up to {np.iinfo(dtype).max}"

@@ -1,4 +1,4 @@
-"""What a batch may hold: each check says which value is wrong and where."""
+"""Check the values of a batch; each error names the wrong value and its position."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = [
     "read_only",
 ]
 
-#: The label that a per-position cross-entropy leaves out, as in every framework's own.
+#: The label that a per-position cross-entropy ignores, as the frameworks' own losses do.
 IGNORED: Final = -100
 
 
-def checked_ids(given: Any) -> np.ndarray:
-    """Token ids as int64, (example, position), read-only."""
-    if is_text(given):
+def checked_ids(ids: Any) -> np.ndarray:
+    """Return token ids as a read-only int64 array, (example, position)."""
+    if is_text(ids):
         raise BatchError("ids are text: expected token ids; build the batch with embgrad.encode(texts, tokenizer)")
-    array = as_array(given, "ids")
+    array = as_array(ids, "ids")
     if array.size == 0:
         raise BatchError(
             f"the batch is empty: ids have shape {array.shape}; expected one example and one position at least"
@@ -40,27 +40,27 @@ def checked_ids(given: Any) -> np.ndarray:
     return checked_integers(array, "ids", array.shape)
 
 
-def checked_mask(given: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A mask as int64, read-only."""
-    array = as_array(given, "mask")
+def checked_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a mask as a read-only int64 array."""
+    array = as_array(mask, "mask")
     _expect_shape(array, "mask", shape)
-    if array.dtype.kind in "cVmMSU":  # which compare as numbers do, or not at all
+    if array.dtype.kind in "cVmMSU":  # some of these compare equal to 0 and 1, others cannot be compared
         raise BatchError(
             f"mask is of dtype {array.dtype}: expected 1 at real positions and 0 at padding, as integers, floats or bools"
         )
     wrong = np.argwhere((array != 0) & (array != 1))
     if wrong.size:
-        place = tuple(int(i) for i in wrong[0])
+        index = tuple(int(i) for i in wrong[0])
         raise BatchError(
-            f"mask holds {array[place]} at example {place[0]}, position {place[1]}: expected 1 at real positions and 0 at "
+            f"mask holds {array[index]} at example {index[0]}, position {index[1]}: expected 1 at real positions and 0 at "
             "padding (for additive masks, of 0 and minus infinity, use call=...)"
         )
     return read_only(array.astype(np.int64))
 
 
-def checked_integers(given: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
-    """Whole numbers of that shape and none below `least`, as int64, read-only."""
-    array = as_array(given, name)
+def checked_integers(values: Any, name: str, shape: tuple[int, ...], least: int = 0) -> np.ndarray:
+    """Return whole numbers of that shape, none below `least`, as a read-only int64 array."""
+    array = as_array(values, name)
     _expect_shape(array, name, shape)
     whole = whole_numbers(array)
     if whole is None:
@@ -68,7 +68,7 @@ def checked_integers(given: Any, name: str, shape: tuple[int, ...], least: int =
     wrong = np.argwhere(whole < least)
     if wrong.size:
         raise BatchError(
-            f"{name} holds {whole[tuple(wrong[0])]} at {_place(wrong[0])}: expected no number below {least}"
+            f"{name} holds {whole[tuple(wrong[0])]} at {_named_index(wrong[0])}: expected no number below {least}"
             + ("; pad with an id of the table, and mask=0 there" if name == "ids" else "")
         )
     return read_only(whole)
@@ -82,19 +82,19 @@ def _not_whole(array: np.ndarray, name: str) -> str:
     wrong = np.argwhere(~np.isfinite(array) | (np.floor(array) != array) | (np.abs(array) >= limit))[0]
     value = array[tuple(wrong)]
     why = f", and {array.dtype} rounds whole numbers above {limit:.0f}" if abs(value) >= limit else ""
-    return f"{name} holds {value} at {_place(wrong)}{why}: {expected}; pass an integer array"
+    return f"{name} holds {value} at {_named_index(wrong)}{why}: {expected}; pass an integer array"
 
 
 def checked_tokens(
-    given: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None
+    tokens: Sequence[Sequence[str]], ids: np.ndarray, mask: np.ndarray | None
 ) -> tuple[tuple[str, ...], ...]:
-    """The tokens as tuples, one token a position."""
-    if not hasattr(given, "__iter__"):
-        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
-    examples = list(given)  # an iterator gives them once
+    """Return the tokens as tuples, one token for each position."""
+    if not hasattr(tokens, "__iter__"):
+        raise BatchError(f"tokens are {brief(tokens)}: expected a list of tokens for each example")
+    examples = list(tokens)  # an iterator can be read only once
     lengths = [len(example) if isinstance(example, (list, tuple, np.ndarray)) else -1 for example in examples]
     if -1 in lengths:
-        raise BatchError(f"tokens are {brief(given)}: expected a list of tokens for each example")
+        raise BatchError(f"tokens are {brief(tokens)}: expected a list of tokens for each example")
     if lengths != [ids.shape[1]] * ids.shape[0]:
         raise BatchError(
             f"tokens are {len(examples)} lists of the lengths {lengths[:8]}: expected {ids.shape[0]} lists of {ids.shape[1]}, "
@@ -103,23 +103,23 @@ def checked_tokens(
     return tuple(tuple(str(token) for token in example) for example in examples)
 
 
-def as_array(given: Any, name: str) -> np.ndarray:
-    """An array of numbers from whatever was given."""
+def as_array(value: Any, name: str) -> np.ndarray:
+    """Return an array of numbers from any array, tensor or nested list."""
     try:
-        array = np.asarray(to_numpy(given))
-        why = " (of dtype object; its .tolist() may do)" if isinstance(getattr(given, "dtype", None), np.dtype) else ""
+        array = np.asarray(to_numpy(value))
+        why = " (of dtype object; its .tolist() may do)" if isinstance(getattr(value, "dtype", None), np.dtype) else ""
     except ValueError as error:
         array, why = np.empty(0, object), f" ({error})"
     if array.dtype != object:
         return array
-    lengths = [len(row) for row in given if hasattr(row, "__len__")] if isinstance(given, (list, tuple)) else []
+    lengths = [len(row) for row in value if hasattr(row, "__len__")] if isinstance(value, (list, tuple)) else []
     if len(set(lengths)) > 1:
         raise BatchError(
             f"{name} cannot be read as a rectangular array of numbers: the lists have the lengths {lengths[:8]}; expected every "
             "list of the same length: pad them, with mask=0 at the padding, or use embgrad.encode"
         )
     raise BatchError(
-        f"{name} cannot be read as a rectangular array of numbers: got {brief(given)}{why}; expected an array of integers, "
+        f"{name} cannot be read as a rectangular array of numbers: got {brief(value)}{why}; expected an array of integers, "
         "or lists of the same length"
     )
 
@@ -130,21 +130,21 @@ def _expect_shape(array: np.ndarray, name: str, shape: tuple[int, ...]) -> None:
         raise BatchError(f"{name} has shape {array.shape}: expected {shape}, {like}")
 
 
-def _place(index: np.ndarray) -> str:
+def _named_index(index: np.ndarray) -> str:
     names = ("example", "position")
     return ", ".join(f"{name} {int(i)}" for name, i in zip(names, index, strict=False))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """The array, which nobody can write to any more."""
+    """Make an array read-only and return it."""
     array.flags.writeable = False
     return array
 
 
-def is_text(given: Any) -> bool:
-    """Whether this is a text, a pair, or a list of them, and not ids."""
-    if isinstance(given, np.ndarray):
-        return given.dtype.kind in "US" or (given.dtype == object and given.size > 0 and is_text(given.flat[0]))
-    if isinstance(given, (list, tuple)):
-        return bool(given) and is_text(given[0])
-    return isinstance(given, (str, bytes))
+def is_text(value: Any) -> bool:
+    """Return whether a batch is a text, a pair of texts or a list of these, rather than ids."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "US" or (value.dtype == object and value.size > 0 and is_text(value.flat[0]))
+    if isinstance(value, (list, tuple)):
+        return bool(value) and is_text(value[0])
+    return isinstance(value, (str, bytes))

@@ -1,4 +1,4 @@
-"""Examples as a tokenizer gives them, before padding, and the batch that they make."""
+"""Examples as a tokenizer returns them, and their collation into a padded batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Encoded", "Padding", "expect_tokens", "padded"]
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example before padding: a list of the same length in each field.
+    """One tokenized example before padding: sequences of equal length.
 
     Attributes:
         ids: the token ids.
-        types: segment numbers; None where the tokenizer does not say, since zeros are not the same to every model (GPT-2
-            adds the embedding of token 0).
-        tokens: the tokens' texts; None where the tokenizer does not say.
-        words: the number of each token's word, -1 for none; None where the tokenizer does not say.
+        types: segment numbers; None where the tokenizer returns none. Zeros are not the same as none: GPT-2 adds the
+            embedding of token 0 for them.
+        tokens: the tokens' texts; None where the tokenizer returns none.
+        words: the number of each token's word, -1 for none; None where the tokenizer returns none.
         truncated: how many tokens were cut off.
-        convention: the convention in which the tokenizer answered; None where it was none.
+        convention: the convention of the dict that the tokenizer returned; None where it returned no dict.
     """
 
     ids: Sequence[int]
@@ -36,7 +36,14 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Padding:
-    """What fills up the shorter examples."""
+    """The values that fill the shorter examples of a batch, and the side on which they go.
+
+    Attributes:
+        id: the token id.
+        type: the segment number.
+        token: the token's text.
+        side: "right" or "left".
+    """
 
     id: int = 0
     type: int = 0
@@ -45,24 +52,27 @@ class Padding:
 
 
 def expect_tokens(there: bool) -> None:
-    """Refuse what has no token.
+    """Raise an error if a batch has no token at all.
+
+    Args:
+        there: whether there is a token.
 
     Raises:
         BatchError: there is none.
     """
     if not there:
         raise BatchError(
-            "the tokenizer made no token of any text: expected one at least, a special token if nothing else"
+            "the tokenizer returned no tokens for any text: expected at least one token, such as a special token"
         )
 
 
 def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> TokenBatch:
-    """The examples as a batch, as long as the longest, or as `least`.
+    """Return the examples as one batch, padded to the longest example and to at least `least` positions.
 
     Raises:
         BatchError: there is no token at all.
     """
-    longest = max(least, *(len(one.ids) for one in encoded))
+    longest = max(least, *(len(example.ids) for example in encoded))
     expect_tokens(longest > 0)
 
     def filled(rows: Sequence[Sequence[Any]], filler: Any) -> list[list[Any]]:
@@ -71,15 +81,15 @@ def padded(encoded: Sequence[Encoded], padding: Padding, least: int = 0) -> Toke
             return [[*gap, *row] for row, gap in zip(rows, gaps, strict=True)]
         return [[*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
 
-    types = [one.types for one in encoded if one.types is not None]
-    tokens = [one.tokens for one in encoded if one.tokens is not None]
-    words = [one.words for one in encoded if one.words is not None]
+    types = [example.types for example in encoded if example.types is not None]
+    tokens = [example.tokens for example in encoded if example.tokens is not None]
+    words = [example.words for example in encoded if example.words is not None]
     return TokenBatch(
-        filled([one.ids for one in encoded], padding.id),
-        filled([[1] * len(one.ids) for one in encoded], 0),
+        filled([example.ids for example in encoded], padding.id),
+        filled([[1] * len(example.ids) for example in encoded], 0),
         filled(types, padding.type) if len(types) == len(encoded) else None,
         tokens=filled(tokens, padding.token) if len(tokens) == len(encoded) else None,
         words=filled(words, -1) if len(words) == len(encoded) else None,
-        truncated=[one.truncated for one in encoded],
-        convention=next((one.convention for one in encoded if one.convention is not None), "huggingface"),
+        truncated=[example.truncated for example in encoded],
+        convention=next((example.convention for example in encoded if example.convention is not None), "huggingface"),
     )

@@ -1,4 +1,4 @@
-"""The forms in which a batch may be given: as it is, as a dict, as gluonnlp's triple, as an array of ids."""
+"""Convert a batch from any accepted form: a TokenBatch, a dict, gluonnlp's triple, an array of ids, or texts."""
 
 from __future__ import annotations
 
@@ -18,147 +18,151 @@ from embgrad.inputs.tokenizer_holders import own_length, own_tokenizer
 __all__ = ["as_batch", "batch_of"]
 
 
-def batch_of(given: Any, tokenizer: Any, max_length: int | None = None, model: Any = None) -> TokenBatch:
-    """Return the batch from any form in which it may be given.
+def batch_of(batch: Any, tokenizer: Any, max_length: int | None = None, model: Any = None) -> TokenBatch:
+    """Return the batch from any accepted form.
 
     Args:
-        given: the batch, see `as_batch`; or texts.
-        tokenizer: makes ids of texts, and names the tokens of ids; None for the model's own, which texts alone need.
-        max_length: cuts texts to so many tokens; None for the model's own limit with its own tokenizer, and else for none.
-        model: what may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
+        batch: the batch, see `as_batch`; or texts.
+        tokenizer: encodes texts, and names the tokens of ids. None uses the model's own tokenizer for texts, if it has one.
+        max_length: the most tokens of an example, for texts. None uses the model's own limit if its tokenizer is used, and no
+            limit otherwise.
+        model: an object that may have a tokenizer, such as a pipeline or a sentence encoder; None for none.
 
     Raises:
         BatchError: the batch is in none of these forms, or `max_length` is given for ids.
     """
-    if is_text(given):
-        own = own_tokenizer(model) if tokenizer is None else None
-        if own is not None:
-            return encode(given, own, max_length=own_length(model) if max_length is None else max_length)
-        return as_batch(given) if tokenizer is None else encode(given, tokenizer, max_length=max_length)
-    if tokenizer is not None and isinstance(given, (list, tuple)) and not given:
+    if is_text(batch):
+        tokenizer_of_model = own_tokenizer(model) if tokenizer is None else None
+        if tokenizer_of_model is not None:
+            return encode(batch, tokenizer_of_model, max_length=own_length(model) if max_length is None else max_length)
+        return as_batch(batch) if tokenizer is None else encode(batch, tokenizer, max_length=max_length)
+    if tokenizer is not None and isinstance(batch, (list, tuple)) and not batch:
         raise BatchError("the batch is an empty list: expected at least one text or pair of texts")
-    batch = as_batch(given)
+    checked = as_batch(batch)
     if max_length is not None:
         raise BatchError(
             f"max_length={brief(max_length)} cuts texts, and the batch holds ids: expected ids of that length, ids[:, "
-            f":{brief(max_length)}], with mask and types alike; leave max_length out"
+            f":{brief(max_length)}], with mask and types alike; omit max_length"
         )
-    return batch if tokenizer is None else with_tokens(batch, tokenizer)
+    return checked if tokenizer is None else with_tokens(checked, tokenizer)
 
 
-def as_batch(given: Any) -> TokenBatch:
-    """A TokenBatch from a batch, a dict in a known convention, gluonnlp's triple or an array of ids.
+def as_batch(batch: Any) -> TokenBatch:
+    """Return a TokenBatch from a TokenBatch, a dict in a known convention, gluonnlp's triple or an array of ids.
 
     Raises:
-        BatchError: strings (which need a tokenizer), or what is in none of these forms.
+        BatchError: the batch is text, which needs a tokenizer, or is in none of these forms.
     """
-    if isinstance(given, TokenBatch):
-        return given
-    if is_text(given):
+    if isinstance(batch, TokenBatch):
+        return batch
+    if is_text(batch):
         raise BatchError(
             "the batch is raw text, and a model reads token ids: pass tokenizer=..., or build the batch with "
             "embgrad.encode(texts, tokenizer)"
         )
-    if isinstance(given, Mapping):
-        return _from_mapping(given)
-    _expect_no_model(given)
-    _expect_one_batch(given)
-    if isinstance(given, tuple) and len(given) == 3 and _is_triple(*given):
-        return _from_triple(*given)
-    return TokenBatch(given, convention="ids")
+    if isinstance(batch, Mapping):
+        return _from_mapping(batch)
+    _expect_no_model(batch)
+    _expect_one_batch(batch)
+    if isinstance(batch, tuple) and len(batch) == 3 and _is_triple(*batch):
+        return _from_triple(*batch)
+    return TokenBatch(batch, convention="ids")
 
 
-def _expect_no_model(given: Any) -> None:
-    """Refuse a model or an objective, which stand before and after the batch.
+def _expect_no_model(value: Any) -> None:
+    """Raise an error if a model or an objective was passed as the batch.
 
     Raises:
-        BatchError: the value can be called, as models and functions can, or is an objective.
+        BatchError: the value is callable, as models and functions are, or is an objective.
     """
-    is_objective = type(given).__module__.startswith("embgrad.objectives")
-    if is_objective or (callable(given) and not hasattr(given, "shape")):
+    is_objective = type(value).__module__.startswith("embgrad.objectives")
+    if is_objective or (callable(value) and not hasattr(value, "shape")):
         raise BatchError(
-            f"the batch is a {type(given).__name__}: expected token ids there, the model first and the objective last, as in "
+            f"the batch is a {type(value).__name__}: expected token ids there, the model first and the objective last, as in "
             "embgrad.gradients(model, batch, objective)"
         )
 
 
-def _expect_one_batch(given: Any) -> None:
-    """Refuse examples that are not collated, and what gives batches, or labels beside the ids.
+def _expect_one_batch(value: Any) -> None:
+    """Raise an error for a list of uncollated examples, an (ids, labels) pair, or an iterable of batches.
 
     Raises:
-        BatchError: it is such.
+        BatchError: the value is one of these.
     """
-    if isinstance(given, (list, tuple)) and given and isinstance(given[0], Mapping):
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
         raise BatchError(
-            f"the batch is a {type(given).__name__} of {len(given)} dicts: expected one dict of arrays, (example, position), as "
+            f"the batch is a {type(value).__name__} of {len(value)} dicts: expected one dict of arrays, (example, position), as "
             "tokenizer.pad or a collate function makes it; embgrad.stream takes many batches"
         )
-    if isinstance(given, (list, tuple)) and len(given) == 2 and [_axes(one) for one in given] == [2, 1]:
+    if isinstance(value, (list, tuple)) and len(value) == 2 and [_axes(entry) for entry in value] == [2, 1]:
         raise BatchError(
-            "the batch is a pair of an array of two axes and one of one axis: expected the ids alone, or a dict of inputs; "
+            "the batch is a pair of arrays with two axes and one axis: expected the ids alone, or a dict of inputs; "
             "labels go into the objective, embgrad.CrossEntropy(labels)"
         )
-    is_array = hasattr(given, "shape") or hasattr(given, "__array__")
-    if hasattr(given, "__iter__") and not is_array and not isinstance(given, (list, tuple)):
+    is_array = hasattr(value, "shape") or hasattr(value, "__array__")
+    if hasattr(value, "__iter__") and not is_array and not isinstance(value, (list, tuple)):
         raise BatchError(
-            f"the batch is a {type(given).__name__}: expected one batch, as next(iter(...)) gives it, or embgrad.stream for all"
+            f"the batch is a {type(value).__name__}: expected one batch, as next(iter(...)) gives it, or embgrad.stream for all"
         )
 
 
-def _axes(given: Any) -> int | None:
-    return len(given.shape) if hasattr(given, "shape") else None
+def _axes(value: Any) -> int | None:
+    return len(value.shape) if hasattr(value, "shape") else None
 
 
 def _is_triple(ids: Any, types: Any, valid_length: Any) -> bool:
-    """Whether this is gluonnlp's triple, and not three rows of ids."""
+    """Return whether the values are gluonnlp's triple rather than three rows of ids."""
     return as_array(ids, "ids").ndim != 1 and as_array(valid_length, "valid_length").ndim == 1
 
 
-def _from_mapping(given: Mapping[str, Any]) -> TokenBatch:
-    if given.get("inputs_embeds") is not None:
+def _from_mapping(mapping: Mapping[str, Any]) -> TokenBatch:
+    if mapping.get("inputs_embeds") is not None:
         raise BatchError(
             "the batch holds 'inputs_embeds', and the gradient is taken where the model looks up ids: expected the ids in its "
             "place, and the embeddings as override={'word': array}"
         )
     known = {keys[0]: name for name, keys in CONVENTIONS.items()}
-    found = [key for key in known if key in given]
-    if not found:
-        near = next((hint for key in given if (hint := did_you_mean(str(key), known))), "")
+    id_keys = [key for key in known if key in mapping]
+    if not id_keys:
+        near = next((hint for key in mapping if (hint := did_you_mean(str(key), known))), "")
         raise BatchError(
-            f"the batch is a dict with the keys {listed(given)}, and none of them holds the token ids: expected one "
+            f"the batch is a dict with the keys {listed(mapping)}, and none of them holds the token ids: expected one "
             f"of {listed(known)}.{near} For other names pass embgrad.TokenBatch(ids=...) and call=..."
         )
-    if len(found) > 1:
+    if len(id_keys) > 1:
         raise BatchError(
-            f"the batch is a dict with token ids under {listed(found)}: expected one of them; leave one out"
+            f"the batch is a dict with token ids under {listed(id_keys)}: expected only one of these keys; remove the others"
         )
-    convention = known[found[0]]
+    convention = known[id_keys[0]]
     ids, mask, types = CONVENTIONS[convention]
-    extras = {key: value for key, value in given.items() if key not in (ids, mask, types)}
+    extras = {key: value for key, value in mapping.items() if key not in (ids, mask, types)}
     foreign = {key: name for name, keys in CONVENTIONS.items() for key in keys[1:] if key in extras}
     if foreign:
-        key, other = next(iter(foreign.items()))
+        key, convention_of_key = next(iter(foreign.items()))
         raise BatchError(
             f"the batch mixes conventions: {ids!r} goes with {mask!r} and {types!r}, but there is also {key!r}, which "
-            f"goes with {CONVENTIONS[other][0]!r}; rename it"
+            f"goes with {CONVENTIONS[convention_of_key][0]!r}; rename it"
         )
-    as_bool = given.get(mask) is not None and as_array(given[mask], "mask").dtype == bool
-    batch = TokenBatch(
-        given[ids], given.get(mask), given.get(types), extras=extras, convention=convention, mask_is_bool=as_bool
+    as_bool = mapping.get(mask) is not None and as_array(mapping[mask], "mask").dtype == bool
+    result = TokenBatch(
+        mapping[ids], mapping.get(mask), mapping.get(types), extras=extras, convention=convention, mask_is_bool=as_bool
     )
-    return _with_encodings(batch, getattr(given, "encodings", None))
+    return _with_encodings(result, getattr(mapping, "encodings", None))
 
 
 def _with_encodings(batch: TokenBatch, encodings: Any) -> TokenBatch:
-    """Return the batch with the tokens and words of a fast tokenizer's encodings, which a `BatchEncoding` keeps beside the ids.
+    """Return the batch with the tokens and words of a fast tokenizer's encodings, which a `BatchEncoding` holds beside the ids.
 
-    They count while they are those of the ids: the user may have changed the ids since.
+    Encodings are ignored where their ids differ from the batch's: the user may have changed the ids since.
     """
-    if not isinstance(encodings, list) or [list(getattr(one, "ids", ())) for one in encodings] != batch.ids.tolist():
+    if (
+        not isinstance(encodings, list)
+        or [list(getattr(encoding, "ids", ())) for encoding in encodings] != batch.ids.tolist()
+    ):
         return batch
     return batch.replace(
-        tokens=[one.tokens for one in encodings],
-        words=[words_of(one.word_ids, one.sequence_ids) for one in encodings],
+        tokens=[encoding.tokens for encoding in encodings],
+        words=[words_of(encoding.word_ids, encoding.sequence_ids) for encoding in encodings],
     )
 
 

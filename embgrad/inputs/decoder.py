@@ -1,4 +1,4 @@
-"""The decoder's side of an encoder-decoder: which positions an output is over."""
+"""Find the positions that an encoder-decoder's output belongs to: those of the encoder's ids or those of the decoder's."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["IDS", "LABELS", "MASK", "decoder_by_labels", "positions_of"]
 IDS: Final = "decoder_input_ids"
 MASK: Final = "decoder_attention_mask"
 
-#: The input from which an encoder-decoder makes the decoder's ids itself, by a shift, so that they are as many.
+#: The input from which an encoder-decoder derives the decoder's ids itself, by a shift, so that both are equally long.
 LABELS: Final = "labels"
 
 
 def positions_of(shape: Sequence[int], batch: TokenBatch, output: str | None) -> TokenBatch:
-    """Return the ids and the mask of the positions that an output is over: the batch itself, or those of its decoder.
+    """Return the ids and the mask of the positions that an output belongs to: the batch itself, or its decoder's side.
 
-    With the decoder's ids in the batch these are the decoder's, unless the output is named as the encoder's, or fits the
-    encoder's positions alone.
+    If the batch holds the decoder's ids, the output is taken as the decoder's, unless its name says that it is the encoder's,
+    or its shape fits the encoder's positions alone.
 
     Args:
-        shape: the output's.
-        batch: what the model is run on.
+        shape: the shape of the output.
+        batch: the batch that the model is run on.
         output: the output's name, or None for the default.
     """
     if output is not None and output.startswith("encoder"):
@@ -42,16 +42,16 @@ def positions_of(shape: Sequence[int], batch: TokenBatch, output: str | None) ->
 
 
 def _decoder(batch: TokenBatch) -> TokenBatch | None:
-    """Return the decoder's ids and mask; None where the batch has none."""
+    """Return the decoder's ids and mask as a batch; None where the batch has no decoder ids."""
     ids = batch.extras.get(IDS)
     return None if ids is None else TokenBatch(ids, batch.extras.get(MASK))
 
 
 def decoder_by_labels(batch: TokenBatch) -> TokenBatch | None:
-    """Return the decoder's positions as the labels say them, which are padded by -100; None where there are no such labels."""
-    given = batch.extras.get(LABELS)
-    labels = None if given is None else whole_numbers(as_array(given, LABELS))
-    if labels is None or labels.ndim != 2 or len(labels) != len(batch):
+    """Return the decoder's positions as given by labels padded with -100; None where the batch has no such labels."""
+    labels = batch.extras.get(LABELS)
+    label_array = None if labels is None else whole_numbers(as_array(labels, LABELS))
+    if label_array is None or label_array.ndim != 2 or len(label_array) != len(batch):
         return None
-    real = labels != IGNORED
-    return TokenBatch(np.where(real, labels, 0), real)
+    real = label_array != IGNORED
+    return TokenBatch(np.where(real, label_array, 0), real)

@@ -1,4 +1,4 @@
-"""Text to a TokenBatch, with any tokenizer: special tokens in, padding to the longest, truncation reported."""
+"""Convert text to a TokenBatch with any tokenizer: add special tokens, pad to the longest, report truncation."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def encode(
     padding_side: str | None = None,
     pad_id: int | None = None,
 ) -> TokenBatch:
-    """A batch from texts: special tokens as the tokenizer sets them, padded to the longest, types 0 and 1 for pairs.
+    """Return a batch from texts: special tokens as the tokenizer adds them, padded to the longest, types 0 and 1 for pairs.
 
-    What the tokenizer does not tell is None in the batch, types above all: to GPT-2 zeros are not the same as none.
+    Fields that the tokenizer does not return are None in the batch. This matters for types: to GPT-2, zeros differ from none.
 
     Args:
         texts: a text, or a list of texts and of pairs of texts, (premise, hypothesis).
-        tokenizer: a Hugging Face tokenizer, a `tokenizers.Tokenizer`, an object with `tokenize` and
-            `convert_tokens_to_ids` (which gets BERT's special tokens put around its pieces), or a callable that takes a
-            text, or two for a pair, and returns its ids, or a dict of them in a known convention, in which the batch then is;
-            or a TF Hub preprocessing model, by `hub.load` or as a `hub.KerasLayer`.
-        max_length: the most tokens of an example, special tokens included; what is cut off is counted in the batch's
-            `truncated`. None cuts off nothing. A plain callable cuts for itself.
+        tokenizer: a Hugging Face tokenizer; a `tokenizers.Tokenizer`; an object with `tokenize` and
+            `convert_tokens_to_ids`, whose pieces are surrounded with BERT's special tokens; a callable that takes a text, or
+            two for a pair, and returns ids, or a dict in a known convention, which the batch then has; or a TF Hub
+            preprocessing model, loaded by `hub.load` or as a `hub.KerasLayer`.
+        max_length: the most tokens of an example, special tokens included; the batch's `truncated` counts the tokens cut
+            off. None cuts off nothing. A plain callable must cut the texts itself.
         padding_side: "right" or "left"; None for the tokenizer's own side, or else right.
-        pad_id: the id that pads; None for the tokenizer's own, or else 0.
+        pad_id: the padding id; None for the tokenizer's own, or else 0.
 
     Raises:
-        BatchError: the texts or the tokenizer are not of these kinds, or the tokenizer returned no ids.
+        BatchError: the texts or the tokenizer are of another type, or the tokenizer returned no ids.
     """
     examples = _examples(texts)
     if padding_side is not None and (not isinstance(padding_side, str) or padding_side not in ("right", "left")):
@@ -60,18 +60,18 @@ def encode(
         )
     expect_id(pad_id)
     padding = padding_of(tokenizer)
-    found = encoded(examples, tokenizer, max_length)
+    unpadded = encoded(examples, tokenizer, max_length)
     padding = Padding(
         padding.id if pad_id is None else pad_id, padding.type, padding.token, padding_side or padding.side
     )
-    return padded(found, padding)
+    return padded(unpadded, padding)
 
 
 def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
-    """Return a batch of ids with the tokens that the tokenizer has for them; a batch that has tokens stays as it is.
+    """Return a batch of ids with the tokens that the tokenizer has for them; a batch that has tokens is returned unchanged.
 
     Raises:
-        BatchError: the tokenizer has no way to name an id, or no token for an id of the batch.
+        BatchError: the tokenizer cannot convert ids to tokens, or has no token for an id of the batch.
     """
     if batch.tokens is not None:
         return batch
@@ -90,7 +90,7 @@ def with_tokens(batch: TokenBatch, tokenizer: Any) -> TokenBatch:
 
 
 def _token(token_of: Callable[[int], Any], number: int, tokenizer: Any) -> str:
-    """Return the token of an id: libraries answer None, or raise, where there is none."""
+    """Return the token of an id; where there is none, libraries return None or raise."""
     try:
         token = token_of(number)
     except (IndexError, KeyError, OverflowError):
@@ -104,10 +104,10 @@ def _token(token_of: Callable[[int], Any], number: int, tokenizer: Any) -> str:
 
 
 def expect_id(pad_id: Any) -> None:
-    """Refuse what pads with no id, whether there is anything to pad or not.
+    """Raise an error if `pad_id` is not a valid id, even where there is nothing to pad.
 
     Raises:
-        BatchError: it is neither a whole number of at least 0 nor None.
+        BatchError: it is neither a non-negative int64 nor None.
     """
     whole = isinstance(pad_id, (int, np.integer)) and not isinstance(pad_id, bool)
     if pad_id is not None and not (whole and 0 <= pad_id < 2**63):
@@ -115,40 +115,40 @@ def expect_id(pad_id: Any) -> None:
 
 
 def padding_of(tokenizer: Any) -> Padding:
-    """The tokenizer's own padding.
+    """Return the tokenizer's own padding.
 
     Raises:
-        BatchError: it is no tokenizer of a known kind.
+        BatchError: the tokenizer is of no known type.
     """
     return _encoder_of(tokenizer)[1]
 
 
 def encoded(examples: list[tuple[str, ...]], tokenizer: Any, max_length: int | None = None) -> list[Encoded]:
-    """Each example before padding, see `encode`; `padded` makes a batch of any of those that were encoded together.
+    """Return each example before padding, see `encode`; `padded` makes a batch of any of those that were encoded together.
 
     Raises:
-        BatchError: as `encode`.
+        BatchError: see `encode`.
     """
     max_length = count_or_none(max_length, "max_length")
-    found = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
-    _expect_short(found, max_length)
-    return found
+    unpadded = _encoder_of(tokenizer)[0](tokenizer, examples, max_length)
+    _expect_short(unpadded, max_length)
+    return unpadded
 
 
 def _expect_short(encoded: Sequence[Encoded], max_length: int | None) -> None:
-    """Refuse what a tokenizer has left too long: one that has no room for its special tokens cuts nothing at all."""
+    """Raise an error if an example is longer than `max_length`: a tokenizer without room for its special tokens cuts nothing."""
     if max_length is None:
         return
-    for number, one in enumerate(encoded):
-        if len(one.ids) > max_length:
+    for index, example in enumerate(encoded):
+        if len(example.ids) > max_length:
             raise BatchError(
-                f"max_length is {max_length}, and the tokenizer made {len(one.ids)} tokens of example {number}: expected "
+                f"max_length is {max_length}, and the tokenizer made {len(example.ids)} tokens of example {index}: expected "
                 "room for its special tokens at least; raise max_length"
             )
 
 
 def _examples(texts: Any) -> list[tuple[str, ...]]:
-    """Each example as a tuple of one text or two."""
+    """Return each example as a tuple of one text or two."""
     if isinstance(texts, str):
         return [(texts,)]
     if isinstance(texts, tuple):
@@ -164,7 +164,11 @@ def _examples(texts: Any) -> list[tuple[str, ...]]:
 
 
 def as_example(text: Any, number: int) -> tuple[str, ...]:
-    """A text or a pair of texts, which is the batch's example of that number, as a tuple.
+    """Return a text or a pair of texts as a tuple.
+
+    Args:
+        text: the text or pair.
+        number: the example's index in the batch, for the message.
 
     Raises:
         BatchError: it is neither.
@@ -180,7 +184,7 @@ Encoder = Callable[[Any, "list[tuple[str, ...]]", "int | None"], "list[Encoded]"
 
 
 def _encoder_of(tokenizer: Any) -> tuple[Encoder, Padding]:
-    """Which way the tokenizer is used, told by its type's names and its methods, without importing its library."""
+    """Return the encoding function and padding for a tokenizer, by its type's name and methods, without importing its library."""
     _expect_instance(tokenizer)
     ancestors = {base.__name__ for base in type(tokenizer).__mro__}
     if "PreTrainedTokenizerBase" in ancestors:
@@ -207,11 +211,11 @@ def _expect_instance(tokenizer: Any) -> None:
 
 
 def _with_pieces(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    return [_one_with_pieces(tokenizer, example, max_length) for example in examples]
+    return [_encode_pieces(tokenizer, example, max_length) for example in examples]
 
 
-def _one_with_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
-    """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; what is too long is cut off the longer text, piece by piece."""
+def _encode_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+    """Encode as [CLS] text [SEP], or [CLS] text [SEP] text [SEP]; where too long, drop pieces from the end of the longer text."""
     start, end, _ = BERT_SPECIAL
     pieces = [[str(piece) for piece in tokenizer.tokenize(text)] for text in example]
     room = None if max_length is None else max_length - 1 - len(pieces)
@@ -222,34 +226,40 @@ def _one_with_pieces(tokenizer: Any, example: tuple[str, ...], max_length: int |
         max(pieces, key=len).pop()
         cut += 1
     tokens, types = [start], [0]
-    for number, part in enumerate(pieces):
-        tokens += [*part, end]
-        types += [number] * (len(part) + 1)
+    for number, text_pieces in enumerate(pieces):
+        tokens += [*text_pieces, end]
+        types += [number] * (len(text_pieces) + 1)
     return Encoded(_ids_of(tokenizer.convert_tokens_to_ids(tokens), 0), types, tokens, None, cut)
 
 
 def _with_callable(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
     if max_length is not None:
         raise BatchError(
-            "max_length cannot be kept with a callable: expected a tokenizer object; cut the ids in the callable itself"
+            "max_length is not supported for a callable: expected a tokenizer object; cut the ids in the callable itself"
         )
-    answers = preprocessed(tokenizer, examples) if is_preprocessor(tokenizer) else (tokenizer(*one) for one in examples)
-    return [_of_answer(given, number) for number, given in enumerate(answers)]
+    outputs = (
+        preprocessed(tokenizer, examples)
+        if is_preprocessor(tokenizer)
+        else (tokenizer(*example) for example in examples)
+    )
+    return [_from_output(output, number) for number, output in enumerate(outputs)]
 
 
-def _of_answer(given: Any, number: int) -> Encoded:
-    if not isinstance(given, Mapping):
-        return Encoded(_ids_of(given, number))
-    convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in given), None)
+def _from_output(output: Any, number: int) -> Encoded:
+    if not isinstance(output, Mapping):
+        return Encoded(_ids_of(output, number))
+    convention = next((name for name, keys in CONVENTIONS.items() if keys[0] in output), None)
     if convention is None:
         known = [keys[0] for keys in CONVENTIONS.values()]
         raise BatchError(
-            f"the tokenizer returned a dict with the keys {listed(given)}: expected the ids under one of {listed(known)}"
+            f"the tokenizer returned a dict with the keys {listed(output)}: expected the ids under one of {listed(known)}"
         )
     keys = CONVENTIONS[convention]
-    ids = _ids_of(given[keys[0]], number)
-    types = _as_long(_ids_of(given[keys[2]], number), ids, keys[2], number) if keys[2] in given else None
-    mask = _as_long(_ids_of(given[keys[1]], number), ids, keys[1], number) if keys[1] in given else [1] * len(ids)
+    ids = _ids_of(output[keys[0]], number)
+    types = _expect_length(_ids_of(output[keys[2]], number), ids, keys[2], number) if keys[2] in output else None
+    mask = (
+        _expect_length(_ids_of(output[keys[1]], number), ids, keys[1], number) if keys[1] in output else [1] * len(ids)
+    )
     real = np.flatnonzero(mask).tolist()
     return Encoded(
         [ids[position] for position in real],
@@ -258,19 +268,19 @@ def _of_answer(given: Any, number: int) -> Encoded:
     )
 
 
-def _as_long(given: list[int], ids: list[int], key: str, number: int) -> list[int]:
-    if len(given) != len(ids):
+def _expect_length(numbers: list[int], ids: list[int], key: str, number: int) -> list[int]:
+    if len(numbers) != len(ids):
         raise BatchError(
-            f"the tokenizer returned {len(ids)} ids and {len(given)} numbers under {key!r} for example {number}: expected as "
-            "many"
+            f"the tokenizer returned {len(ids)} ids and {len(numbers)} numbers under {key!r} for example {number}: expected "
+            "equally many"
         )
-    return given
+    return numbers
 
 
-def _ids_of(given: Any, number: int) -> list[int]:
-    """Ids of one example from whatever a tokenizer returns, a batch of one included."""
+def _ids_of(output: Any, number: int) -> list[int]:
+    """Return the ids of one example from a tokenizer's return value, which may be a batch of one."""
     try:
-        array = to_numpy(given)
+        array = to_numpy(output)
     except ValueError:
         array = np.empty(0, object)
     if array.ndim == 2 and array.shape[0] == 1:
@@ -278,6 +288,6 @@ def _ids_of(given: Any, number: int) -> list[int]:
     whole = whole_numbers(array) if array.size else None
     if whole is None or whole.ndim != 1:
         raise BatchError(
-            f"the tokenizer returned {brief(given)} for example {number}: expected a list of at least one whole number"
+            f"the tokenizer returned {brief(output)} for example {number}: expected a list of at least one whole number"
         )
-    return [int(one) for one in whole]
+    return [int(number) for number in whole]

@@ -1,4 +1,4 @@
-"""The further inputs of a batch: which have an entry an example, and the entries of some of the examples in them."""
+"""The further inputs of a batch: find those that have an entry for each example, and slice them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embgrad.errors import BatchError
 
 __all__ = ["cut", "is_of_each", "mask_of_further", "of_examples"]
 
-#: How the name of a mask follows from that of the ids that it belongs to: `decoder_input_ids`, `decoder_attention_mask`.
+#: Replacements that turn the name of ids into that of their mask: `decoder_input_ids`, `decoder_attention_mask`.
 MASKS: Final = (
     ("input_ids", "attention_mask"),
     ("input_ids", "mask"),
@@ -24,7 +24,7 @@ MASKS: Final = (
 
 
 def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | None:
-    """Return the mask of those further inputs that are these ids, told by its name; None where there is none.
+    """Return the mask that belongs, by its name, to the further input that equals these ids; None where there is none.
 
     Args:
         extras: the further inputs.
@@ -33,20 +33,20 @@ def mask_of_further(extras: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | 
     names = [name for name, value in extras.items() if "ids" in name and _equals(value, ids)]
     for name in names:
         for of_ids, of_mask in MASKS:
-            other = name.replace(of_ids, of_mask)
-            mask = _whole(extras[other]) if other != name and other in extras else None
+            mask_name = name.replace(of_ids, of_mask)
+            mask = _whole(extras[mask_name]) if mask_name != name and mask_name in extras else None
             if mask is not None and mask.shape == ids.shape and np.isin(mask, (0, 1)).all():
                 return mask
     return None
 
 
 def _equals(value: Any, ids: np.ndarray) -> bool:
-    found = _whole(value)
-    return found is not None and np.array_equal(found, ids)
+    numbers = _whole(value)
+    return numbers is not None and np.array_equal(numbers, ids)
 
 
 def _whole(value: Any) -> np.ndarray | None:
-    """The whole numbers in an input; None where it holds something else."""
+    """Return the input as an int64 array; None where it holds anything but whole numbers."""
     try:
         return whole_numbers(to_numpy(value))
     except (TypeError, ValueError):
@@ -54,29 +54,31 @@ def _whole(value: Any) -> np.ndarray | None:
 
 
 def is_of_each(value: Any, examples: int) -> bool:
-    """Whether an input, or an array in it, has an entry an example.
+    """Return whether an input, or an array in it, has one entry for each example.
 
     Args:
-        value: an array, whose first axis tells it; a list or tuple with one entry an example; or a nest of arrays, such as a
-            dict, or one entry a layer, each with all examples.
-        examples: how many there are.
+        value: an array, which has if its first axis has that length; a list or tuple with one entry for each example; or a
+            nest of arrays, such as a dict, or one entry for each layer that holds all examples.
+        examples: the number of examples.
     """
     return _is_of_each(value, examples, outside=True)
 
 
-def cut(name: str, value: Any, examples: int, kept: slice) -> Any:
-    """The entries of some of the examples in an input that has such.
+def cut(name: str, value: Any, examples: int, examples_slice: slice) -> Any:
+    """Return an input restricted to the examples of a slice.
 
     Raises:
-        BatchError: it cannot be cut.
+        BatchError: the input cannot be sliced.
     """
     try:
-        return of_examples(value, examples, lambda array: array[kept], lambda entries: entries[kept])
+        return of_examples(
+            value, examples, lambda array: array[examples_slice], lambda entries: entries[examples_slice]
+        )
     except TypeError as error:  # a SparseTensor, say
         raise BatchError(
-            f"the further input {name!r} is a {type(value).__name__}, of which the entries of some of the examples cannot be "
-            "taken: expected an array or a dense tensor for what runs some of them (batch_size, check=True, points other than "
-            "'word'), or TokenBatch(..., shared=[...]) with its name where all examples share it"
+            f"the further input {name!r} is a {type(value).__name__}, which cannot be sliced by examples: expected an array or a "
+            "dense tensor where sub-batches are run (batch_size, check=True, points other than 'word'). If all examples share "
+            "it, name it in TokenBatch(..., shared=[...])"
         ) from error
 
 
@@ -88,24 +90,24 @@ def of_examples(
     *,
     outside: bool = True,
 ) -> Any:
-    """An input with other arrays, and lists, in place of those that have an entry an example.
+    """Return an input in which the arrays and lists with one entry for each example are replaced.
 
     Args:
         value: see `is_of_each`.
-        examples: how many there are.
-        array: gives what takes the place of an array whose first axis is the examples.
-        listed: of a list or tuple with one entry an example.
-        outside: whether no list or tuple is around it: a list in a list is one entry, or one layer, of that.
+        examples: the number of examples.
+        array: returns the replacement of an array whose first axis holds the examples.
+        listed: returns the replacement of a list or tuple with one entry for each example.
+        outside: whether the value is inside no list or tuple. A list inside a list is one entry, or one layer, of that list.
     """
     if _is_array(value):
         return array(value) if _has(value, examples) else value
     if outside and _is_one_an_example(value, examples):
         return listed(value)
     new, inside = value, outside and not isinstance(value, (list, tuple))
-    for place, entry in entries(value):
-        other = of_examples(entry, examples, array, listed, outside=inside)
-        if other is not entry:
-            new = with_entry(new, place, other)
+    for key, entry in entries(value):
+        replacement = of_examples(entry, examples, array, listed, outside=inside)
+        if replacement is not entry:
+            new = with_entry(new, key, replacement)
     return new
 
 
@@ -119,16 +121,17 @@ def _is_of_each(value: Any, examples: int, *, outside: bool) -> bool:
 
 
 def _is_one_an_example(value: Any, examples: int) -> bool:
-    """Whether it is a list or tuple of one entry an example, and not of as many layers, each with an entry an example.
+    """Return whether a list or tuple has one entry for each example, rather than one for each of equally many layers.
 
-    A list of arrays of NumPy's is taken for one array, as the frameworks take it.
+    An entry for a layer holds an entry for each example itself. A list of NumPy arrays is treated as one array, as the
+    frameworks treat it.
     """
     if not isinstance(value, (list, tuple)) or hasattr(value, "_fields") or len(value) != examples:
         return False
     if isinstance(value, list) and all(isinstance(entry, np.ndarray) for entry in value):
         return True
     arrays = every(value, _is_array)
-    return not arrays or not all(_has(one, examples) and len(one.shape) > 1 for one in arrays)
+    return not arrays or not all(_has(array, examples) and len(array.shape) > 1 for array in arrays)
 
 
 def _is_array(value: Any) -> bool:
@@ -136,6 +139,6 @@ def _is_array(value: Any) -> bool:
 
 
 def _has(array: Any, examples: int) -> bool:
-    """Whether an array's first axis is the examples."""
+    """Return whether an array's first axis has the batch's length."""
     shape = array.shape
     return len(shape) > 0 and int(next(iter(shape))) == examples

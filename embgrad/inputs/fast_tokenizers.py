@@ -1,4 +1,4 @@
-"""Encodes with the library `tokenizers`, alone or inside Hugging Face's, and leaves its settings as they are."""
+"""Encode texts with the library `tokenizers`, directly or inside a Hugging Face tokenizer, and restore its settings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = [
     "words_of",
 ]
 
-#: The tokens that pad where a tokenizer does not say.
+#: The tokens used as padding where a tokenizer declares none.
 PADS: Final = ("[PAD]", "<pad>")
 
-#: Held while a tokenizer is set up, which may be that of several streams.
+#: A lock, held while a tokenizer's settings are changed: several streams may share a tokenizer.
 _setting: Final = threading.RLock()
 
 
 def padding_of_huggingface(tokenizer: Any) -> Padding:
-    """A Hugging Face tokenizer's own padding; GPT-2's has none, and under the mask any id serves."""
+    """Return a Hugging Face tokenizer's own padding. Where it has none, as GPT-2's, any id serves, since it is masked."""
     return Padding(
         id=0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
         type=int(tokenizer.pad_token_type_id),
@@ -39,66 +39,72 @@ def padding_of_huggingface(tokenizer: Any) -> Padding:
 
 
 def padding_of_tokenizers(tokenizer: Any) -> Padding:
-    """The own padding of a `tokenizers.Tokenizer`, or that of its vocabulary."""
-    own = tokenizer.padding
-    if own:
-        return Padding(int(own["pad_id"]), int(own["pad_type_id"]), str(own["pad_token"]), str(own["direction"]))
+    """Return the padding of a `tokenizers.Tokenizer`: as set up, or else from the padding token in its vocabulary."""
+    padding = tokenizer.padding
+    if padding:
+        return Padding(
+            int(padding["pad_id"]), int(padding["pad_type_id"]), str(padding["pad_token"]), str(padding["direction"])
+        )
     for token in PADS:
-        found = tokenizer.token_to_id(token)
-        if found is not None:
-            return Padding(id=int(found), token=token)
+        token_id = tokenizer.token_to_id(token)
+        if token_id is not None:
+            return Padding(id=int(token_id), token=token)
     return Padding()
 
 
 def apart(tokenizer: Any) -> Any:
-    """The same with settings of its own, for a thread of its own: who uses a tokenizer at the same time may set it up anew.
+    """Return a copy of the tokenizer for use in another thread, so that settings changed by one user do not affect the other.
 
-    A tokenizer without this library is itself, and so is one that cannot be copied, having parts that are written in Python.
+    Tokenizers of other libraries are returned as they are, and so are those that cannot be copied because some of their
+    components are written in Python.
     """
     inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(inner, "encode_batch") or not hasattr(inner, "to_str"):
         return tokenizer
-    own = _copied(inner)
-    if own is None:
+    inner_copy = _copied(inner)
+    if inner_copy is None:
         return tokenizer
     if inner is tokenizer:
-        return own
-    made = copy.copy(tokenizer)
-    made._tokenizer = own
-    return made if made.backend_tokenizer is own else tokenizer
+        return inner_copy
+    outer_copy = copy.copy(tokenizer)
+    outer_copy._tokenizer = inner_copy
+    return outer_copy if outer_copy.backend_tokenizer is inner_copy else tokenizer
 
 
 def description_of(tokenizer: Any) -> str | None:
-    """What a `tokenizers.Tokenizer` says of itself; None where a part of it is written in Python, which it cannot write down."""
+    """Return the JSON serialization of a `tokenizers.Tokenizer`; None where a component is written in Python."""
     try:
-        told: str = tokenizer.to_str()
+        description: str = tokenizer.to_str()
     except Exception as error:
-        if type(error) is not Exception:  # which is the library's
+        if type(error) is not Exception:  # the library raises a plain Exception
             raise
         return None
-    return told
+    return description
 
 
 def _copied(tokenizer: Any) -> Any | None:
-    """A `tokenizers.Tokenizer` like it; None where there can be none."""
-    told = description_of(tokenizer)
-    if told is None:
+    """Return a copy of a `tokenizers.Tokenizer`; None where it cannot be copied."""
+    description = description_of(tokenizer)
+    if description is None:
         return None
-    own = type(tokenizer).from_str(told)
-    if getattr(tokenizer, "encode_special_tokens", False):  # of which its description says nothing
-        own.encode_special_tokens = True
-    return own
+    copied_tokenizer = type(tokenizer).from_str(description)
+    if getattr(tokenizer, "encode_special_tokens", False):  # this setting is not serialized
+        copied_tokenizer.encode_special_tokens = True
+    return copied_tokenizer
 
 
 def with_huggingface(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    """Each example by a Hugging Face tokenizer, which sets up the `tokenizers.Tokenizer` in it at each call."""
-    with _setting, _settings_kept(getattr(tokenizer, "backend_tokenizer", None)), _failures_told():
-        return [_one_with_huggingface(tokenizer, example, max_length) for example in examples]
+    """Return each example as encoded by a Hugging Face tokenizer, which configures its `tokenizers.Tokenizer` at each call."""
+    with _setting, _preserve_settings(getattr(tokenizer, "backend_tokenizer", None)), _translate_errors():
+        return [_encode_with_huggingface(tokenizer, example, max_length) for example in examples]
 
 
 @contextlib.contextmanager
-def _settings_kept(tokenizer: Any) -> Iterator[None]:
-    """Give a `tokenizers.Tokenizer` its truncation and padding back, where they are others: none can be set while it encodes."""
+def _preserve_settings(tokenizer: Any) -> Iterator[None]:
+    """Restore the truncation and padding of a `tokenizers.Tokenizer` on exit, where they have changed.
+
+    Unchanged settings are left alone: they cannot be set while the tokenizer encodes in another thread.
+    """
     if tokenizer is None:
         yield
         return
@@ -113,12 +119,12 @@ def _settings_kept(tokenizer: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_told() -> Iterator[None]:
-    """As an error of ours what the library `tokenizers` raises where its file is broken: a bare Exception, or none at all."""
+def _translate_errors() -> Iterator[None]:
+    """Raise a BatchError for what the library `tokenizers` raises on a broken file: a bare Exception, or a panic."""
     try:
         yield
     except BaseException as error:
-        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":  # which is Rust's panic
+        if type(error) is not Exception and type(error).__module__ != "pyo3_runtime":  # a panic in Rust
             raise
         raise BatchError(
             f"the tokenizer cannot encode the texts: {error}; expected a tokenizer whose vocabulary holds its special tokens; "
@@ -126,7 +132,7 @@ def _failures_told() -> Iterator[None]:
         ) from error
 
 
-def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
+def _encode_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: int | None) -> Encoded:
     whole = tokenizer(*example, padding=False, truncation=False, verbose=False)
     cut = whole
     if max_length is not None and len(whole["input_ids"]) > max_length:
@@ -141,51 +147,60 @@ def _one_with_huggingface(tokenizer: Any, example: tuple[str, ...], max_length: 
 
 
 def with_tokenizers(tokenizer: Any, examples: list[tuple[str, ...]], max_length: int | None) -> list[Encoded]:
-    """Each example by a `tokenizers.Tokenizer`, cut off to `max_length` or as it is set up itself."""
+    """Return each example as encoded by a `tokenizers.Tokenizer`, cut to `max_length` or to its own truncation."""
     inputs: list[Any] = [example if len(example) == 2 else example[0] for example in examples]
     truncation = getattr(tokenizer, "truncation", None)
     limits = dict(truncation or {})
     if max_length is not None:
         limits = {"max_length": max_length, **{name: limits[name] for name in ("direction",) if name in limits}}
-    with _failures_told(), _unlimited(tokenizer, bool(truncation or tokenizer.padding or limits)) as own:
-        whole = found = own.encode_batch(inputs)
-        if limits and any(len(one.ids) > limits["max_length"] for one in whole):
-            own.enable_truncation(**limits)
-            # What is short enough is as it was found: of some tokenizers no two encodings of a text are the same.
-            found = [
-                one if len(one.ids) <= limits["max_length"] else own.encode_batch([given])[0]
-                for given, one in zip(inputs, whole, strict=True)
+    with _translate_errors(), _unlimited(tokenizer, bool(truncation or tokenizer.padding or limits)) as unlimited:
+        whole = encodings = unlimited.encode_batch(inputs)
+        if limits and any(len(encoding.ids) > limits["max_length"] for encoding in whole):
+            unlimited.enable_truncation(**limits)
+            # Reuse encodings that are short enough: some tokenizers encode the same text differently each time.
+            encodings = [
+                encoding if len(encoding.ids) <= limits["max_length"] else unlimited.encode_batch([text])[0]
+                for text, encoding in zip(inputs, whole, strict=True)
             ]
     return [
         Encoded(
-            one.ids, types, one.tokens, words_of(one.word_ids, one.sequence_ids), max(0, len(full.ids) - len(one.ids))
+            encoding.ids,
+            types,
+            encoding.tokens,
+            words_of(encoding.word_ids, encoding.sequence_ids),
+            max(0, len(full.ids) - len(encoding.ids)),
         )
-        for one, full, types in zip(found, whole, _types_that_tell(found), strict=True)
+        for encoding, full, types in zip(encodings, whole, _types_or_none(encodings), strict=True)
     ]
 
 
 @contextlib.contextmanager
 def _unlimited(tokenizer: Any, limited: bool) -> Iterator[Any]:
-    """The tokenizer without padding and truncation, which it may be given: a copy, or where there is none the user's own."""
+    """Yield the tokenizer without padding and truncation: a copy, or the tokenizer itself where it cannot be copied.
+
+    Args:
+        tokenizer: the tokenizer.
+        limited: whether it may have padding or truncation, or will get them; if not, it is yielded as it is.
+    """
     if not limited:
         yield tokenizer
         return
-    own = _copied(tokenizer)
-    with _setting, _settings_kept(tokenizer) if own is None else contextlib.nullcontext():
-        own = tokenizer if own is None else own
-        own.no_padding()
-        own.no_truncation()
-        yield own
+    unlimited = _copied(tokenizer)
+    with _setting, _preserve_settings(tokenizer) if unlimited is None else contextlib.nullcontext():
+        unlimited = tokenizer if unlimited is None else unlimited
+        unlimited.no_padding()
+        unlimited.no_truncation()
+        yield unlimited
 
 
-def _types_that_tell(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
-    """The types of each encoding, or None where all are zero: these tokenizers give zeros whether the model has types or not."""
-    tell = any(any(one.type_ids) for one in encoded)
-    return [one.type_ids if tell else None for one in encoded]
+def _types_or_none(encoded: Sequence[Any]) -> list[Sequence[int] | None]:
+    """Return each encoding's types; None if all are zero, which these tokenizers return whether or not the model has types."""
+    has_types = any(any(encoding.type_ids) for encoding in encoded)
+    return [encoding.type_ids if has_types else None for encoding in encoded]
 
 
 def words_of(words: Sequence[int | None], sequences: Sequence[int | None]) -> list[int]:
-    """Word numbers that go on from the first text of a pair to the second; -1 for special tokens."""
+    """Return word numbers that continue from the first text of a pair to the second; -1 for special tokens."""
     first = max(
         (word for word, text in zip(words, sequences, strict=True) if text == 0 and word is not None), default=-1
     )

@@ -1,4 +1,4 @@
-"""The lines of a file of texts, one text a line."""
+"""Read the lines of a text file, one text per line."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ from embgrad.errors import FileFormatError
 
 __all__ = ["MARK", "text_lines"]
 
-#: How a file begins that is of another encoding.
+#: The byte order marks of other encodings.
 OTHER_MARKS: Final = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
-#: How UTF-8 may begin.
+#: The byte order mark with which a UTF-8 file may begin.
 MARK: Final = b"\xef\xbb\xbf"
 
 
 def text_lines(data: bytes, name: str) -> tuple[list[tuple[int, str]], int]:
-    r"""The texts with the numbers of their lines, and how many lines are blank.
+    r"""Return the texts with their line numbers, and the number of blank lines.
 
-    Lines end as Python's open() and text editors see it, with \n, \r\n or \r. What Unicode calls line ends beside these, such
-    as U+2028, may stand within a text.
+    Lines end with \n, \r\n or \r, as for Python's open() and text editors. Unicode's other line separators, such as U+2028,
+    may be part of a text.
 
     Args:
         data: the file's bytes.
-        name: what the file is called in messages.
+        name: the file's name, for messages.
 
     Raises:
-        FileFormatError: it is not UTF-8.
+        FileFormatError: the file is not UTF-8.
     """
-    other = OTHER_MARKS.get(data[:2])
-    if other:
-        raise FileFormatError(f"{name} is {other}: expected UTF-8; convert it, with iconv -f {other} -t UTF-8 say")
+    encoding = OTHER_MARKS.get(data[:2])
+    if encoding:
+        raise FileFormatError(
+            f"{name} is {encoding}: expected UTF-8; convert it, for example with iconv -f {encoding} -t UTF-8"
+        )
     lines = data.removeprefix(MARK).splitlines()
     texts = [(number, _decoded(line, name, number)) for number, line in enumerate(lines, 1) if line.strip()]
     return texts, len(lines) - len(texts)
@@ -41,6 +43,6 @@ def _decoded(line: bytes, name: str, number: int) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FileFormatError(
-            f"{name}, line {number}: byte {line[error.start]:#04x} at place {error.start + 1} is no UTF-8 ({error.reason}); "
+            f"{name}, line {number}: byte {line[error.start]:#04x} at position {error.start + 1} is not UTF-8 ({error.reason}); "
             "save the file as UTF-8"
         ) from None

@@ -1,4 +1,4 @@
-"""Runs a TF Hub preprocessing model: a model that takes a batch of strings and gives an encoder's three inputs."""
+"""Run a TF Hub preprocessing model: a model that takes a batch of strings and returns an encoder's three inputs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ PACKAGES: Final = frozenset({"keras", "tensorflow", "tensorflow_hub", "tf_keras"
 
 
 def is_preprocessor(tokenizer: object) -> bool:
-    """Whether a callable is a model of TensorFlow or Keras, told by its type, without importing either."""
+    """Return whether a callable is a TensorFlow or Keras model, by its type, without importing either."""
     return any(base.__module__.partition(".")[0] in PACKAGES for base in type(tokenizer).__mro__)
 
 
 def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[dict[str, np.ndarray]]:
-    """What a preprocessing model makes of each example, by its own keys.
+    """Return the preprocessing model's outputs for each example, under its own keys.
 
-    Pairs go through its `tokenize` and `bert_pack_inputs`, as TF Hub's preprocessing models have them.
+    Pairs are encoded with its `tokenize` and `bert_pack_inputs`, as TF Hub documents for its preprocessing models.
 
     Raises:
-        BatchError: there are pairs, and the model has no way to take them, or it did not give a dict.
+        BatchError: there are pairs and the model lacks these methods, or it did not return a dict.
     """
     singles = [number for number, example in enumerate(examples) if len(example) == 1]
     pairs = [number for number, example in enumerate(examples) if len(example) == 2]
-    found: dict[int, dict[str, np.ndarray]] = {}
+    rows: dict[int, dict[str, np.ndarray]] = {}
     if singles:
-        given = tokenizer(np.array([examples[number][0] for number in singles]))
-        found |= dict(zip(singles, _rows(given, len(singles)), strict=True))
+        outputs = tokenizer(np.array([examples[number][0] for number in singles]))
+        rows |= dict(zip(singles, _rows(outputs, len(singles)), strict=True))
     if pairs:
         model = getattr(tokenizer, "resolved_object", tokenizer)  # of a hub.KerasLayer
         if not (hasattr(model, "tokenize") and hasattr(model, "bert_pack_inputs")):
@@ -43,15 +43,15 @@ def preprocessed(tokenizer: Any, examples: Sequence[tuple[str, ...]]) -> list[di
                 "tokenize and bert_pack_inputs that would take it: expected single texts; or give a tokenizer"
             )
         parts = [model.tokenize(np.array([examples[number][side] for number in pairs])) for side in (0, 1)]
-        found |= dict(zip(pairs, _rows(model.bert_pack_inputs(parts), len(pairs)), strict=True))
-    return [found[number] for number in range(len(examples))]
+        rows |= dict(zip(pairs, _rows(model.bert_pack_inputs(parts), len(pairs)), strict=True))
+    return [rows[number] for number in range(len(examples))]
 
 
-def _rows(given: Any, count: int) -> list[dict[str, np.ndarray]]:
-    if not isinstance(given, Mapping):
+def _rows(outputs: Any, count: int) -> list[dict[str, np.ndarray]]:
+    if not isinstance(outputs, Mapping):
         raise BatchError(
-            f"the preprocessing model returned {type(given).__name__}: expected a dict of ids, mask and types, such as "
+            f"the preprocessing model returned {type(outputs).__name__}: expected a dict of ids, mask and types, such as "
             "input_word_ids, input_mask and input_type_ids"
         )
-    arrays = {str(key): to_numpy(value) for key, value in given.items()}
+    arrays = {str(key): to_numpy(value) for key, value in outputs.items()}
     return [{key: array[number] for key, array in arrays.items()} for number in range(count)]

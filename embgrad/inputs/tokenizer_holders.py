@@ -1,4 +1,4 @@
-"""Objects that hold a tokenizer beside a model: pipelines, sentence encoders, cross-encoders."""
+"""Read the tokenizer and length limit of objects that hold a tokenizer: pipelines, sentence encoders, cross-encoders."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import Any, Final
 
 __all__ = ["own_length", "own_tokenizer"]
 
-#: Attributes that say at how many tokens an object cuts its texts off.
+#: Attributes that hold the number of tokens to which an object cuts its texts.
 LENGTHS: Final = ("max_seq_length", "max_length")
 
 
 def own_tokenizer(holder: Any) -> Any:
-    """Return the object's own tokenizer, which is its attribute of that name; None where it has none."""
+    """Return the object's attribute `tokenizer`; None where it has none."""
     return getattr(holder, "tokenizer", None)
 
 
 def own_length(holder: Any) -> int | None:
-    """Return the number of tokens at which the object cuts its texts off; None where it does not."""
+    """Return the number of tokens to which the object cuts its texts; None where it does not cut them."""
     lengths = (getattr(holder, name, None) for name in LENGTHS)
-    return next((one for one in lengths if isinstance(one, int) and not isinstance(one, bool) and one > 0), None)
+    return next(
+        (length for length in lengths if isinstance(length, int) and not isinstance(length, bool) and length > 0), None
+    )

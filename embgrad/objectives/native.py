@@ -1,4 +1,4 @@
-"""The objective as users give it: one of embgrad's, or a function of theirs on native outputs."""
+"""Accept an objective as users pass it: an embgrad objective, or a function of the model's native outputs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from embgrad.objectives.objectives import CrossEntropy, Logit, Margin, Objective
 __all__ = ["NativeObjective", "as_objective", "described", "native_values", "rebuilt"]
 
 
-#: The modules of the frameworks' own losses, as functions and as classes.
+#: The modules of the frameworks' losses, both functions and classes.
 LOSSES: Final = re.compile(r"(torch|tf_keras|keras|tensorflow|mxnet)\.(.*\.)?(loss|losses)(\..*)?")
 
-#: The module of PyTorch's functions, of which some are losses.
+#: The module of PyTorch's functions, some of which are losses.
 FUNCTIONAL: Final = "torch.nn.functional"
 
-#: The objectives that a result remembers whole.
-CLASSES: Final = {one.__name__: one for one in (CrossEntropy, Logit, Margin, Projection, Sum)}
+#: The objectives that can be rebuilt from a result's provenance.
+CLASSES: Final = {cls.__name__: cls for cls in (CrossEntropy, Logit, Margin, Projection, Sum)}
 
 
 @dataclass(frozen=True)
 class NativeObjective:
-    """An objective that the framework computes on the model's own return value.
+    """An objective that the framework computes from the model's own return value.
 
     Attributes:
-        function: the user's function. Takes the model's return value, and returns a native tensor of shape (example,), or () with
-            `scalar`.
+        function: the user's function. It takes the model's return value and returns a native tensor of shape (example,), or
+            of shape () with `scalar`.
         scalar: whether the function reduces over the examples.
     """
 
@@ -41,48 +41,50 @@ class NativeObjective:
     scalar: bool
 
 
-def as_objective(given: Any) -> Objective | NativeObjective:
-    """The objective as it was given, or what wraps a function of the user's.
+def as_objective(objective: Any) -> Objective | NativeObjective:
+    """Return an embgrad objective unchanged; wrap a function in a `NativeObjective`.
 
     Raises:
-        ObjectiveError: it is none.
+        ObjectiveError: the value is neither an objective nor a function.
     """
-    if isinstance(given, Objective):
-        return given
-    if isinstance(given, Scalar):
-        _expect_of_outputs(given.function)
-        return NativeObjective(given.function, scalar=True)
-    if isinstance(given, type) and issubclass(given, (Objective, Scalar)):
+    if isinstance(objective, Objective):
+        return objective
+    if isinstance(objective, Scalar):
+        _expect_of_outputs(objective.function)
+        return NativeObjective(objective.function, scalar=True)
+    if isinstance(objective, type) and issubclass(objective, (Objective, Scalar)):
         raise ObjectiveError(
-            f"the objective is the class {given.__name__}: expected an instance; write {given.__name__}(...)"
+            f"the objective is the class {objective.__name__}: expected an instance; write {objective.__name__}(...)"
         )
-    if callable(given):
-        _expect_of_outputs(given)
-        return NativeObjective(given, scalar=False)
+    if callable(objective):
+        _expect_of_outputs(objective)
+        return NativeObjective(objective, scalar=False)
     raise ObjectiveError(
-        f"the objective is {given!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
-        f"model's output that gives one number an example{_instead(given)}"
+        f"the objective is {objective!r}: expected CrossEntropy, Logit, Margin, Sum, Projection, Scalar, or a function of the "
+        f"model's output that gives one number an example{_instead(objective)}"
     )
 
 
-def _instead(given: Any) -> str:
-    """Return what a message advises in place of labels, and of several objectives."""
-    if isinstance(given, (list, tuple)) and given and all(isinstance(one, Objective) for one in given):
-        return "; make one call for each of several"
-    is_array = hasattr(given, "shape") or isinstance(given, (list, tuple))
-    return "; labels go into one, embgrad.CrossEntropy(labels)" if is_array or isinstance(given, Mapping) else ""
+def _instead(value: Any) -> str:
+    """Return the message's advice where labels, or several objectives, were passed."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(entry, Objective) for entry in value):
+        return "; make one call for each objective"
+    is_array = hasattr(value, "shape") or isinstance(value, (list, tuple))
+    return (
+        "; pass labels to an objective, embgrad.CrossEntropy(labels)" if is_array or isinstance(value, Mapping) else ""
+    )
 
 
 def _expect_of_outputs(function: Any) -> None:
-    """Refuse a function that takes more than the model's output, as the frameworks' losses do.
+    """Raise an error if a function takes more than the model's output, as the frameworks' losses do.
 
     Raises:
-        ObjectiveError: it does.
+        ObjectiveError: the function needs several arguments, or is a class.
     """
-    kind = function if isinstance(function, (type, FunctionType)) else type(function)
-    name = getattr(kind, "__qualname__", str(kind))
+    cls = function if isinstance(function, (type, FunctionType)) else type(function)
+    name = getattr(cls, "__qualname__", str(cls))
     needed = _needed(function)
-    if LOSSES.fullmatch(str(kind.__module__)) or (kind.__module__ == FUNCTIONAL and len(needed) > 1):
+    if LOSSES.fullmatch(str(cls.__module__)) or (cls.__module__ == FUNCTIONAL and len(needed) > 1):
         raise ObjectiveError(
             f"the objective is {name}, a loss of the framework's own, which needs a target beside the output: expected "
             "embgrad.CrossEntropy(labels) for a cross-entropy, or a function of the model's output alone that gives one number "
@@ -98,22 +100,26 @@ def _expect_of_outputs(function: Any) -> None:
 
 
 def _needed(function: Any) -> list[str]:
-    """The parameters of a function without defaults, as far as it says."""
+    """Return the names of a function's parameters without defaults, as far as its signature is known."""
     try:
         parameters = inspect.signature(
             getattr(function, "forward", function)
         ).parameters  # PyTorch's modules take anything
-    except (TypeError, ValueError):  # one written in C does not say
+    except (TypeError, ValueError):  # functions written in C have no signature
         return []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, one in parameters.items() if one.default is one.empty and one.kind in positional]
+    return [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind in positional
+    ]
 
 
 def native_values(values: np.ndarray | None) -> np.ndarray:
-    """The values of a native objective, float64.
+    """Return the values of a native objective as float64.
 
     Raises:
-        ObjectiveError: one is not finite.
+        ObjectiveError: a value is not finite.
     """
     assert values is not None, "a backend returns the values of a native objective"
     array = np.asarray(values, np.float64)
@@ -128,7 +134,7 @@ def native_values(values: np.ndarray | None) -> np.ndarray:
 
 
 def described(objective: Objective | NativeObjective) -> dict[str, Any]:
-    """What the provenance says of an objective."""
+    """Return the description of an objective for the provenance."""
     if isinstance(objective, Objective):
         return objective.describe()
     function = objective.function
@@ -137,12 +143,12 @@ def described(objective: Objective | NativeObjective) -> dict[str, Any]:
 
 
 def rebuilt(description: Mapping[str, Any]) -> Objective | None:
-    """The objective that a provenance describes; None for a function of the user's, or what is none of embgrad's."""
+    """Return the objective that a provenance describes; None for a function, or a class that embgrad does not know."""
     arguments = {name: value for name, value in description.items() if name != "class"}
-    kind = CLASSES.get(str(description.get("class")))
-    if kind is None:
+    cls = CLASSES.get(str(description.get("class")))
+    if cls is None:
         return None
     try:
-        return kind(**arguments)
-    except (TypeError, ObjectiveError):  # of a file that says otherwise than embgrad writes it
+        return cls(**arguments)
+    except (TypeError, ObjectiveError):  # a file whose description was not written by embgrad
         return None

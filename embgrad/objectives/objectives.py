@@ -1,4 +1,4 @@
-"""Objectives: a value per example and its cotangent, in NumPy, so that the arithmetic is the same in every framework."""
+"""Objectives: a value per example and its cotangent, computed in NumPy, so that every framework uses the same arithmetic."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ __all__ = ["CrossEntropy", "Logit", "Margin", "Objective", "Projection", "Scalar
 
 
 class Objective(ABC):
-    """L of each example from one output of the model, and its cotangent.
+    """Base class of objectives: computes the value L of each example from one output of the model, and its cotangent.
 
     Args:
         output: the output's role (`logits`, `pooled`, `sequence`) or native name; None for the logits, or else
             the only output.
-        position: of a per-position output the position that counts: p ≥ 0 is a column, p < 0 counts back from
-            each example's last real position, an array of shape (example,) gives one an example. None for all
+        position: for a per-position output, the position to use: p ≥ 0 is a column, p < 0 counts back from each
+            example's last real position, an array of shape (example,) has one position for each example. None uses all
             real positions.
 
     Raises:
-        ObjectiveError: an argument is not of its kind; when it meets the output and the batch, see `evaluate`.
+        ObjectiveError: an argument has the wrong type. Arguments are checked against the output and the batch by
+            `evaluate`.
     """
 
-    #: Whether outputs of other shapes than (example, classes) and (example, position, classes) make sense.
+    #: Whether outputs of other shapes than (example, classes) and (example, position, classes) are accepted.
     any_shape: ClassVar[bool] = False
 
-    # As they are in a class of the user's that does not call this class's __init__.
+    # Defaults for user-defined subclasses that do not call this class's __init__.
     output: str | None = None
     position: Any = None
 
@@ -60,26 +61,30 @@ class Objective(ABC):
         self.position = None if position is None else whole(position, "position")
 
     def places(self, shape: tuple[int, ...], batch: TokenBatch) -> tuple[np.ndarray, np.ndarray] | None:
-        """The rows that count in a per-position output of this shape, as (examples, positions); None in any other output.
+        """Return the rows of a per-position output of this shape that count, as (examples, positions); None for other outputs.
+
+        Args:
+            shape: the shape of the output.
+            batch: the batch that the model was run on.
 
         Raises:
-            ObjectiveError: the arguments and the batch do not go together.
+            ObjectiveError: the arguments do not fit the batch.
         """
         positions = positions_of(shape, batch, self.output)
         return self._places(shape, positions) if len(shape) == 3 and tuple(shape[:2]) == positions.shape else None
 
     def evaluate(self, output: np.ndarray, batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
-        """The objective and its cotangent.
+        """Return the objective and its cotangent.
 
         Args:
-            output: one output of the model, the examples on its first axis.
+            output: one output of the model, with the examples on its first axis.
             batch: the batch that the model was run on.
 
         Returns:
             L of shape (example,) and the cotangent of the output's shape, both float64.
 
         Raises:
-            ObjectiveError: the output, the arguments and the batch do not go together, or L is not finite.
+            ObjectiveError: the output, the arguments and the batch do not fit together, or L is not finite.
         """
         if output.ndim == 0 or output.shape[0] != len(batch):
             raise ObjectiveError(
@@ -93,11 +98,11 @@ class Objective(ABC):
     def evaluate_rows(
         self, rows: np.ndarray, places: tuple[np.ndarray, np.ndarray], batch: TokenBatch
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `evaluate`, of those rows of a per-position output alone that count.
+        """Return the same as `evaluate`, from only those rows of a per-position output that count.
 
         Args:
             rows: (row, classes).
-            places: where they are in the output, as the method of that name gave it.
+            places: the rows' examples and positions, as returned by the method `places`.
             batch: the batch that the model was run on.
 
         Returns:
@@ -106,7 +111,7 @@ class Objective(ABC):
         return self._values(Rows(rows.astype(np.float64), *places, len(batch)))
 
     def _values(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """L of each example, and the slopes of the rows."""
+        """Return L of each example, and the slopes of the rows."""
         values, slopes = self._rows(rows)
         finite = np.isfinite(values)
         if not finite.all():
@@ -115,12 +120,12 @@ class Objective(ABC):
                 f"the objective is {values[wrong[0]]} at {rows.place(int(wrong[0]))}, where the output holds "
                 f"{brief(rows.values[wrong[0]])}: expected finite numbers; look at the model's weights and inputs"
             )
-        if rows.positions is None:  # one row an example
+        if rows.positions is None:  # one row for each example
             return np.asarray(values, np.float64), slopes
         return np.bincount(rows.examples, weights=values, minlength=rows.count), slopes
 
     def describe(self) -> dict[str, Any]:
-        """The class and its arguments, as JSON can hold them."""
+        """Return the class name and the arguments as JSON-compatible values."""
         arguments = [(name, getattr(self, name)) for name in self._argument_names()]
         plain = {
             name: value.tolist() if isinstance(value, np.ndarray) else value
@@ -130,14 +135,14 @@ class Objective(ABC):
         return {"class": type(self).__name__, **plain}
 
     def take(self, examples: slice | np.ndarray, count: int) -> Objective:
-        """The objective of some of the batch's examples: arguments with one entry an example are cut.
+        """Return the objective of some of the batch's examples: arguments with one entry for each example are sliced.
 
         Args:
-            examples: which examples, in which order.
-            count: how many examples the whole batch has.
+            examples: the indices of the examples, in order, or a slice.
+            count: the number of examples in the whole batch.
 
         Raises:
-            ObjectiveError: an argument has not one entry an example.
+            ObjectiveError: an array argument does not have one entry for each example.
         """
         taken = copy.copy(self)
         for name in self._argument_names():
@@ -151,7 +156,7 @@ class Objective(ABC):
 
     @abstractmethod
     def _rows(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """The value of each row, (row,), and its slope in the row's entries, (row, classes)."""
+        """Return the value of each row, (row,), and its gradient in the row's entries, (row, classes)."""
 
     def _argument_names(self) -> tuple[str, ...]:
         return ("output", "position")
@@ -170,8 +175,8 @@ class Objective(ABC):
         batch = positions_of(output.shape, batch, self.output)
         if self.position is not None:
             raise ObjectiveError(
-                f"position={brief(self.position)} asks for one position, and the output has shape {output.shape}: "
-                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); leave position out"
+                f"position={brief(self.position)} selects one position, but the output has shape {output.shape}: "
+                f"expected (example, position, classes) = ({len(batch)}, {batch.shape[1]}, …); omit position"
             )
         if output.ndim > 2 and not self.any_shape:
             raise ObjectiveError(
@@ -197,13 +202,14 @@ class Objective(ABC):
 
 
 class Sum(Objective):
-    """The sum of an example's output; of a per-position output over its real positions.
+    """The sum of an example's output; for a per-position output, summed over its real positions.
 
     Args:
-        output: as in `Objective`; so is `position`.
+        output: see `Objective`.
+        position: see `Objective`.
 
     Raises:
-        ObjectiveError: as in `Objective`.
+        ObjectiveError: see `Objective`.
     """
 
     any_shape = True
@@ -216,12 +222,13 @@ class Projection(Objective):
     """The inner product of an example's output with a vector.
 
     Args:
-        vector: (classes,) for all examples, or (example, classes); of a per-position output the same vector
-            meets each of its real positions.
-        output: as in `Objective`; so is `position`.
+        vector: (classes,) for all examples, or (example, classes). For a per-position output the same vector is applied
+            at each real position.
+        output: see `Objective`.
+        position: see `Objective`.
 
     Raises:
-        ObjectiveError: as in `Objective`.
+        ObjectiveError: see `Objective`.
     """
 
     any_shape = True
@@ -229,10 +236,10 @@ class Projection(Objective):
     def __init__(self, vector: Any, *, output: str | None = None, position: Any = None) -> None:
         super().__init__(output=output, position=position)
         try:
-            given = to_numpy(vector)
-            if given.dtype.kind in "cSUVMm":
-                raise TypeError(f"of dtype {given.dtype}")
-            self.vector = np.array(given, dtype=np.float64)
+            array = to_numpy(vector)
+            if array.dtype.kind in "cSUVMm":
+                raise TypeError(f"of dtype {array.dtype}")
+            self.vector = np.array(array, dtype=np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise ObjectiveError(f"vector is {brief(vector)}: expected an array of real numbers ({error})") from error
         if self.vector.ndim not in (1, 2) or not np.isfinite(self.vector).all():
@@ -262,11 +269,12 @@ class Logit(Objective):
     """One entry of the output.
 
     Args:
-        index: the entry, from 0 on, for all examples or one an example, shape (example,).
-        output: as in `Objective`; so is `position`.
+        index: the entry's index, from 0, for all examples, or one for each example, shape (example,).
+        output: see `Objective`.
+        position: see `Objective`.
 
     Raises:
-        ObjectiveError: as in `Objective`.
+        ObjectiveError: see `Objective`.
     """
 
     def __init__(self, index: Any, *, output: str | None = None, position: Any = None) -> None:
@@ -282,15 +290,16 @@ class Logit(Objective):
 
 
 class Margin(Objective):
-    """One entry of the output less another.
+    """The difference of two entries of the output.
 
     Args:
-        index: the entry that counts for, from 0 on, for all examples or one an example, shape (example,).
-        against: the entry that counts against, likewise.
-        output: as in `Objective`; so is `position`.
+        index: the index of the entry that is added, from 0, for all examples, or one for each example, shape (example,).
+        against: the index of the entry that is subtracted, likewise.
+        output: see `Objective`.
+        position: see `Objective`.
 
     Raises:
-        ObjectiveError: as in `Objective`; or both are the same entry.
+        ObjectiveError: see `Objective`; or both indices are the same.
     """
 
     def __init__(self, index: Any, against: Any, *, output: str | None = None, position: Any = None) -> None:
@@ -314,16 +323,17 @@ class Margin(Objective):
 
 
 class CrossEntropy(Objective):
-    """Minus the logarithm of the probability of an example's label. Summed, never a mean.
+    """The negative log-probability of an example's label. Summed over positions and examples, never a mean.
 
     Args:
-        labels: whole numbers of shape (example,); of a per-position output without `position` of shape (example,
-            position), where -100 leaves a position out, and masked positions are left out in any case.
-        of: what the output holds, "logits" or "probabilities" (behind a softmax).
-        output: as in `Objective`; so is `position`.
+        labels: integers of shape (example,); for a per-position output without `position`, of shape (example, position),
+            where -100 and masked positions are ignored.
+        of: the content of the output: "logits", or "probabilities" (the output of a softmax).
+        output: see `Objective`.
+        position: see `Objective`.
 
     Raises:
-        ObjectiveError: as in `Objective`; or the output is not what `of` says, or holds one class alone.
+        ObjectiveError: see `Objective`; or the output does not match `of`, or has a single class.
     """
 
     def __init__(self, labels: Any, of: str = "logits", *, output: str | None = None, position: Any = None) -> None:
@@ -344,7 +354,7 @@ class CrossEntropy(Objective):
         if self.labels.shape != batch.shape:
             raise ObjectiveError(
                 f"labels have shape {self.labels.shape} and the output is per position, {shape}: expected labels "
-                f"of shape {batch.shape} (-100 leaves a position out), or position=... for one position an example"
+                f"of shape {batch.shape} (-100 ignores a position), or position=... for one position an example"
             )
         counts = self.labels[examples, positions] != IGNORED
         return examples[counts], positions[counts]
@@ -358,7 +368,7 @@ class CrossEntropy(Objective):
         of_label, each = entries(shifted, labels), np.arange(len(labels))
         slopes = np.exp(shifted, out=shifted)  # in place: a row is as long as the vocabulary in a language model
         label = slopes[each, labels]
-        # Of a confident prediction the others are all that tells: 1 - p keeps none of their digits.
+        # For a confident prediction, sum the other classes' probabilities: 1 - p would lose all their digits.
         slopes[each, labels] = 0
         others = slopes.sum(1)
         totals = others + label
@@ -367,7 +377,7 @@ class CrossEntropy(Objective):
         return np.where(of_label == 0, np.log1p(others), np.log(totals) - of_label), slopes
 
     def _labels_of(self, rows: Rows) -> np.ndarray:
-        """The label of each row."""
+        """Return the label of each row."""
         if rows.values.shape[1] == 1:
             raise ObjectiveError(
                 "the output has one entry an example: a cross-entropy over one class is always 0; for a single logit use "
@@ -385,7 +395,7 @@ class CrossEntropy(Objective):
         wrong = np.flatnonzero(~are_probabilities(rows.values))
         if wrong.size:
             raise ObjectiveError(
-                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are no probabilities: "
+                f"the output at {rows.place(int(wrong[0]))} is {brief(rows.values[wrong[0]])}, which are not probabilities: "
                 "expected entries from 0 to 1 that sum to 1; pass of='logits' if the model has no softmax"
             )
         chosen = entries(rows.values, labels)
@@ -400,14 +410,14 @@ class CrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class Scalar:
-    """An objective of the user's that reduces over the examples itself.
+    """An objective given as a function that reduces over the examples itself.
 
     Args:
-        function: takes what the model returned and gives a native scalar. What the gradient means (a mean, a
-            regulariser) is then the function's affair; the result's `objective` has shape ().
+        function: a function of the model's return value that returns a native scalar. The meaning of the gradient (of a
+            mean, of a regulariser) is then up to the function; the result's `objective` has shape ().
 
     Raises:
-        ObjectiveError: it is no function.
+        ObjectiveError: `function` is not callable.
     """
 
     function: Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""What a model returned, by name: native names and the roles logits, pooled and sequence."""
+"""Address a model's outputs by name: native names and the roles logits, pooled and sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from embgrad.errors import OutputError, did_you_mean, listed
 
 __all__ = ["ROLES", "choose_output", "name_outputs"]
 
-#: The native names that have each role, over the conventions of all frameworks; the last of them that there is counts.
+#: The native names that have each role, across the conventions of all frameworks; the last one present is used.
 ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "logits": ("scores", "logits"),
     "pooled": ("sentence_embedding", "pooler_output", "pooled_output"),
@@ -21,18 +21,18 @@ ONLY: Final = "output"
 
 
 def name_outputs(returned: Any, is_tensor: Callable[[Any], bool], positional: Sequence[str] = ()) -> dict[str, Any]:
-    """The tensors in what a model returned, by native name.
+    """Return the tensors in a model's return value, by native name.
 
-    One tensor is "output"; a mapping's have their keys, a named tuple's and a data class's their fields, a
-    sequence's their numbers ("0"), and nested ones are joined by a dot ("hidden_states.3").
+    A single tensor is named "output"; entries of a mapping have their keys, of a named tuple or data class their fields, of a
+    sequence their indices ("0"); names of nested entries are joined by a dot ("hidden_states.3").
 
     Args:
         returned: the model's return value.
-        is_tensor: whether an object is a tensor of the framework.
+        is_tensor: returns whether an object is a tensor of the framework.
         positional: names for the entries of a returned sequence, where the backend knows them.
 
     Raises:
-        OutputError: there is no tensor in it.
+        OutputError: the return value holds no tensor.
     """
     if is_tensor(returned):
         return {ONLY: returned}
@@ -52,13 +52,13 @@ def name_outputs(returned: Any, is_tensor: Callable[[Any], bool], positional: Se
 
 
 def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
-    """The native name of the output that is wanted: a role, a native name, or None for the default.
+    """Return the native name of an output given by role, by native name, or None for the default.
 
-    The default is the output with the role `logits`, or else the only output. A model that returns one array
-    gives it the role `logits`.
+    The default is the output with the role `logits`, or else the only output. If a model returns one array, its output has
+    the role `logits`.
 
     Raises:
-        OutputError: there is no such output; the message lists what there is.
+        OutputError: there is no such output; the message lists the outputs.
     """
     if wanted is not None and wanted in named:
         return wanted
@@ -80,12 +80,12 @@ def choose_output(named: Mapping[str, Any], wanted: str | None) -> str:
 
 
 def _roles(named: Mapping[str, Any]) -> dict[str, str]:
-    found = {role: _of_role(named, role) for role in ROLES}
-    return {role: name for role, name in found.items() if name is not None}
+    names = {role: _of_role(named, role) for role in ROLES}
+    return {role: name for role, name in names.items() if name is not None}
 
 
 def _of_role(named: Mapping[str, Any], role: str) -> str | None:
-    """The native name of the output with a role."""
+    """Return the native name of the output with a role; None where there is none."""
     if role == "logits" and list(named) == [ONLY]:
         return ONLY
     return next((name for name in reversed(ROLES.get(role, ())) if name in named), None)

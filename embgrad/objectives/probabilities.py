@@ -1,4 +1,4 @@
-"""Tells rows that a softmax gave from logits, by their sums."""
+"""Distinguish softmax outputs from logits by the sums of their rows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from embgrad.errors import ObjectiveError
 
 __all__ = ["are_probabilities", "refuse_probabilities"]
 
-#: How far a row's sum may be from 1 for the row to be taken for probabilities, half precision included.
+#: The largest deviation of a row's sum from 1 at which the row counts as probabilities, half precision included.
 PROBABILITY_TOLERANCE: Final = 5e-3
 
-#: The same for rows of float32 or float64, which a softmax has summed to 1 far better.
+#: The same for rows of float32 or float64, whose sum after a softmax is much closer to 1.
 EXACT_TOLERANCE: Final = 1e-5
 
 
 def refuse_probabilities(values: np.ndarray) -> None:
-    """Refuse what a softmax gave, told by its sums, as exact as its dtype; logits may come near to such by chance.
+    """Raise an error if all rows are probabilities.
+
+    The tolerance depends on the dtype's precision, since rows of logits may be close to probabilities by chance.
 
     Args:
-        values: (row, classes), float64, which may have been widened.
+        values: (row, classes), float64, possibly widened from a smaller dtype.
 
     Raises:
         ObjectiveError: all rows are probabilities.
@@ -37,14 +39,14 @@ def refuse_probabilities(values: np.ndarray) -> None:
 
 
 def _are_half(values: np.ndarray) -> bool:
-    """Whether the values are of half precision, float16 or bfloat16, widened since."""
+    """Return whether the values were half precision (float16 or bfloat16) before they were widened."""
     single = values.astype(np.float32)
     with np.errstate(over="ignore"):
         return bool((single.astype(np.float16) == values).all() or not (single.view(np.uint32) & 0xFFFF).any())
 
 
 def are_probabilities(values: np.ndarray, near: float = PROBABILITY_TOLERANCE) -> np.ndarray:
-    """Whether each row has no negative entries and sums to 1.
+    """Return for each row whether it has no negative entries and sums to 1.
 
     Args:
         values: (row, classes).

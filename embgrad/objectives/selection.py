@@ -1,4 +1,4 @@
-"""The rows of an output that count for an objective, and which entries its arguments choose in them."""
+"""Select the rows of an output that count for an objective, and the entries that its arguments choose in them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of an output that count: (row, classes), with the example and position that each comes from.
+    """The rows of an output that count for an objective, with the example and position of each.
 
     Attributes:
         values: float64, (row, classes).
         examples: (row,).
-        positions: (row,), or None where the output has one row an example.
+        positions: (row,), or None where the output has one row for each example.
         count: the number of examples in the batch.
     """
 
@@ -40,19 +40,20 @@ class Rows:
     count: int
 
     def place(self, row: int) -> str:
-        """Where a row is, for messages."""
+        """Return the example and position of a row as text, for messages."""
         where = f"example {self.examples[row]}"
         return where if self.positions is None else f"{where}, position {self.positions[row]}"
 
 
 def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
-    """The column that counts for each example, shape (example,).
+    """Return the column that counts for each example, shape (example,).
 
     Args:
-        position: a number or one an example; negative ones count back from the example's last real position.
+        position: one position, or one for each example; negative ones count back from the example's last real position.
+        batch: the batch that the model was run on.
 
     Raises:
-        ObjectiveError: a position outside the batch or at padding, or a wrong number of them.
+        ObjectiveError: a position is outside the batch or at padding, or there is a wrong number of positions.
     """
     if position.ndim and position.shape != (len(batch),):
         raise ObjectiveError(
@@ -75,7 +76,7 @@ def resolve_positions(position: np.ndarray, batch: TokenBatch) -> np.ndarray:
 
 
 def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
-    """The entry of each row that an argument of one number, or one an example, points at."""
+    """Return the index of the entry that an argument chooses in each row: one number for all, or one for each example."""
     if index.ndim == 0:
         return expect_inside(np.broadcast_to(index, len(rows.values)), rows, name)
     if index.ndim > 1:
@@ -87,7 +88,7 @@ def chosen_entries(index: np.ndarray, rows: Rows, name: str) -> np.ndarray:
 
 
 def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
-    """The entries, checked."""
+    """Return the chosen indices after checking that each is a class of the output."""
     classes = rows.values.shape[1]
     wrong = np.flatnonzero((chosen < 0) | (chosen >= classes))
     if wrong.size:
@@ -100,30 +101,30 @@ def expect_inside(chosen: np.ndarray, rows: Rows, name: str) -> np.ndarray:
 
 
 def entries(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The chosen entry of each row alone: the others may be infinite, as masked classes are."""
+    """Return the chosen entry of each row without reading the others, which may be infinite, as masked classes are."""
     return np.asarray(values[np.arange(len(chosen)), chosen])
 
 
 def one_hot(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """1 at the chosen entry of each row, else 0."""
+    """Return an array that is 1 at the chosen entry of each row, else 0."""
     hot = np.zeros_like(values)
     hot[np.arange(len(chosen)), chosen] = 1
     return hot
 
 
 def expect_one_an_example(argument: np.ndarray, count: int, name: str) -> None:
-    """Refuse an argument whose first axis is not the examples."""
+    """Raise an error if an argument's first axis does not have the number of examples."""
     if argument.shape[0] != count:
         raise ObjectiveError(f"{name} has {len(argument)} entries: expected {count}, one an example")
 
 
-def whole(given: Any, name: str) -> np.ndarray:
-    """An argument of whole numbers, as int64."""
+def whole(value: Any, name: str) -> np.ndarray:
+    """Return an argument of whole numbers as int64."""
     try:
-        array = to_numpy(given)
+        array = to_numpy(value)
     except ValueError:
         array = np.empty(0, object)
     whole = whole_numbers(array)
     if whole is None or (whole.size == 0 and whole.ndim):
-        raise ObjectiveError(f"{name} is {brief(given)}: expected whole numbers")
+        raise ObjectiveError(f"{name} is {brief(value)}: expected whole numbers")
     return whole

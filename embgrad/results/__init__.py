@@ -1,1 +1,1 @@
-"""The results: embedding gradients, tables of gradients, certificates, and their files."""
+"""Embedding gradients, sparse table gradients, certificates, and the files that hold them."""

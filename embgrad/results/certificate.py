@@ -1,4 +1,4 @@
-"""The certificate: the figures of the tests that a gradient has passed."""
+"""The certificate: the measurements of the tests that a gradient has passed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ __all__ = ["Certificate", "Slope", "worst"]
 
 @dataclass(frozen=True)
 class Slope:
-    """How fast the objective changes in one direction.
+    """The slope of the objective in one direction, by the gradient and by finite differences.
 
     Attributes:
-        direction: "gradient" for the gradient's own, else "random 1" and so on; with `split=True` of which example.
-        expected: by the gradient: its inner product with the direction.
-        found: by finite differences, of fourth order.
-        uncertainty: how far the finite difference may be off, told by several steps, by both sides and by rounding; as much as
-            makes it hold where the objective has no slope there, but a kink.
-        tolerance: how far the two may be apart.
+        direction: "gradient" for the gradient's own direction, else "random 1" and so on; with `split=True` it names the
+            example as well.
+        expected: the slope by the gradient: its inner product with the direction.
+        found: the slope by finite differences of fourth order.
+        uncertainty: the error bound of the finite difference, estimated from several step sizes, from both sides and from
+            rounding. Where the objective has a kink instead of a slope, it is as large as needed for the test to pass.
+        tolerance: the largest difference of the two that passes.
     """
 
     direction: str
@@ -30,24 +31,24 @@ class Slope:
 
     @property
     def holds(self) -> bool:
-        """Whether the two agree within the tolerance."""
+        """True where the two slopes agree within the tolerance."""
         return abs(self.found - self.expected) <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `check=True` has found.
+    """The measurements of `check=True`.
 
     Attributes:
-        slopes: finite differences against the gradient.
-        scatter: how far the framework's own gradient of the table is from what the lookups and the other ways to the table
-            give together, relative to the largest of these three; None where there is no table at hand.
-        independence: how far the first example's gradient is from what it is when the example is run alone, relative; None
-            where there is but one, where the point is not seen as (example, position, dim), and where the model does not take
-            an example alone. Where it is large examples meet: ask for `split=True`.
-        untested: with `split=True` the examples of which nothing can be told: their own objective changes by no more than its
-            rounding, or examples meet, and these are not among those that were tried one by one.
-        unscattered: why `scatter` does not apply to the table, such as one that is detached; None where it does.
+        slopes: finite differences compared with the gradient.
+        scatter: the difference between the framework's own gradient of the table and the sum of the gradients through the
+            lookups and through other uses of the table, relative to the largest of these three; None where there is no table.
+        independence: the relative difference between the first example's gradient in the batch and when run alone; None
+            where there is only one example, where the point is not seen as (example, position, dim), and where the model does
+            not accept a single example. A large value means that examples depend on one another: use `split=True`.
+        untested: with `split=True`, the examples that could not be tested: their own objective changes by no more than its
+            rounding, or examples depend on one another and these were not among those tested individually.
+        unscattered: the reason why `scatter` does not apply to the table, such as a detached table; None where it applies.
     """
 
     slopes: tuple[Slope, ...]
@@ -57,36 +58,38 @@ class Certificate:
     unscattered: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the certificate as JSON-compatible values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Certificate:
-        """The reverse of `to_dict`; one of before the last two figures has none of them.
+        """Return the certificate from the output of `to_dict`; files of earlier versions lack the last two fields.
 
         Raises:
-            KeyError, TypeError: it is none.
+            KeyError, TypeError: the mapping is not a certificate.
         """
-        slopes = tuple(Slope(**one) for one in given["slopes"])
+        slopes = tuple(Slope(**fields) for fields in given["slopes"])
         untested, why = given.get("untested", ()), given.get("unscattered")
-        if not isinstance(untested, (list, tuple)) or not all(type(one) is int for one in untested):
-            raise TypeError("the examples that are not tested are no whole numbers")
+        if not isinstance(untested, (list, tuple)) or not all(type(example) is int for example in untested):
+            raise TypeError("the untested examples are not whole numbers")
         if not isinstance(why, (str, type(None))):
-            raise TypeError("why a figure does not apply is no text")
+            raise TypeError("the reason in unscattered is not text")
         return cls(slopes, given["scatter"], given["independence"], tuple(untested), why)
 
 
 def worst(certificates: Sequence[Certificate | None]) -> Certificate:
-    """One certificate of those of the micro-batches: all slopes, and the largest of each other figure."""
-    present = [one for one in certificates if one is not None]
+    """Combine the certificates of sub-batches into one: all slopes, and the largest value of each other measurement."""
+    present = [certificate for certificate in certificates if certificate is not None]
 
     def largest(name: str) -> float | None:
-        return max((figure for one in present if (figure := getattr(one, name)) is not None), default=None)
+        return max(
+            (figure for certificate in present if (figure := getattr(certificate, name)) is not None), default=None
+        )
 
     return Certificate(
-        tuple(slope for one in present for slope in one.slopes),
+        tuple(slope for certificate in present for slope in certificate.slopes),
         largest("scatter"),
         largest("independence"),
-        tuple(sorted({example for one in present for example in one.untested})),
-        next((one.unscattered for one in present if one.unscattered is not None), None),
+        tuple(sorted({example for certificate in present for example in certificate.untested})),
+        next((certificate.unscattered for certificate in present if certificate.unscattered is not None), None),
     )

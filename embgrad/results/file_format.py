@@ -1,4 +1,4 @@
-"""The format of results in files: safetensors arrays, and JSON beside them; all of it is checked before it is believed."""
+"""The format of results in files: safetensors arrays with JSON metadata, all of which is checked when read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from embgrad.results.row_sparse import RowSparse
 
 __all__ = ["FORMAT", "Fields", "plain", "read_results", "write_results"]
 
-#: The arguments that make an `EmbeddingGradients`.
+#: The arguments of an `EmbeddingGradients`.
 Fields: TypeAlias = dict[str, Any]
 
 #: The version of the file format; a reader refuses a later one. A single result is written as version 1, which every
 #: embgrad reads; several are version 2.
 FORMAT: Final = 2
 
-#: What safetensors calls the types of a result's arrays.
-_KINDS: Final = ("F32", "F64", "I64")
+#: The safetensors names of the dtypes that a result's arrays may have.
+_DTYPES: Final = ("F32", "F64", "I64")
 
-#: By their names in a file, the arrays that a result may hold beside its tables, and the attributes that they are.
+#: The arrays that a result may hold beside its tables: from their names in a file to attributes of the result.
 _ARRAYS: Final = {
     "values": "values",
     "activations": "activations",
@@ -39,7 +39,7 @@ _ARRAYS: Final = {
     "words": "words_of",
     "before": "before",
 }
-#: Those with one number a position, and the least that each may hold.
+#: The arrays with one number for each position, and the smallest number that each may hold.
 _LEAST: Final = {"mask": 0, "types": 0, "words": -1}
 _FIELDS: Final = ("tokens", "vocab", "pad_leak", "provenance", "certificate")
 
@@ -47,7 +47,7 @@ _EXPECTED: Final = "expected what embgrad.save writes"
 
 
 class _UnexpectedError(ValueError):
-    """What is read is not as embgrad writes it; says how."""
+    """The content of a file does not follow the format; the message is a clause that says how."""
 
 
 def write_results(named: Mapping[str, Any], path: object, *, single: bool, durable: bool = False) -> None:
@@ -55,42 +55,43 @@ def write_results(named: Mapping[str, Any], path: object, *, single: bool, durab
 
     Args:
         named: the `EmbeddingGradients` by name.
-        path: the file; its folder must exist.
+        path: the file's path; its folder must exist.
         single: whether the file is of one result, which needs no name.
-        durable: return only when the file would outlast a power failure.
+        durable: return only when the file would survive a power failure.
 
     Raises:
-        EmbgradError: a result holds what no file can, such as float16 values.
+        EmbgradError: a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
     target = checked_path(path)
     arrays: dict[str, np.ndarray] = {}
     entries = []
     for number, (name, result) in enumerate(named.items()):
-        own, entry = _arrays_of(result), _entry_of(result, name)
+        result_arrays, entry = _arrays_of(result), _entry_of(result, name)
         try:
-            _fields_of(own, json.loads(entry))  # what cannot be read back is not written
+            _fields_of(result_arrays, json.loads(entry))  # write only what can be read back
         except _UnexpectedError as error:
             where = "" if single else f" {brief(name)}"
             raise EmbgradError(f"the result{where} cannot be saved, since it {error}") from error
-        arrays.update(own if single else {f"{number}.{key}": array for key, array in own.items()})
+        arrays.update(result_arrays if single else {f"{number}.{key}": array for key, array in result_arrays.items()})
         entries.append(entry if single else f'{{"name": {json.dumps(name)}, {entry[1:]}')
     text = f'{{"format": 1, {entries[0][1:]}' if single else f'{{"format": 2, "results": [{", ".join(entries)}]}}'
     write_tensors(target, arrays, {"embgrad": text}, durable=durable)
 
 
 def read_results(path: object) -> tuple[dict[str, Fields], bool]:
-    """Return the fields of a file's results by name, in the order in which they were written, and whether it is of one result.
+    """Read the fields of a file's results.
 
-    A single result has the name "".
+    Returns:
+        The fields of each result by name, in the order written, and whether the file is of one result, whose name is "".
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: the file is not complete, not embgrad's, or of a later version of the format.
-        EmbgradError: `path` is no path.
+        FileFormatError: the file is incomplete, was not written by embgrad, or has a later version of the format.
+        EmbgradError: `path` is not a path.
     """
     file = checked_path(path)
-    arrays, metadata = read_tensors(file, _KINDS)
+    arrays, metadata = read_tensors(file, _DTYPES)
     described = _described(file, metadata)
     try:
         if described.pop("format") == 1:
@@ -112,7 +113,7 @@ def _arrays_of(result: Any) -> dict[str, np.ndarray]:
 
 
 def _entry_of(result: Any, name: str) -> str:
-    """What is no array, as a JSON object."""
+    """Return the fields that are not arrays, as a JSON object."""
     entry = {
         "tokens": result.tokens,
         "vocab": result.vocab,
@@ -122,14 +123,18 @@ def _entry_of(result: Any, name: str) -> str:
     }
     try:
         return json.dumps(entry, default=plain)
-    except (TypeError, ValueError, RecursionError) as error:  # keys that are no text, or something that holds itself
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # keys that are not strings, or an object that contains itself
         raise EmbgradError(
-            f"the result {brief(name)} cannot be saved: its provenance is nothing that JSON can hold, {error}"
+            f"the result {brief(name)} cannot be saved: its provenance cannot be stored as JSON, {error}"
         ) from error
 
 
 def plain(value: Any) -> Any:
-    """What JSON cannot hold, as it can: NumPy's numbers and arrays as Python's, other objects as their text."""
+    """Return a value that JSON does not support as one that it does: NumPy's as Python's, other objects as their repr."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
@@ -137,7 +142,7 @@ def plain(value: Any) -> Any:
 
 
 def _described(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The file's own words on what it holds, of a version that can be read."""
+    """Return the file's own description of its content, after checking that its version can be read."""
     foreign = f"{path} is a safetensors file, but not one of embgrad's: {_EXPECTED}"
     try:
         described = json.loads(metadata["embgrad"], object_pairs_hook=once)
@@ -159,12 +164,12 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> 
         raise _UnexpectedError(f"lists no results: {_EXPECTED}")
     groups: dict[str, dict[str, np.ndarray]] = {str(number): {} for number in range(len(entries))}
     for key, array in arrays.items():
-        number, _, own = key.partition(".")
+        number, _, local_key = key.partition(".")
         if number not in groups:
             raise _UnexpectedError(
                 f"holds the array {brief(key)}, which belongs to none of its {len(entries)} results: {_EXPECTED}"
             )
-        groups[number][own] = array
+        groups[number][local_key] = array
     results: dict[str, Fields] = {}
     for entry, group in zip(entries, groups.values(), strict=True):
         name = entry.pop("name", None) if isinstance(entry, dict) else None
@@ -178,7 +183,7 @@ def _several(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> 
 
 
 def _fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fields:
-    """Return the fields of a result, after every check that keeps it from failing later, far from the file."""
+    """Return the fields of a result, checked so that none can cause an error later, far from the file."""
     _expect_keys("fields", entry, _FIELDS, needed=_FIELDS[:-1])
     provenance = _checked_provenance(entry["provenance"])
     needed = ["values", "activations", "ids"] + ([] if provenance.get("captured") else ["objective"])
@@ -198,16 +203,16 @@ def _fields_of(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Fi
     }
 
 
-def _expect_keys(what: str, found: Iterable[str], known: Sequence[str], needed: Sequence[str]) -> None:
-    if missing := [name for name in needed if name not in found]:
+def _expect_keys(what: str, present: Iterable[str], known: Sequence[str], needed: Sequence[str]) -> None:
+    if missing := [name for name in needed if name not in present]:
         raise _UnexpectedError(f"lacks the {what} {missing}: {_EXPECTED}")
-    if other := sorted(set(found) - set(known)):
-        raise _UnexpectedError(f"holds the {what} {brief(other)}: {_EXPECTED}, of {list(known)}")
+    if unknown := sorted(set(present) - set(known)):
+        raise _UnexpectedError(f"holds the {what} {brief(unknown)}: {_EXPECTED}, of {list(known)}")
 
 
 def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
     values, ids = arrays["values"], arrays["ids"]
-    _expect_kind("values", values, ("float32", "float64"))
+    _expect_dtype("values", values, ("float32", "float64"))
     if values.ndim < 2 or not values.size or not ids.size:
         raise _UnexpectedError(
             f"holds values of shape {values.shape} and ids of shape {ids.shape}: expected (example, position, dim) and "
@@ -215,18 +220,18 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
         )
     for name in ("activations", "before"):
         if name in arrays:
-            _expect_kind(name, arrays[name], (str(values.dtype),))
+            _expect_dtype(name, arrays[name], (str(values.dtype),))
             _expect_shape(name, arrays[name], values.shape, "values")
     for name, least in {"ids": 0, **_LEAST}.items():
         if name in arrays:
-            _expect_kind(name, arrays[name], ("int64",))
+            _expect_dtype(name, arrays[name], ("int64",))
             _expect_shape(name, arrays[name], ids.shape, "ids")
             if arrays[name].min() < least:
                 raise _UnexpectedError(f"holds {arrays[name].min()} in {name}: expected no number below {least}")
     if "mask" in arrays and arrays["mask"].max() > 1:
         raise _UnexpectedError(f"holds {arrays['mask'].max()} in mask: expected 1 at real positions and 0 at padding")
     if "objective" in arrays:
-        _expect_kind("objective", arrays["objective"], ("float64",))
+        _expect_dtype("objective", arrays["objective"], ("float64",))
         if arrays["objective"].ndim > 1 or not arrays["objective"].size:
             raise _UnexpectedError(
                 f"holds an objective of shape {arrays['objective'].shape}: expected (example,), or () where the reduction "
@@ -234,9 +239,9 @@ def _check_arrays(arrays: Mapping[str, np.ndarray]) -> None:
             )
 
 
-def _expect_kind(name: str, array: np.ndarray, kinds: Sequence[str]) -> None:
-    if str(array.dtype) not in kinds:
-        raise _UnexpectedError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(kinds)}")
+def _expect_dtype(name: str, array: np.ndarray, dtypes: Sequence[str]) -> None:
+    if str(array.dtype) not in dtypes:
+        raise _UnexpectedError(f"holds {name} of dtype {array.dtype}: expected {' or '.join(dtypes)}")
 
 
 def _expect_shape(name: str, array: np.ndarray, shape: tuple[int, ...], like: str) -> None:
@@ -273,7 +278,7 @@ def _checked_tokens(tokens: Any, shape: tuple[int, ...]) -> tuple[tuple[str, ...
 
 
 def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tuple[RowSparse, ...] | None:
-    """The tables of a split result: one for each value of the objective."""
+    """Return the tables of a split result, one for each value of the objective."""
     names = {name for name in arrays if name.startswith("table.")}
     if not names:
         return None
@@ -285,10 +290,12 @@ def _checked_tables(arrays: Mapping[str, np.ndarray], vocab: int | None) -> tupl
     if vocab is None or len(names) != 2 * count:
         raise _UnexpectedError(f"holds {len(names) // 2} tables, of {vocab} rows, for {count} examples: {_EXPECTED}")
     for number in range(count):
-        rows, own = arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"]
-        _expect_kind(f"table.{number}.rows", rows, ("int64",))
-        _expect_kind(f"table.{number}.values", own, (str(values.dtype),))
-        _expect_shape(f"table.{number}.values", own, (rows.size, values.shape[-1]), "rows, and the values' dim")
+        rows, table_values = arrays[f"table.{number}.rows"], arrays[f"table.{number}.values"]
+        _expect_dtype(f"table.{number}.rows", rows, ("int64",))
+        _expect_dtype(f"table.{number}.values", table_values, (str(values.dtype),))
+        _expect_shape(
+            f"table.{number}.values", table_values, (rows.size, values.shape[-1]), "rows, and the values' dim"
+        )
         inside = rows.ndim == 1 and (not rows.size or 0 <= rows.min() <= rows.max() < vocab)
         if not inside or (np.diff(rows) <= 0).any():
             raise _UnexpectedError(
@@ -323,12 +330,14 @@ def _checked_certificate(certificate: Any) -> Certificate | None:
     figures = ("expected", "found", "uncertainty", "tolerance")
     try:
         slopes, rest = certificate["slopes"], (certificate["scatter"], certificate["independence"])
-        numbers = [slope[name] for slope in slopes for name in figures] + [one for one in rest if one is not None]
+        numbers = [slope[name] for slope in slopes for name in figures] + [
+            figure for figure in rest if figure is not None
+        ]
         if not all(map(_is_number, numbers)) or not all(isinstance(slope["direction"], str) for slope in slopes):
-            raise TypeError("a figure is no number, or a direction no text")
+            raise TypeError("a measurement is not a number, or a direction is not text")
         return Certificate.from_dict(certificate)
     except (KeyError, TypeError) as error:
-        raise _UnexpectedError(f"holds a certificate that is none: {error!r}; {_EXPECTED}") from error
+        raise _UnexpectedError(f"holds an invalid certificate: {error!r}; {_EXPECTED}") from error
 
 
 def _is_whole(value: Any) -> bool:
@@ -336,5 +345,5 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number that a float can be."""
+    """Return whether the value is a number that fits into a float."""
     return isinstance(value, float) or (_is_whole(value) and abs(value) < 2**1023)

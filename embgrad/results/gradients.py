@@ -1,4 +1,4 @@
-"""The result: an embedding gradient with all that is needed to read it."""
+"""The result of `embgrad.gradients`: an embedding gradient with everything needed to interpret it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Word(NamedTuple):
     Attributes:
         text: the word without the tokenizer's marks.
         positions: the positions of its tokens.
-        saliency: that of the whole word.
+        saliency: the saliency of the whole word.
     """
 
     text: str
@@ -43,24 +43,24 @@ class EmbeddingGradients:
 
     Attributes:
         values: ∂ΣL/∂e, C-contiguous, shape (example, position, dim); float32, or float64 where the model computes in
-            it. The sum of the examples' objectives, never a mean. A point that is named by its path keeps its own axes,
-            examples first where that can be told. Where the gradient was edited, what goes on.
-        activations: the value e there, same shape and dtype.
-        objective: L of each example, float64, shape (example,); () where the reduction was the user's; None where the loss
+            it. The gradient is of the sum of the examples' objectives, never a mean. A point named by its path keeps its own
+            axes, examples first where they can be identified. Where the gradient was edited, this is the edited gradient.
+        activations: the value e at the point, same shape and dtype.
+        objective: L of each example, float64, shape (example,); () where the user's function reduced it; None where the loss
             was the user's own, see `capture`.
         ids: the rows looked up, int64, (example, position); at a hidden state the batch's ids.
         mask: 1 at real positions, int64, (example, position); None where none was given.
         types: segment numbers, likewise.
-        tokens: the tokens' texts, one tuple an example; None where they are not known.
-        words_of: for each position the number of its word, -1 for none; None where the tokenizer did not say.
-        vocab: the number of the table's rows; None where there is no table: at a hidden state, or where the value was
+        tokens: the tokens' texts, one tuple for each example; None where they are not known.
+        words_of: for each position the number of its word, -1 for none; None where the tokenizer returned none.
+        vocab: the number of rows in the table; None where there is no table: at a hidden state, or where the value was
             overridden.
         pad_leak: the largest magnitude that the model computed at a masked position; with `split=True` in any pullback.
-        provenance: library, backend and framework versions, model class, point, objective, dtype and more, as JSON can
-            hold them.
+        provenance: library, backend and framework versions, model class, point, objective, dtype and more, as
+            JSON-compatible values.
         tables: with `split=True` the table gradient of each example's own pullback; else None.
-        before: where the gradient was edited, what came, same shape as `values`; else None.
-        certificate: with `check=True` the figures of the tests that the result has passed; else None.
+        before: the gradient before it was edited, same shape as `values`; None where it was not edited.
+        certificate: with `check=True` the measurements of the tests that the result has passed; else None.
     """
 
     values: np.ndarray
@@ -80,12 +80,12 @@ class EmbeddingGradients:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The values' shape, (examples, positions, dim) but for points that keep axes of their own."""
+        """The values' shape: (examples, positions, dim), except for points that keep their own axes."""
         return tuple(self.values.shape)
 
     @property
     def real(self) -> np.ndarray:
-        """True at real positions, shape (example, position), as the ids; all of them where there is no mask."""
+        """A bool array, shape (example, position), of the ids' shape: true at real positions, everywhere without a mask."""
         return np.ones(self.ids.shape, bool) if self.mask is None else self.mask.astype(bool)
 
     def __repr__(self) -> str:
@@ -101,18 +101,18 @@ class EmbeddingGradients:
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return the values, for `np.asarray` and every function of NumPy's: the array itself, unless a copy is asked for."""
+        """Return the values, for `np.asarray` and all NumPy functions: the array itself, unless a copy is requested."""
         return as_asked(self.values, dtype, copy)
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show; None, and so the text, without the extra `report`."""
+        """Return the HTML that notebooks show; None without the extra `report`, so that they show the text."""
         return rendered(self)
 
     def table(self) -> RowSparse:
-        """The gradient with respect to the table through this lookup, (vocab, dim): Σ over examples and positions.
+        """Return the gradient with respect to the table through this lookup, (vocab, dim): the sum over examples and positions.
 
         Raises:
-            PointError: the point is no lookup, or its value was overridden, so that it does not come from a table.
+            PointError: the point is not a lookup, or its value was overridden and so does not come from a table.
         """
         vocab = self._table_rows()
         if self.tables is None:
@@ -121,13 +121,13 @@ class EmbeddingGradients:
         return scatter(rows, np.concatenate([table.values for table in self.tables]), vocab)
 
     def per_example(self) -> list[RowSparse]:
-        """The gradient of each example's L with respect to the table, (vocab, dim) each, without their memory.
+        """Return the gradient of each example's L with respect to the table, row-sparse, (vocab, dim) each.
 
-        From one backward pass: what an example's L sends to the table goes through the example's own positions. Where
-        examples meet (batch norm in training mode, in-batch negatives) ask for the gradients with `split=True`.
+        It is computed from one backward pass: an example's L reaches the table only through the example's own positions. Where
+        examples depend on one another (batch norm in training mode, in-batch negatives), compute the gradients with `split=True`.
 
         Raises:
-            PointError: the point is no lookup, or its value was overridden, or its indices have no example axis.
+            PointError: the point is not a lookup, or its value was overridden, or its indices have no example axis.
         """
         vocab = self._table_rows()
         if self.tables is not None:
@@ -136,7 +136,7 @@ class EmbeddingGradients:
         if self.values.ndim != 3 or shared:
             raise PointError(
                 f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
-                "dim); ask for it by its role, at='position' say, which gives each example its own"
+                "dim); name it by its role, such as at='position', to get a gradient for each example"
             )
         return scatter_each(self.ids, self.values, vocab)
 
@@ -152,7 +152,7 @@ class EmbeddingGradients:
         return self.vocab
 
     def saliency(self, kind: str = "norm") -> np.ndarray:
-        """One number a position, (example, position), of the values' dtype.
+        """Return one number for each position, (example, position), in the values' dtype.
 
         Args:
             kind: "norm" for the gradient's length, or "dot" for its inner product with the activation (gradient × input,
@@ -170,22 +170,22 @@ class EmbeddingGradients:
         return np.asarray((wide * self.activations).sum(-1).astype(self.values.dtype))
 
     def words(self, kind: str = "norm") -> list[list[Word]]:
-        """The words of each example with their saliency; sub-word tokens are merged, padding is left out.
+        """Return the words of each example with their saliency; sub-word tokens are merged, padding is skipped.
 
         A word's "norm" is the length of its tokens' gradients taken together (the root of the sum of squares), its "dot"
-        the sum of theirs. Special tokens stand for themselves. Which tokens make a word is the tokenizer's own word
-        where the batch has it, else told by the marks of WordPiece ("##") and byte-pair or sentence pieces ("Ġ", "▁").
+        the sum of theirs. Each special token is a word. Tokens are grouped by the tokenizer's word numbers where the batch has
+        them, else by the marks of WordPiece ("##") and byte-pair or sentence pieces ("Ġ", "▁").
 
         Args:
-            kind: as in `saliency`.
+            kind: see `saliency`.
 
         Raises:
-            EmbgradError: the tokens are not known, the point is not of the shape (example, position, dim), or `kind` is neither.
+            EmbgradError: the tokens are not known, the point's shape is not (example, position, dim), or `kind` is neither.
         """
         if self.values.ndim != 3 or self.values.shape[:2] != self.ids.shape:
             raise EmbgradError(
                 f"the point {self.provenance.get('point')!r} has the shape {self.values.shape}: expected (example, position, "
-                "dim), which alone has words"
+                "dim), since only such points have words"
             )
         if self.tokens is None:
             raise EmbgradError(
@@ -214,23 +214,23 @@ class EmbeddingGradients:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a safetensors file, which `embgrad.load` reads back bit for bit.
 
-        The file appears whole or not at all. `embgrad.save` writes several results into one.
+        The file appears whole or not at all. `embgrad.save` writes several results into one file.
 
         Raises:
-            EmbgradError: the result holds what no file can, such as float16 values.
+            EmbgradError: the result holds values that the format does not support, such as float16.
             OSError: the file cannot be written.
         """
         write_results({"": self}, path, single=True)
 
 
-#: Tokens that stand for themselves, such as "[CLS]" and "</s>".
+#: Special tokens, each of which is a word, such as "[CLS]" and "</s>".
 SPECIAL: Final = re.compile(r"\[[A-Za-z]+\]|<[^<>]+>")
 
 
 def _continues(tokens: Sequence[str], numbers: np.ndarray | None, position: int, marked: bool) -> bool:
-    """Whether the token goes on with the word of the one before it."""
+    """Return whether a token continues the word of the token before it."""
     if numbers is not None:
-        # Without a pre-tokenizer a whole text is one word to the tokenizer; the marks then say more.
+        # Without a pre-tokenizer the whole text has one word number; only the marks separate words then.
         same = numbers[position] >= 0 and numbers[position] == numbers[position - 1]
         return bool(same and tokens[position][:1] not in ("Ġ", "▁"))
     token, before = tokens[position], tokens[position - 1]

@@ -1,4 +1,4 @@
-"""Results in files: one or several by name, read back bit for bit; what else a file may hold is refused, never guessed."""
+"""Save and load results: one, or several by name, restored bit for bit; files with any other content are refused."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def save(
     The file appears whole or not at all.
 
     Args:
-        results: a result of `embgrad.gradients`, or a mapping of names to results; any string is a name.
-        path: where to; the folder must be there.
-        durable: come back only when the file would outlast a power failure.
+        results: a result of `embgrad.gradients`, or a mapping of names to results; any string is a valid name.
+        path: the file's path; its folder must exist.
+        durable: return only when the file would survive a power failure.
 
     Raises:
-        EmbgradError: `results` is something else, or a result holds what no file can, such as float16 values.
+        EmbgradError: `results` is something else, or a result holds values that the format does not support, such as float16.
         OSError: the file cannot be written.
     """
     single = isinstance(results, EmbeddingGradients)
@@ -37,14 +37,14 @@ def save(
 
 
 def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, EmbeddingGradients]:
-    """What `embgrad.save` or `EmbeddingGradients.save` has written: a result, or a dict of results in the order as written.
+    """Read a file of `embgrad.save` or `EmbeddingGradients.save`: return a result, or a dict of results in the order written.
 
-    Nothing in the file is run, and reading takes no more memory than its size warrants.
+    Nothing in the file is executed, and reading takes no more memory than the file's size justifies.
 
     Raises:
         FileNotFoundError: there is no such file.
-        FileFormatError: it is not whole, not embgrad's, or of a later version of the format.
-        EmbgradError: `path` is no path.
+        FileFormatError: the file is incomplete, was not written by embgrad, or has a later version of the format.
+        EmbgradError: `path` is not a path.
     """
     named, single = read_results(path)
     results = {name: EmbeddingGradients(**fields) for name, fields in named.items()}
@@ -52,10 +52,10 @@ def load(path: str | os.PathLike[str]) -> EmbeddingGradients | dict[str, Embeddi
 
 
 def expect_results(results: object) -> Mapping[str, EmbeddingGradients]:
-    """The mapping of names to results that it is.
+    """Return the mapping after checking that it maps names to results.
 
     Raises:
-        EmbgradError: it is no such mapping, or an empty one.
+        EmbgradError: it is not such a mapping, or is empty.
     """
     expected = "expected a result of embgrad.gradients, or a mapping of names to results"
     if isinstance(results, (str, os.PathLike)):

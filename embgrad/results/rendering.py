@@ -1,4 +1,4 @@
-"""How notebooks show results: as HTML that the report makes, which registers itself here."""
+"""The HTML of results in notebooks: a registry, in which the room `report` registers its renderers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _renderers: Final[dict[type, Callable[[Any], str | None]]] = {}
 
 
 def register_renderer(kind: type[T], render: Callable[[T], str | None]) -> None:
-    """Let a function make the HTML of all objects of a class; it returns None where it cannot make any."""
+    """Register a function that returns the HTML of objects of a class, or None where it cannot."""
     _renderers[kind] = render
 
 
 def rendered(shown: Any) -> str | None:
-    """Return the HTML of an object; None, so that a notebook shows its text, where nothing makes any."""
-    render = next((_renderers[kind] for kind in type(shown).__mro__ if kind in _renderers), None)
+    """Return the HTML of an object; None where no renderer returns any, so that a notebook shows its text."""
+    render = next((_renderers[cls] for cls in type(shown).__mro__ if cls in _renderers), None)
     return None if render is None else render(shown)

@@ -1,4 +1,4 @@
-"""The gradient of a table, row-sparse: only the rows that were looked up."""
+"""The row-sparse gradient of a table, which holds only the rows that were looked up."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["RowSparse", "added", "common_rows", "scatter", "scatter_each"]
 
-#: The most bytes that `to_dense` makes without being told to.
+#: The most bytes that `to_dense` allocates unless the caller passes a limit.
 DENSE_LIMIT = 2**30
 
-#: How many vectors of one row are summed by themselves; rows with fewer are summed all at once, vector by vector.
+#: Rows with more than this many vectors are summed one at a time; the others are summed together, vector by vector.
 LONG: Final = 32
 
-#: How many vectors are widened to float64 at once.
+#: The number of vectors that are widened to float64 at once.
 BLOCK: Final = 1024
 
-#: A sum of squares below it may lack some that were too small for float64.
+#: Below this, a sum of squares may have lost terms to underflow.
 LEAST_SQUARE: Final = 1e-280
 
 
@@ -32,7 +32,7 @@ class RowSparse:
     """A matrix most of whose rows are zero.
 
     Attributes:
-        rows: int64, (n,), ascending, each once.
+        rows: int64, (n,), ascending, without repeats.
         values: (n, dim), the values of these rows; all others are zero.
         shape: (vocab, dim).
     """
@@ -42,10 +42,10 @@ class RowSparse:
     shape: tuple[int, int]
 
     def to_dense(self, limit: int | None = DENSE_LIMIT) -> np.ndarray:
-        """The whole matrix, (vocab, dim), of the values' dtype.
+        """Return the whole matrix, (vocab, dim), in the values' dtype.
 
         Args:
-            limit: the most bytes to make; None for no limit.
+            limit: the most bytes to allocate; None for no limit.
 
         Raises:
             MemoryError: the matrix would be larger.
@@ -61,11 +61,11 @@ class RowSparse:
         return dense
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return the whole matrix, as `to_dense` with its limit, for `np.asarray` and every function of NumPy's.
+        """Return the whole matrix, as `to_dense` with its default limit, for `np.asarray` and all NumPy functions.
 
         Raises:
             MemoryError: the matrix would be larger than the limit.
-            ValueError: `copy` is False, and the matrix is not there without being made.
+            ValueError: `copy` is False; the dense matrix is always a new array.
         """
         if copy is False:
             raise ValueError("a RowSparse becomes an array by filling in its zeros: expected copy=None or copy=True")
@@ -73,11 +73,11 @@ class RowSparse:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes."""
+        """The size of the rows and values in bytes."""
         return int(self.rows.nbytes + self.values.nbytes)
 
     def norm(self) -> float:
-        """The Euclidean (Frobenius) norm of the whole matrix, in float64."""
+        """Return the Euclidean (Frobenius) norm of the whole matrix, computed in float64."""
         with np.errstate(over="ignore", under="ignore"):
             square = self.dot(self)
         if not LEAST_SQUARE < square < np.inf:
@@ -87,20 +87,22 @@ class RowSparse:
         return float(np.sqrt(square))
 
     def dot(self, other: RowSparse) -> float:
-        """The inner product with another matrix of the same shape, in float64, without making either dense.
+        """Return the inner product with another matrix of the same shape, in float64, without making either dense.
 
         Raises:
             EmbgradError: the shapes differ.
         """
         if not isinstance(other, RowSparse) or other.shape != self.shape:
-            found = f"of shape {other.shape}" if isinstance(other, RowSparse) else f"a {type(other).__name__}"
+            description = f"of shape {other.shape}" if isinstance(other, RowSparse) else f"a {type(other).__name__}"
             raise EmbgradError(
-                f"the other table is {found}: expected a RowSparse of shape {self.shape}, a gradient of the same table"
+                f"the other table is {description}: expected a RowSparse of shape {self.shape}, a gradient of the same table"
             )
         total = 0.0
-        for mine, theirs in _blocks(*common_rows(self.rows, other.rows)):
-            first = self.values[mine].astype(np.float64).ravel()
-            total += float(first @ (first if other is self else other.values[theirs].astype(np.float64).ravel()))
+        for first_block, second_block in _blocks(*common_rows(self.rows, other.rows)):
+            vector = self.values[first_block].astype(np.float64).ravel()
+            total += float(
+                vector @ (vector if other is self else other.values[second_block].astype(np.float64).ravel())
+            )
         return total
 
     def __repr__(self) -> str:
@@ -108,24 +110,24 @@ class RowSparse:
 
 
 def common_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the rows are that two tables share: their places in the one and in the other, both ascending."""
+    """Return the indices of the rows that two tables share, in the first and in the second, both ascending."""
     if first is second:
-        places = np.arange(len(first))
-        return places, places
-    _, mine, theirs = np.intersect1d(first, second, assume_unique=True, return_indices=True)
-    return mine, theirs
+        all_rows = np.arange(len(first))
+        return all_rows, all_rows
+    _, in_first, in_second = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    return in_first, in_second
 
 
 def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
-    """The sum of the vectors that belong to each row: the gradient of a table from that of its lookups.
+    """Return the sum of the vectors that belong to each row: the gradient of a table, from the gradients of its lookups.
 
-    The vectors of a row are summed in float64 and rounded once to their own dtype, so that many small ones are not lost, and
-    the order in which they come matters no more than float64's rounding. The same input gives the same bits.
+    The vectors of a row are summed in float64 and rounded once to their own dtype, so that many small ones are not lost and
+    their order matters only up to float64's rounding. The same input gives the same bits.
 
     Args:
-        indices: whole numbers of any shape.
-        vectors: the indices' shape + (dim,).
-        rows: the table's rows.
+        indices: integers of any shape, each a row of the table.
+        vectors: the gradients, of the indices' shape + (dim,).
+        rows: the number of rows in the table.
     """
     flat, keys = vectors.reshape(-1, vectors.shape[-1]), indices.ravel()
     order, starts = _sorted(keys)
@@ -134,16 +136,16 @@ def scatter(indices: np.ndarray, vectors: np.ndarray, rows: int) -> RowSparse:
 
 
 def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[RowSparse]:
-    """For each example what `scatter` gives, by one sort of all.
+    """Return the result of `scatter` for each example, sorting all indices at once.
 
     Args:
-        indices: whole numbers, (example, position), each a row of the table.
-        vectors: (example, position, dim).
-        rows: the table's rows.
+        indices: integers, (example, position), each a row of the table.
+        vectors: the gradients, (example, position, dim).
+        rows: the number of rows in the table.
     """
     count = len(indices)
     if count * rows > np.iinfo(np.int64).max:
-        return [scatter(*one, rows) for one in zip(indices, vectors, strict=True)]
+        return [scatter(*example, rows) for example in zip(indices, vectors, strict=True)]
     flat = vectors.reshape(-1, vectors.shape[-1])
     keys = (indices.astype(np.int64) + np.arange(count)[:, None] * int(rows)).ravel()
     order, starts = _sorted(keys)
@@ -151,18 +153,18 @@ def scatter_each(indices: np.ndarray, vectors: np.ndarray, rows: int) -> list[Ro
     sums = _sums(flat, order, starts)
     bounds = np.searchsorted(owners, np.arange(count + 1))
     shape = (int(rows), flat.shape[1])
-    # Copies: who keeps one example's table should not keep those of all.
+    # Copy, so that keeping one example's table does not keep those of all examples alive.
     return [RowSparse(present[start:end].copy(), sums[start:end].copy(), shape) for start, end in pairwise(bounds)]
 
 
 def added(first: RowSparse, second: RowSparse) -> RowSparse:
-    """The sum of two gradients of one table."""
+    """Return the sum of two gradients of one table."""
     rows = np.concatenate([first.rows, second.rows])
     return scatter(rows, np.concatenate([first.values, second.values]), first.shape[0])
 
 
 def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The order that sorts the keys, equal ones as they came, and where in it each key begins."""
+    """Return the stable order that sorts the keys, and the indices in it at which each key begins."""
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
     new = np.ones(len(keys), bool)
@@ -171,7 +173,10 @@ def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sums(flat: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The sum of the vectors of each key, see `_sorted`. Only those of keys that come again are widened, some at a time."""
+    """Return the sum of the vectors of each key, see `_sorted`.
+
+    Only vectors of repeated keys are widened, a block at a time.
+    """
     counts = np.diff(starts, append=len(order))
     sums: np.ndarray = flat[order[starts]]
     for key in np.flatnonzero(counts > LONG):
@@ -179,19 +184,19 @@ def _sums(flat: np.ndarray, order: np.ndarray, starts: np.ndarray) -> np.ndarray
         for block in np.array_split(order[starts[key] : starts[key] + counts[key]], -(-counts[key] // BLOCK)):
             total += np.add.reduce(flat[block], axis=0, dtype=np.float64)
         sums[key] = total
-    few = np.flatnonzero((counts > 1) & (counts <= LONG))
-    few = few[np.argsort(-counts[few], kind="stable")]  # so that those with a further vector are always the first ones
-    for keys in np.array_split(few, -(-len(few) // BLOCK)) if len(few) else ():
-        most = counts[keys]
+    short = np.flatnonzero((counts > 1) & (counts <= LONG))
+    short = short[np.argsort(-counts[short], kind="stable")]  # so that the rows with a further vector always come first
+    for keys in np.array_split(short, -(-len(short) // BLOCK)) if len(short) else ():
+        lengths = counts[keys]
         totals = flat[order[starts[keys]]].astype(np.float64)
-        for further in range(1, int(most[0])):
-            having = int(np.searchsorted(-most, -further))
-            totals[:having] += flat[order[starts[keys[:having]] + further]]
+        for further in range(1, int(lengths[0])):
+            count = int(np.searchsorted(-lengths, -further))
+            totals[:count] += flat[order[starts[keys[:count]] + further]]
         sums[keys] = totals
-    sums += 0  # a sum that begins at zero is no negative zero
+    sums += 0  # adding zero turns a negative zero into zero, as a sum would
     return sums
 
 
-def _blocks(mine: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, len(mine), BLOCK):
-        yield mine[start : start + BLOCK], theirs[start : start + BLOCK]
+def _blocks(first: np.ndarray, second: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, len(first), BLOCK):
+        yield first[start : start + BLOCK], second[start : start + BLOCK]

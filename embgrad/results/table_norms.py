@@ -1,4 +1,4 @@
-"""Norms, inner products and clipped sums of the examples' table gradients, which are never made dense."""
+"""Norms, inner products and clipped sums of the examples' table gradients, computed without making them dense."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from embgrad.results.row_sparse import RowSparse, scatter
 
 __all__ = ["clipped_table", "table_norms", "table_products"]
 
-#: The most bytes of float64 copies of rows that are held at once.
+#: The most bytes that float64 copies of rows may take at once.
 BLOCK_BYTES: Final = 2**25
 
 _EXPECTED: Final = (
@@ -24,19 +24,20 @@ _EXPECTED: Final = (
 
 
 def table_norms(g: EmbeddingGradients | Sequence[RowSparse]) -> np.ndarray:
-    """The norm of each example's table gradient through the lookup, float64, shape (example,).
+    """Return the norm of each example's table gradient through the lookup, float64, shape (example,).
 
-    The table's share in the norm that differentially private training clips by: the norm of `per_example()[i]`, without the
-    (vocab, dim) matrix of any example. As for embedding layers in the "ghost clipping" of Li, Tramèr, Liang and Hashimoto,
-    "Large Language Models Can Be Strong Differentially Private Learners", 2022, it is the root of the sum over pairs of
-    positions with the same id of the inner products of their gradients; here those of one id are added up first.
+    This is the table's contribution to the norm that differentially private training clips by: the norm of
+    `per_example()[i]`, computed without any example's (vocab, dim) matrix. As for embedding layers in the "ghost clipping" of
+    Li, Tramèr, Liang and Hashimoto, "Large Language Models Can Be Strong Differentially Private Learners", 2022, it is the root
+    of the sum, over pairs of positions with the same id, of the inner products of their gradients; here the gradients of one
+    id are summed first.
 
     Args:
-        g: a result, or tables of examples of any number of results.
+        g: a result, or a list of examples' tables from any number of results.
 
     Raises:
         EmbgradError: it is neither.
-        PointError: the result is at no lookup, see `EmbeddingGradients.per_example`.
+        PointError: the result's point is not a lookup, see `EmbeddingGradients.per_example`.
     """
     return np.array([table.norm() for table in _tables(g, "g")])
 
@@ -44,22 +45,22 @@ def table_norms(g: EmbeddingGradients | Sequence[RowSparse]) -> np.ndarray:
 def table_products(
     g: EmbeddingGradients | Sequence[RowSparse], h: EmbeddingGradients | Sequence[RowSparse] | None = None
 ) -> np.ndarray:
-    """The inner products of the examples' table gradients through the lookup, float64, shape (examples of g, examples of h).
+    """Return the inner products of the examples' table gradients, float64, shape (examples of g, examples of h).
 
     Entry (i, j) is Σ over the positions p of example i and q of example j that hold the same id of ⟨values[i, p], values[j, q]⟩:
     the inner product of two (vocab, dim) matrices. It is the table's term of the influence of one example on another by
     gradient similarity (TracIn: Pruthi, Liu, Kale and Sundararajan, "Estimating Training Data Influence by Tracing Gradient
     Descent", 2020).
 
-    The rows are taken some at a time: beside the tables themselves and the answer, it takes a few tens of MiB at most.
+    Rows are processed in blocks: beside the tables themselves and the result, this takes at most a few tens of MiB.
 
     Args:
-        g: a result, or tables of examples of any number of results, whose lengths may differ.
+        g: a result, or a list of examples' tables from any number of results, whose lengths may differ.
         h: likewise, gradients of the same table; None for `g`.
 
     Raises:
         EmbgradError: it is neither, or the tables' shapes differ.
-        PointError: a result is at no lookup, see `EmbeddingGradients.per_example`.
+        PointError: a result's point is not a lookup, see `EmbeddingGradients.per_example`.
     """
     first = _tables(g, "g")
     second = first if h is None else _tables(h, "h")
@@ -69,30 +70,30 @@ def table_products(
     theirs = mine if h is None else _Entries(second)
     for left, right in _shared(mine, theirs):
         a, b = mine.values(left), theirs.values(right)
-        found = a @ b.transpose(0, 2, 1)
-        np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), found)
+        inner = a @ b.transpose(0, 2, 1)
+        np.add.at(products, (mine.owners[left][:, :, None], theirs.owners[right][:, None, :]), inner)
     if h is None:
         _make_symmetric(products)
     return products
 
 
 def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) -> RowSparse:
-    """The sum of the examples' table gradients, each scaled down to at most a norm: Σ_i tᵢ · min(1, max_norm / ‖tᵢ‖).
+    """Return the sum of the examples' table gradients, each scaled down to at most a norm: Σ_i tᵢ · min(1, max_norm / ‖tᵢ‖).
 
-    What differentially private SGD adds its noise to (Abadi and others, "Deep Learning with Differential Privacy", 2016), where
-    the table through this lookup is all that is trained. Never dense.
+    Differentially private SGD adds its noise to this sum (Abadi and others, "Deep Learning with Differential Privacy", 2016), if
+    the table through this lookup is all that is trained. The sum is never made dense.
 
     Args:
-        g: as in `table_norms`.
-        max_norm: above 0.
+        g: see `table_norms`.
+        max_norm: a positive number.
 
     Raises:
-        EmbgradError: `g` is no result and no list of tables of one shape, or `max_norm` is no number above 0.
-        PointError: the result is at no lookup, see `EmbeddingGradients.per_example`.
+        EmbgradError: `g` is neither a result nor a list of tables of one shape, or `max_norm` is not a positive number.
+        PointError: the result's point is not a lookup, see `EmbeddingGradients.per_example`.
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0:
         raise EmbgradError(f"max_norm is {brief(max_norm)}: expected a number above 0")
-    most = float(max_norm)  # one of a few bits would make each quotient one of as few
+    most = float(max_norm)  # a float16 would give each quotient the precision of float16
     tables = _tables(g, "g")
     _expect_one_shape(tables)
     if not tables:
@@ -102,14 +103,14 @@ def clipped_table(g: EmbeddingGradients | Sequence[RowSparse], max_norm: float) 
         norm = table.norm()
         if norm <= most:
             scaled.append(table.values)
-        else:  # a float32 may not hold the quotient, where it holds the product
+        else:  # in float32 the quotient may underflow where the product does not
             wide = np.multiply(table.values, most / norm, dtype=np.float64)
             scaled.append(wide.astype(table.values.dtype))
     return scatter(np.concatenate([table.rows for table in tables]), np.concatenate(scaled), tables[0].shape[0])
 
 
 class _Entries:
-    """The rows of several tables, by row: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`."""
+    """The rows of several tables, grouped by row: row `rows[i]` is in the tables `owners[starts[i]:ends[i]]`."""
 
     def __init__(self, tables: Sequence[RowSparse]) -> None:
         self._tables = tables
@@ -123,26 +124,29 @@ class _Entries:
         self.dim = tables[0].shape[1] if tables else 0
 
     def values(self, entries: np.ndarray) -> np.ndarray:
-        """The vectors of entries of any shape, float64, that shape + (dim,)."""
-        found = np.empty((entries.size, self.dim))
+        """Return the vectors of entries of any shape, float64, that shape + (dim,)."""
+        vectors = np.empty((entries.size, self.dim))
         flat = entries.ravel()
         owners, within = self.owners[flat], self._within[flat]
         order = np.argsort(owners, kind="stable")
         bounds = np.flatnonzero(np.diff(owners[order])) + 1
         for group in np.split(order, bounds) if len(order) else ():
-            found[group] = self._tables[owners[group[0]]].values[within[group]]
-        return found.reshape(*entries.shape, self.dim)
+            vectors[group] = self._tables[owners[group[0]]].values[within[group]]
+        return vectors.reshape(*entries.shape, self.dim)
 
 
 def _shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The entries of shared rows, (row, entries of the one) and (row, entries of the other), for rows with as many at once.
+    """Yield the entries of shared rows, (row, entries of the first) and (row, entries of the second).
 
-    Of a row that very many tables share, as of a special token's, some of each at a time.
+    Each block has rows with equally many entries. Where very many tables share a row, as with a special token's, it is split
+    into several blocks.
     """
     _, left, right = np.intersect1d(mine.rows, theirs.rows, assume_unique=True, return_indices=True)
     counts = np.stack([mine.ends[left] - mine.starts[left], theirs.ends[right] - theirs.starts[right]], axis=1)
     kinds, kind_of = np.unique(counts, axis=0, return_inverse=True)
-    side = max(1, int((mine.dim**2 + BLOCK_BYTES // 8) ** 0.5) - mine.dim)  # of the largest block that is not too large
+    side = max(
+        1, int((mine.dim**2 + BLOCK_BYTES // 8) ** 0.5) - mine.dim
+    )  # the side of the largest square block within BLOCK_BYTES
     for number, (few, many) in enumerate(kinds):
         chosen = np.flatnonzero(kind_of.ravel() == number)
         a, b = min(int(few), side), min(int(many), side)
@@ -157,7 +161,7 @@ def _shared(mine: _Entries, theirs: _Entries) -> Iterator[tuple[np.ndarray, np.n
 
 
 def _make_symmetric(products: np.ndarray) -> None:
-    """Make equal to the last bit what are the same sums in another order, some rows at a time."""
+    """Make the matrix exactly symmetric, a block of rows at a time: mirrored entries are the same sums in another order."""
     size = max(1, BLOCK_BYTES // (16 * max(1, len(products))))
     for start in range(0, len(products), size):
         rows = slice(start, start + size)
@@ -165,18 +169,18 @@ def _make_symmetric(products: np.ndarray) -> None:
         products[rows, start:], products[start:, rows] = mean, mean.T
 
 
-def _tables(given: Any, name: str) -> list[RowSparse]:
-    if isinstance(given, EmbeddingGradients):
-        return given.per_example()
-    if isinstance(given, (list, tuple)) and all(isinstance(table, RowSparse) for table in given):
-        return list(given)
-    kind = next((type(one).__name__ for one in given if not isinstance(one, RowSparse)), "") if _is_list(given) else ""
-    found = f"a {type(given).__name__}" + (f" that holds a {kind}" if kind else "")
-    raise EmbgradError(f"{name} is {found}: {_EXPECTED}")
+def _tables(g: Any, name: str) -> list[RowSparse]:
+    if isinstance(g, EmbeddingGradients):
+        return g.per_example()
+    if isinstance(g, (list, tuple)) and all(isinstance(table, RowSparse) for table in g):
+        return list(g)
+    wrong = next((type(table).__name__ for table in g if not isinstance(table, RowSparse)), "") if _is_list(g) else ""
+    description = f"a {type(g).__name__}" + (f" that holds a {wrong}" if wrong else "")
+    raise EmbgradError(f"{name} is {description}: {_EXPECTED}")
 
 
-def _is_list(given: Any) -> bool:
-    return isinstance(given, (list, tuple))
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def _expect_one_shape(tables: Sequence[RowSparse]) -> None:

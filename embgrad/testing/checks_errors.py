@@ -109,7 +109,7 @@ MISTAKES: Final[Mapping[type[embgrad.EmbgradError], tuple[str, Callable[[Any, Pa
         "differences by 18.0717 (± …); 3 of 3 directions differ. Expected a backward pass that is the derivative of the forward "
         "pass: look for custom gradients, straight-through estimators and detached parts behind the point",
     ),
-    errors.FileFormatError: ("mean", _cut_file, "… is no whole safetensors file: …; write or fetch it again"),
+    errors.FileFormatError: ("mean", _cut_file, "… is not a complete safetensors file: …; write or fetch it again"),
     errors.GoldenError: (
         "mean",
         lambda model, folder: embgrad.golden(folder / "none.safetensors").check(

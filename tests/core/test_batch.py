@@ -248,13 +248,16 @@ def test_ids_that_are_refused(ids: Any, fragments: list[str]) -> None:
         ({"extras": {3: 4}}, r"extras is \{3: 4\}: expected a dict"),
         (
             {"extras": {"input_ids": IDS}},
-            r"extras holds 'input_ids', under which the batch gives its ids .* as ids=\.\.\., or",
+            r"extras holds 'input_ids', the name of the batch's own ids .* as ids=\.\.\., or",
         ),
         (
             {"mask": IDS > 0, "extras": {"attention_mask": IDS}},
-            r"'attention_mask', under which the batch gives its mask",
+            r"'attention_mask', the name of the batch's own mask",
         ),
-        ({"convention": "tfhub", "extras": {"input_type_ids": IDS}}, r"gives its types in the convention 'tfhub'"),
+        (
+            {"convention": "tfhub", "extras": {"input_type_ids": IDS}},
+            r"the batch's own types in the convention 'tfhub'",
+        ),
         ({"shared": ["bias"]}, r"shared names 'bias': expected names of extras\."),
         (
             {"extras": {"bias": 1}, "shared": "bia"},
@@ -692,7 +695,10 @@ def test_gluonnlps_triple_without_types() -> None:
         ({"input_id": IDS}, ["the keys 'input_id'", "Did you mean 'input_ids'?", "call=..."]),
         ({"ids": IDS}, ["the keys 'ids'", "expected one of 'input_ids', 'input_word_ids', 'token_ids'"]),
         ({3: IDS}, ["the keys 3"]),
-        ({"input_ids": IDS, "token_ids": IDS}, ["token ids under 'input_ids', 'token_ids'", "leave one out"]),
+        (
+            {"input_ids": IDS, "token_ids": IDS},
+            ["token ids under 'input_ids', 'token_ids'", "only one of these keys; remove"],
+        ),
         (
             {"input_ids": IDS, "padding_mask": RIGHT},
             ["mixes conventions", "'padding_mask'", "'token_ids'", "rename it"],

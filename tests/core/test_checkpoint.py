@@ -349,7 +349,7 @@ def test_weights_in_other_formats(tmp_path: Path, built: Any) -> None:
 def test_weights_that_are_not_whole(tmp_path: Path, built: Any) -> None:
     path = write(tmp_path, example_weights()) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(embgrad.FileFormatError, match="no whole safetensors file"):
+    with pytest.raises(embgrad.FileFormatError, match="not a complete safetensors file"):
         embgrad.load_bert(tmp_path, "fake")
 
 

@@ -69,7 +69,7 @@ class Loader:
         ),
         (
             (IDS, np.array([0, 1])),
-            "the batch is a pair of an array of two axes and one of one axis: expected the ids alone",
+            "the batch is a pair of arrays with two axes and one axis: expected the ids alone",
         ),
         (
             Loader(),
@@ -148,10 +148,10 @@ def test_functions_that_take_the_output_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (np.array([0, 1]), r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
-        ([0, 1], r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
-        ({"labels": [0, 1]}, r"; labels go into one, embgrad.CrossEntropy\(labels\)"),
-        ([SUM, SUM], "; make one call for each of several"),
+        (np.array([0, 1]), r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
+        ([0, 1], r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
+        ({"labels": [0, 1]}, r"; pass labels to an objective, embgrad.CrossEntropy\(labels\)"),
+        ([SUM, SUM], "; make one call for each objective"),
         ("loss", "the objective is 'loss': expected CrossEntropy, .* gives one number an example\n"),
     ],
 )

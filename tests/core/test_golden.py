@@ -366,7 +366,7 @@ def test_a_file_that_is_none(golden: embgrad.Golden, content: bytes) -> None:
     golden.path.parent.mkdir()
     golden.path.write_bytes(content)
     with pytest.raises(
-        embgrad.FileFormatError, match=r"no whole safetensors file.*write it anew: call embgrad\.golden"
+        embgrad.FileFormatError, match=r"not a complete safetensors file.*write it anew: call embgrad\.golden"
     ):
         golden.check(run())
     with pytest.raises(embgrad.FileFormatError):

@@ -221,7 +221,7 @@ def test_flips_in_the_data_change_the_touched_array_alone(data: st.DataObject) -
 
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 CLAIMS = {
-    "no header": (b"", "its header should be 0 bytes long, and the file is 0"),
+    "no header": (b"", "its header should be 0 bytes long, but the file has only 0"),
     "a header beyond the file": (packed(b"{}", length=2**62), "its header should be 4611686018427387904 bytes long"),
     "a header of the largest number": (
         packed(b"{}", length=2**64 - 1),
@@ -229,23 +229,23 @@ CLAIMS = {
     ),
     "no UTF-8": (packed(b'{"\xff":1}'), "can't decode byte 0xff"),
     "no JSON": (packed(b"{"), "Expecting property name"),
-    "no object": (packed([1]), r"its header is \[1\], and no object"),
+    "no object": (packed([1]), r"its header is \[1\], which is not an object"),
     "deep": (packed(b"[" * 10**6), "its header is nested too deeply"),
     "deep objects": (packed(b'{"a":' * 10**6), "its header is nested too deeply"),
-    "a name twice": (packed(b'{"a":%s,"a":%s}' % ((json.dumps(F32).encode(),) * 2), bytes(4)), "a key comes twice"),
+    "a name twice": (packed(b'{"a":%s,"a":%s}' % ((json.dumps(F32).encode(),) * 2), bytes(4)), "a key is repeated"),
     "a field twice": (
         packed(b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)),
-        "a key comes twice",
+        "a key is repeated",
     ),
     "metadata of numbers": (
         packed({"__metadata__": {"a": 1}}),
-        r"its __metadata__ is \{'a': 1\}, and not text by name",
+        r"its __metadata__ is \{'a': 1\}, and not a dict of texts",
     ),
-    "no entry": (packed({"a": 3}), "of 'a' it says 3, and not dtype, shape and data_offsets"),
-    "a field too many": (packed({"a": {**F32, "x": 1}}, bytes(4)), "of 'a' it says .* and not dtype, shape"),
+    "no entry": (packed({"a": 3}), "its entry for 'a' is 3: expected dtype, shape and data_offsets"),
+    "a field too many": (packed({"a": {**F32, "x": 1}}, bytes(4)), "its entry for 'a' is .*: expected dtype, shape"),
     "an unknown type": (
         packed({"a": {**F32, "dtype": "F8_E4M3"}}, bytes(4)),
-        "is of the type 'F8_E4M3', which is none of",
+        "is of the type 'F8_E4M3': expected one of",
     ),
     "a type that is no text": (packed({"a": {**F32, "dtype": ["F32"]}}, bytes(4)), r"is of the type \['F32'\]"),
     "a size that is a float": (
@@ -259,21 +259,24 @@ CLAIMS = {
         "has the shape",
     ),
     "a size of many digits": (packed(b'{"a":{"dtype":"F32","shape":[%s]}}' % (b"9" * 9999)), "Exceeds the limit"),
-    "10^9 entries": (packed({"a": {**F32, "shape": [10**9]}}, bytes(4)), "needs 4000000000 bytes, and has 4"),
-    "sizes that overflow": (packed({"a": {**F32, "shape": [2**62, 2**62]}}, bytes(4)), "needs 8507.* bytes, and has 4"),
+    "10^9 entries": (packed({"a": {**F32, "shape": [10**9]}}, bytes(4)), "needs 4000000000 bytes, but has 4"),
+    "sizes that overflow": (packed({"a": {**F32, "shape": [2**62, 2**62]}}, bytes(4)), "needs 8507.* bytes, but has 4"),
     "many axes": (packed({"a": {**F32, "shape": [1] * 33}}, bytes(4)), "expected up to 32 whole numbers"),
-    "an end before its begin": (packed({"a": {**F32, "data_offsets": [4, 0]}}, bytes(4)), "needs 4 bytes, and has -4"),
+    "an end before its begin": (packed({"a": {**F32, "data_offsets": [4, 0]}}, bytes(4)), "needs 4 bytes, but has -4"),
     "one offset": (packed({"a": {**F32, "data_offsets": [4]}}, bytes(4)), r"has the data_offsets \[4\]"),
     "overlapping": (
         packed({"a": {**F32, "shape": [2], "data_offsets": [0, 8]}, "b": {**F32, "data_offsets": [4, 8]}}, bytes(8)),
         "'b' begins at byte .* arrays overlap, or leave gaps",
     ),
     "a gap": (packed({"a": {**F32, "data_offsets": [4, 8]}}, bytes(8)), "'a' begins at byte .*, or leave gaps"),
-    "outside": (packed({"a": {**F32, "data_offsets": [0, 4]}}, bytes(2)), "its arrays end at byte .*, and the file is"),
-    "bytes left over": (packed({"a": F32}, bytes(5)), "its arrays end at byte .*, and the file is"),
+    "outside": (
+        packed({"a": {**F32, "data_offsets": [0, 4]}}, bytes(2)),
+        "its arrays end at byte .*, but the file has",
+    ),
+    "bytes left over": (packed({"a": F32}, bytes(5)), "its arrays end at byte .*, but the file has"),
     "a surrogate": (
         packed(b'{"\\ud800":%s}' % json.dumps(F32).encode(), bytes(4)),
-        r"holds '\\ud800', which is no character",
+        r"holds '\\ud800', which is not a character",
     ),
     "an empty array of a huge shape": (packed({"a": {**F32, "shape": [2**62, 0, 2**62], "data_offsets": [0, 0]}}), ""),
 }
@@ -286,7 +289,7 @@ def test_claims_are_refused_each_with_its_reason_and_take_no_memory(name: str) -
 
         def refused(read: Callable[[Path], Any] = read) -> None:
             with pytest.raises(
-                embgrad.FileFormatError, match=f"is no whole safetensors file: .*{why}.*write or fetch it again"
+                embgrad.FileFormatError, match=f"is not a complete safetensors file: .*{why}.*write or fetch it again"
             ):
                 in_a_file(data, read)
 
@@ -318,7 +321,8 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path: Path) -> None:
 
     def refused() -> None:
         with pytest.raises(
-            embgrad.FileFormatError, match=f"header is {MOST_HEADER + 1} bytes long, and {MOST_HEADER} is the"
+            embgrad.FileFormatError,
+            match=f"header is {MOST_HEADER + 1} bytes long, more than the limit of {MOST_HEADER}",
         ):
             embgrad.load(path)
 
@@ -353,7 +357,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, monkeypatch:
     path = tmp_path / "g.safetensors"
     path.write_bytes(b"before")
     with pytest.raises(
-        embgrad.EmbgradError, match=f"header of .* bytes or more.*{MOST_HEADER} is the most.*fewer examples"
+        embgrad.EmbgradError, match=f"header of .* bytes or more.*at most {MOST_HEADER} can be read.*fewer examples"
     ):
         write_tensors(path, {}, {"text": "x" * (MOST_HEADER + 1)})
     monkeypatch.setattr(headers, "MOST_HEADER", 2**12)
@@ -478,9 +482,11 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path
         lambda path: embgrad.golden(path).check(result()),
     ]
     for read in readers:
-        with pytest.raises(embgrad.FileFormatError, match="is no whole safetensors file: it is no regular file"):
+        with pytest.raises(
+            embgrad.FileFormatError, match="is not a complete safetensors file: it is not a regular file"
+        ):
             at_once(lambda read=read: read(tmp_path / "g.safetensors"))
-    with pytest.raises(ValueError, match="it is no regular file"):
+    with pytest.raises(ValueError, match="it is not a regular file"):
         at_once(lambda: read_json(tmp_path / "g.safetensors"))
 
 
@@ -495,7 +501,7 @@ def test_a_pipe_that_comes_into_a_files_place_is_not_waited_for(
     path.unlink()
     os.mkfifo(path)
     monkeypatch.setattr(files.os, "stat", lambda _: kept)
-    with pytest.raises(embgrad.FileFormatError, match="it is no regular file"):
+    with pytest.raises(embgrad.FileFormatError, match="it is not a regular file"):
         at_once(lambda: embgrad.load(path))
 
 
@@ -504,12 +510,12 @@ def test_links_are_followed_and_said_where_they_lead_nowhere(tmp_path: Path) -> 
     (tmp_path / "link").symlink_to("g.safetensors")
     assert embgrad.load(tmp_path / "link").values.any()  # type: ignore[union-attr]
     (tmp_path / "nowhere").symlink_to("not there")
-    with pytest.raises(
-        FileNotFoundError, match="nowhere is a symbolic link to what is not there: expected a safetensors"
-    ):
+    with pytest.raises(FileNotFoundError, match="nowhere is a symbolic link to a missing file: expected a safetensors"):
         embgrad.load(tmp_path / "nowhere")
     in_a_circle(tmp_path / "circle")
-    with pytest.raises(embgrad.FileFormatError, match="no whole safetensors file: Too many levels of symbolic links"):
+    with pytest.raises(
+        embgrad.FileFormatError, match="not a complete safetensors file: Too many levels of symbolic links"
+    ):
         embgrad.load(tmp_path / "circle")
 
 
@@ -530,10 +536,12 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest
             return header
 
         monkeypatch.setattr(headers, "read_header", cutting)
-        with pytest.raises(embgrad.FileFormatError, match="it was cut while it was read; write or fetch it again"):
+        with pytest.raises(
+            embgrad.FileFormatError, match="it was shortened while it was read; write or fetch it again"
+        ):
             embgrad.load(path)
     path.write_bytes(whole[: 8 + length // 2])
-    with opened(path) as file, pytest.raises(ValueError, match="it was cut while it was read"):
+    with opened(path) as file, pytest.raises(ValueError, match="it was shortened while it was read"):
         original(file, len(whole))
 
 
@@ -548,7 +556,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patched:
             patched.setattr(files.os, name, refusing)
             with pytest.raises(
-                embgrad.FileFormatError, match=r"no whole safetensors file: Permission denied; write or"
+                embgrad.FileFormatError, match=r"not a complete safetensors file: Permission denied; write or"
             ):
                 embgrad.load(path)
 

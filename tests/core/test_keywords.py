@@ -25,8 +25,8 @@ def test_options_of_autograd(name: str) -> None:
     with pytest.raises(embgrad.EmbgradError) as caught:
         embgrad.gradients(MODEL, IDS, embgrad.Sum(), **{name: True})
     assert caught.value.message == (
-        f"gradients takes no {name!r}: the gradients are NumPy arrays, from which no graph leads on, and the model stays as it "
-        "was; leave it out, and differentiate your own forward pass for a gradient of a gradient"
+        f"gradients takes no {name!r}: the gradients are NumPy arrays without a graph, and the model is left unchanged; omit it, "
+        "and differentiate your own forward pass for second-order gradients"
     )
     assert isinstance(caught.value, TypeError)
 
@@ -35,10 +35,10 @@ def test_options_of_autograd(name: str) -> None:
     ("name", "message"),
     [
         ("labels", "gradients takes no 'labels': labels go into the objective, embgrad.CrossEntropy(labels)"),
-        ("attention_mask", "what the model is given goes into the batch, {'input_ids': ids, 'attention_mask': mask}"),
+        ("attention_mask", "the model's inputs go into the batch, {'input_ids': ids, 'attention_mask': mask}"),
         (
             "inputs_embeds",
-            "embeddings take the place of the looked-up ones by override={'word': array}, beside the ids",
+            "pass the ids, and replace their embeddings with override={'word': array}",
         ),
         ("device", "the inputs go to the model's own device; move the model"),
         ("batchsize", "Did you mean 'batch_size'?"),

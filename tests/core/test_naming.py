@@ -151,14 +151,14 @@ def test_several_lookups_of_the_ids() -> None:
         ("wrod", r"Did you mean 'word'\?"),
         ("positoin", r"Did you mean 'position'\?"),
         ("table#1", r"no point 'table#1': 'table' was reached 1 time\(s\).*a number from 0 to 0"),
-        ("table:input", r"no point 'table:input' \(its input is no floating tensor\)"),
+        ("table:input", r"no point 'table:input' \(its input is not a floating tensor\)"),
         ("type", "'type': the model makes no lookup by type; expected one of 'position', 'word', or a native path"),
-        ("embeddings", "'embeddings': the model has no embedding block that could be told: neither one module"),
+        ("embeddings", "'embeddings': the model has no recognisable embedding block: no single module"),
         (
             "layer.0",
-            "'layer.0': the model repeats no block that turns hidden states into such and is the whole of a layer",
+            "'layer.0': the model has no repeated block that maps hidden states to hidden states, is a whole layer",
         ),
-        ("layer.-1", "'layer.-1': the model repeats no block"),
+        ("layer.-1", "'layer.-1': the model has no repeated block"),
         ("layer", "no point 'layer'"),
         ("", "no point ''"),
         ("#0", "no point '#0'"),
@@ -188,7 +188,7 @@ def test_blocks_that_are_no_layers_are_named() -> None:
     for number in range(2):
         for half in ("attentions", "ffns"):
             encoder_layer(trace, f"{half}.{number}", trace.hidden(), half)
-    message = r"repeats no block .*Found 'attentions\.0' to 'attentions\.1', 'ffns\.0' to 'ffns\.1': they do not follow"
+    message = r"has no repeated block .*found 'attentions\.0' to 'attentions\.1', 'ffns\.0' to 'ffns\.1', but these do not follow"
     with pytest.raises(embgrad.UnknownPointError, match=message):
         named(trace, "layer.0")
 
@@ -217,7 +217,7 @@ def test_roles_have_no_sides_and_no_occurrences(name: str, path: str) -> None:
     if name == "embeddings#1":
         message = "'embeddings' was reached 1 time"  # it is the module's own path, too
     else:
-        message = rf"no point '{name}': .* is a role, of one tensor, here '{path}#0'.* or a native path, .*'{path}'"
+        message = rf"no point '{name}': .* is a role and means a single tensor, here '{path}#0'.* or a native path, .*'{path}'"
     with pytest.raises(embgrad.UnknownPointError, match=message):
         named(trace, name)
 
@@ -244,9 +244,7 @@ def test_roles_that_nothing_tells_in_a_batch_of_one_position(role: str) -> None:
     trace = Trace(embgrad.TokenBatch(IDS[:, :1]))
     trace.lookup("table", IDS[:, :1])
     trace.lookup("second", np.zeros((1, 1), int))
-    message = (
-        rf"'{role}': in a batch of one position nothing but a table's name.*the native path of a lookup, of 'second'"
-    )
+    message = rf"'{role}': in a batch with one position, only a table's name can identify.*native path of a lookup, of 'second'"
     with pytest.raises(embgrad.UnknownPointError, match=message):
         named(trace, role)
     assert named(trace, "second")[0].path == "second"

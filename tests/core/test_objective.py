@@ -395,7 +395,7 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
         (
             CrossEntropy([0, 1, 2], of="probabilities"),
             ROWS,
-            ["the output at example 0", "no probabilities", "of='logits'"],
+            ["the output at example 0", "are not probabilities", "of='logits'"],
         ),
         (CrossEntropy([1, 0, 0], of="probabilities"), np.eye(3), ["label at example 0 is 0.0", "infinite", "logits"]),
         (Logit(5), ROWS, ["index 5 at example 0 is out of range"]),
@@ -410,7 +410,7 @@ PER_POSITION = drawn(0, EXAMPLES, POSITIONS, CLASSES)
         (
             Sum(position=0),
             ROWS,
-            ["position=0 asks for one position", "shape (3, 5)", "(3, 4, …)", "leave position out"],
+            ["position=0 selects one position", "shape (3, 5)", "(3, 4, …)", "omit position"],
         ),
         (Sum(position=4), PER_POSITION, ["position 4 of example 0 is outside the 4 positions"]),
         (Sum(position=-5), PER_POSITION, ["position -5 of example 0 is outside"]),

@@ -39,16 +39,18 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 def test_foreign_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "g.safetensors"
     path.write_bytes(content)
-    with pytest.raises(embgrad.FileFormatError, match=r"g\.safetensors is no whole safetensors file: .*write or fetch"):
+    with pytest.raises(
+        embgrad.FileFormatError, match=r"g\.safetensors is not a complete safetensors file: .*write or fetch"
+    ):
         embgrad.load(path)
 
 
 def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
-    with pytest.raises(embgrad.FileFormatError, match="no whole safetensors file: it is no regular file"):
+    with pytest.raises(embgrad.FileFormatError, match="not a complete safetensors file: it is not a regular file"):
         embgrad.load(tmp_path)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(embgrad.FileFormatError, match="no regular file"):
+        with pytest.raises(embgrad.FileFormatError, match="not a regular file"):
             embgrad.load(tmp_path / "pipe")
 
 
@@ -172,17 +174,17 @@ DEEP = '{"format": 1, "provenance": ' + '{"a":' * 100_000 + "1" + "}" * 100_001
         (field("provenance", {"objective": "Sum"}), r"'Sum' as provenance\['objective'\]"),
         (field("provenance", {"objective": {"class": ["Sum"]}}), r"as provenance\['objective'\]"),
         (field("provenance", {"versions": {"torch": 2}}), r"as provenance\['versions'\]: expected text by library"),
-        (field("certificate", 3), "a certificate that is none"),
-        (field("certificate", {"slopes": [3], "scatter": None, "independence": None}), "a certificate that is none"),
+        (field("certificate", 3), "an invalid certificate"),
+        (field("certificate", {"slopes": [3], "scatter": None, "independence": None}), "an invalid certificate"),
         (
             field("certificate", {"slopes": [{**SLOPE, "found": "1"}], "scatter": None, "independence": None}),
-            "a certificate that is none",
+            "an invalid certificate",
         ),
         (
             field("certificate", {"slopes": [{**SLOPE, "more": 1}], "scatter": None, "independence": None}),
-            "a certificate that is none",
+            "an invalid certificate",
         ),
-        (field("certificate", {"slopes": [SLOPE], "scatter": "1", "independence": None}), "a certificate that is none"),
+        (field("certificate", {"slopes": [SLOPE], "scatter": "1", "independence": None}), "an invalid certificate"),
         (field("format", 2), "lists no results"),
     ],
 )

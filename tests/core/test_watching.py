@@ -192,8 +192,8 @@ def test_a_pass_that_does_not_come_by_as_often_as_an_earlier_one() -> None:
     other = PointWatch(BATCH, ("layer:output#0",), {"layer:": 2})
     run_modules(other, ("layer", "Layer"))
     message = (
-        r"the forward pass came by 'layer' 1 time\(s\), and an earlier one 2 time\(s\): expected a model that makes the same "
-        "calls each time"
+        r"the forward pass reached 'layer' 1 time\(s\), but an earlier pass reached it 2 time\(s\): expected a model that "
+        "makes the same calls each time"
     )
     with pytest.raises(embgrad.PointNotReachedError, match=message):
         other.resolve()
@@ -291,9 +291,7 @@ def test_a_table_of_a_float_array_is_looked_up_by_whole_numbers() -> None:
 def test_a_pass_that_broke_off_before_any_lookup_of_a_model_without_embeddings() -> None:
     batch = embgrad.TokenBatch([[1, 2]])
     failure = RuntimeError("of the framework's")
-    message = (
-        "the model raised RuntimeError before it looked anything up, and none of its modules, 'Net', 'Linear', is an"
-    )
+    message = "the model raised RuntimeError before any lookup, and none of its modules, 'Net', 'Linear', is an"
     with pytest.raises(embgrad.PointNotReachedError, match=message) as caught:
         PointWatch(batch, ("word",)).expect_some(["Net", "Linear", "Linear"], failure)
     assert caught.value.__cause__ is failure

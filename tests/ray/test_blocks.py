@@ -226,10 +226,14 @@ def test_texts_without_a_token_are_named(items: Items, size: int) -> None:
 
     rows = items(5)
     rows[3]["text"] = ""
-    message = r"^the row with key=3: the tokenizer made no token of any text: expected one at least, a special token if"
+    message = (
+        r"^the row with key=3: the tokenizer returned no tokens for any text: expected at least one token, such as"
+    )
     with pytest.raises(embgrad.BatchError, match=message) as caught:
         worked(rows, build, key="key", batch_size=size)
-    assert str(caught.value.__cause__).startswith("the tokenizer made no token of any text")  # and no other message
+    assert str(caught.value.__cause__).startswith(
+        "the tokenizer returned no tokens for any text"
+    )  # and no other message
 
 
 @pytest.mark.framework("torch")

@@ -76,7 +76,7 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a has lists and objects in each other, 5002 deep"),
         (b'{"k": [1\n' * 200, "^a, line 1 is no JSON"),
         (b'{"k": 1, "k": 2}', "^a cannot be read .*specified twice"),
-        (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at place 11 is no UTF-8"),
+        (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at position 11 is not UTF-8"),
         ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
         (
             b'{"k": 1}\n{"k": 18446744073709551615}',
@@ -184,7 +184,7 @@ def test_a_path_with_a_question_mark(tmp_path: Path) -> None:
 def test_what_is_wrong_in_a_file_comes_out_of_ray(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"ids": [1]}\n{"ids": [1\n')
     (tmp_path / "a.txt").write_bytes(b"film\ncaf\xe9 noir\n")
-    for name, message in (("a.jsonl", "line 2 is no JSON"), ("a.txt", "line 2: byte 0xe9 at place 4 is no UTF-8")):
+    for name, message in (("a.jsonl", "line 2 is no JSON"), ("a.txt", "line 2: byte 0xe9 at position 4 is not UTF-8")):
         with pytest.raises(embgrad.FileFormatError, match=message) as caught, plain_errors():
             dataset_of(tmp_path / name).take_all()
         assert "Failed to" not in str(caught.value)  # what Ray says of it

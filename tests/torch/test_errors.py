@@ -273,7 +273,9 @@ def test_a_function_of_pytorchs_own_that_is_no_loss() -> None:
 
 def test_a_model_of_linear_layers_alone() -> None:
     model = nn.Sequential(nn.Linear(IDS.shape[1], 4), nn.Linear(4, 3))
-    message = "before it looked anything up, and none of its modules, 'Sequential', 'Linear', is an embedding: expected a model"
+    message = (
+        "before any lookup, and none of its modules, 'Sequential', 'Linear', is an embedding: expected a text model"
+    )
     with pytest.raises(embgrad.PointNotReachedError, match=message):
         embgrad.gradients(model, IDS, embgrad.Sum())
     with pytest.raises(embgrad.PointNotReachedError, match=message):

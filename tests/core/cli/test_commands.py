@@ -107,7 +107,7 @@ def test_the_version(command: Any) -> None:
         (["gradients", "-m", ".", "-t", "a"], "holds neither config.json nor saved_model.pb.*'models.py'"),
         (["gradients", "-m", "models.py:build", "--pair", "one"], "--pair has 1 text: expected two"),
         (["show", "none.safetensors"], "none.safetensors does not exist"),
-        (["show", "models.py"], "no whole safetensors file"),
+        (["show", "models.py"], "not a complete safetensors file"),
         (["show", "a", "--kind", "nrom"], "Did you mean 'norm'"),
         (["compare", "one.safetensors"], "1 file was named: expected two"),
         (["compare", "-", "-"], "can be read once"),
@@ -268,7 +268,7 @@ def test_one_file_through_stdin(place: Path) -> None:
     assert done.code == 0, done.err
     done = child("compare", "-", "a.safetensors", stdin=b"nothing of the kind")
     assert done.code == 2
-    assert "<stdin> is no whole safetensors file" in done.err
+    assert "<stdin> is not a complete safetensors file" in done.err
 
 
 def test_two_models(command: Any) -> None:
@@ -314,7 +314,7 @@ def test_files_that_are_no_text_and_keys_that_come_twice(command: Any, place: Pa
     assert "UnicodeDecodeError" not in done.err
     done = command("gradients", "-m", "models.py:build", "--ids", "-", stdin=b'{"ids": [[1]], "ids": [[2]]}')
     assert (done.code, done.out) == (2, "")
-    assert "<stdin> is no JSON: a key comes twice" in done.err
+    assert "<stdin> is no JSON: a key is repeated" in done.err
 
 
 def test_points_of_files_can_be_chosen(command: Any, place: Path) -> None:
@@ -393,7 +393,7 @@ def test_a_point_without_positions_cannot_be_shown(command: Any, place: Path) ->
 def test_what_is_piped_in_is_called_so(command: Any, content: bytes) -> None:
     done = command("show", "-", stdin=content)
     assert (done.code, done.out) == (2, "")
-    assert re.search(r"error: <stdin> (is|holds) no whole safetensors file", done.err)
+    assert re.search(r"error: <stdin> (is|holds) not a complete safetensors file", done.err)
 
 
 def test_an_errors_page_is_named_below_it(command: Any, place: Path) -> None:

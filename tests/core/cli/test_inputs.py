@@ -63,7 +63,7 @@ def test_what_files_of_texts_may_hold(command: Any, place: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
-        (b"film\nfi\xfflm\n", (), r"t.txt, line 2: byte 0xff at place 3 is no UTF-8.*save the file as UTF-8"),
+        (b"film\nfi\xfflm\n", (), r"t.txt, line 2: byte 0xff at position 3 is not UTF-8.*save the file as UTF-8"),
         ("film".encode("utf-16"), (), "t.txt is UTF-16: expected UTF-8.*iconv"),
         (b"\n \n", (), "t.txt holds no text"),
         (b"a\tfilm\nfilm\n", ("--pairs",), "t.txt, line 2: it has 0 TABs; with --pairs expected one"),
