@@ -1,4 +1,4 @@
-"""Puts batches together by length, over so many examples in a row, and the results back in the source's order."""
+"""Batches of examples of similar length, and their results restored to the order of the source."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["Group", "Piece", "grouped", "restored"]
 
 Results = Mapping[str, EmbeddingGradients]
 
-#: What a result holds for each position, beside what it has of the batch; zeros stand where no position was run.
+#: The per-position arrays of a result, apart from those of the batch. Positions that were not run are filled with zeros.
 _PADDED: Final = ("values", "activations", "before", "ids")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Examples that are run together.
+    """A batch of examples that are run together.
 
     Attributes:
-        batch: they.
-        places: of each example its portion, as a place in the group, and its row there; in the piece's order.
+        batch: the examples.
+        places: for each example of the batch, the index of its portion in the group and its row in that portion.
     """
 
     batch: TokenBatch
@@ -38,11 +38,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Group:
-    """Portions whose examples are run in pieces of their own.
+    """Consecutive portions of the source, and the batches in which their examples are run.
 
     Attributes:
-        portions: in the source's order.
-        pieces: in the order in which they are run; empty where the portions are only passed by.
+        portions: the portions, in the source's order.
+        pieces: the batches, in the order in which they are run; empty where the portions are skipped.
     """
 
     portions: tuple[Portion, ...]
@@ -52,14 +52,14 @@ class Group:
 def grouped(
     portions: Generator[Portion, None, None], size: int, window: int | None, padding: Padding, finished: int = 0
 ) -> Generator[Group, None, None]:
-    """The portions as they are run.
+    """Yield the portions in groups, each with the batches in which its examples are run.
 
     Args:
-        portions: in the source's order; closed with the groups.
-        size: the most examples of a piece.
-        window: of how many examples in a row the pieces are put together by length; None for each portion by itself.
-        padding: what fills up the shorter examples of a piece.
-        finished: of how many portions nothing is wanted; pieces of theirs alone are left out.
+        portions: the portions in the source's order; the generator is closed together with the groups.
+        size: the largest number of examples in a batch.
+        window: the number of consecutive examples that are sorted by length; None to run each portion as it is.
+        padding: how shorter examples of a batch are padded.
+        finished: the number of portions whose results exist already; batches that serve only these are skipped.
     """
     with contextlib.closing(portions):
         if window is None:
@@ -88,7 +88,7 @@ def _sorted_groups(
 
 
 def per_window(window: int, size: int) -> int:
-    """How many portions a window has."""
+    """Return the number of portions in a window."""
     return -(-window // size)
 
 
@@ -111,9 +111,10 @@ def _sorted_group(portions: Sequence[Portion], size: int, padding: Padding, fini
 
 
 def _kind(portion: Portion, row: int) -> tuple[Any, ...]:
-    """What a batch tells the model of all its examples alike: examples that differ in it are not run together.
+    """Return the properties that all examples of one batch must share; examples that differ in them are not run together.
 
-    The last is how long a text without a token is padded, to which nothing but its padding is told: as in its own batch.
+    The last entry is the padded length of a text without tokens: such a text consists of padding alone, so that it keeps the
+    length that it has in its own batch.
     """
     text = portion.texts[row]
     assert portion.batch is not None, "what is run was encoded"
@@ -130,16 +131,16 @@ def restored(
     window: int,
     padding: Padding,
 ) -> dict[str, EmbeddingGradients]:
-    """The results of one of a group's portions.
+    """Return the results of one portion of a group, assembled from the results of the group's batches.
 
     Args:
-        group: whose pieces were run.
-        results: of each piece.
-        number: which portion, as a place in the group.
-        by_position: by the points' names whether the second axis of their values is the positions.
-        objective: what is remembered of the portion's objective.
-        window: what is remembered of how the pieces were made.
-        padding: what fills up the shorter examples.
+        group: the group whose batches were run.
+        results: the results of each batch.
+        number: the index of the portion in the group.
+        by_position: for each point, whether the second axis of its values is the position.
+        objective: the description of the portion's objective, for the provenance.
+        window: the size of the window, for the provenance.
+        padding: how shorter examples are padded.
     """
     found: dict[int, tuple[int, int]] = {}
     for piece, one in enumerate(group.pieces):
@@ -171,7 +172,7 @@ def _restored(
 ) -> EmbeddingGradients:
     batch, first = portion.batch, rows[0][0]
     assert batch is not None, "what was run was encoded"
-    of_batch = first.mask is not None  # else the ids are the lookup's own
+    of_batch = first.mask is not None  # else the ids are the indices of another lookup
     arrays: dict[str, Any] = {}
     for key in _PADDED:
         if getattr(first, key) is None:
@@ -183,7 +184,7 @@ def _restored(
         else:
             arrays[key] = np.stack(parts)
     if of_batch and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
-        arrays["ids"] = batch.ids.copy()  # the batch's own, and so the ids of its padding
+        arrays["ids"] = batch.ids.copy()  # with the ids that the batch has at its padding
     pieces = list({id(one): one for one, _ in rows}.values())
     return replace(
         first,
@@ -200,7 +201,7 @@ def _restored(
 
 
 def _together(parts: Sequence[np.ndarray], length: int, side: str) -> np.ndarray:
-    """One array as long as the batch: what is beyond an example's end is cut, or zeros where no position was run."""
+    """Return the arrays stacked and brought to the length of the batch: padding is cut off, or filled with zeros."""
     made = np.zeros((len(parts), length, *parts[0].shape[1:]), parts[0].dtype)
     for row, part in enumerate(parts):
         common = min(length, len(part))

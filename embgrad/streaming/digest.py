@@ -1,4 +1,4 @@
-"""Digests that tell whether two runs are of the same model, options and source."""
+"""Digests that identify the model, the options and the source of a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embgrad.streaming.code_digest import is_function, read
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
 
 
-#: The types of Python's numbers, by whose texts they are told.
+#: The number types of Python, which are digested as text.
 _NUMBERS: Final = (bool, int, float, complex)
 
 
-#: What decides on a tokenizer's ids beside its description: of Hugging Face's, and of the library `tokenizers`' own.
+#: Settings outside its description that decide on a tokenizer's ids, in Hugging Face's and in the library `tokenizers`.
 _SETTINGS: Final = ("truncation_side", "split_special_tokens", "model_input_names", "encode_special_tokens")
 
 
@@ -32,23 +32,23 @@ class _Hash(Protocol):
 
 
 def digest_of(value: Any) -> str:
-    """Sixteen hexadecimal digits that tell one value from another, the same in every process."""
+    """Return sixteen hexadecimal digits that identify a value; they are the same in every process."""
     made = hashlib.sha256()
     update(made, value)
     return made.hexdigest()[:16]
 
 
 def update(made: _Hash, value: Any) -> None:
-    """Take a value into a digest: text, numbers, arrays, functions, batches, lists, sets and dicts of them, and other objects.
+    """Add a value to a hash: text, numbers, arrays, functions, batches, lists, sets and dicts of them, and other objects.
 
-    Functions and classes go by what they do, all else by all that it holds.
+    Functions and classes are represented by their code, everything else by its whole content.
 
     Raises:
-        UnreadableError: what it holds cannot be read.
+        UnreadableError: the content of an object cannot be read.
     """
     kind = type(value)
     if value is None or kind in _NUMBERS:
-        text = hex(value) if kind is int else repr(value)  # of a very long number Python gives no decimal text
+        text = hex(value) if kind is int else repr(value)  # Python limits the length of decimal text
         _put(made, kind.__name__, text.encode())
     elif kind is str:
         _put(made, "str", value.encode("utf-8", "surrogatepass"))
@@ -71,7 +71,7 @@ def update(made: _Hash, value: Any) -> None:
             update(made, one)
     elif kind in (set, frozenset):
         _put(made, "set", str(len(value)).encode())
-        for digest in sorted(map(digest_of, value)):  # a set has another order in each process
+        for digest in sorted(map(digest_of, value)):  # the order of a set differs from process to process
             _put(made, "element", digest.encode())
     elif is_function(value):
         _put(made, "function", function_digest(value).encode())
@@ -80,20 +80,23 @@ def update(made: _Hash, value: Any) -> None:
 
 
 def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
-    """A function's name, or its class's, with a digest of what it does, see `embgrad.streaming.code_digest`."""
+    """Return the name of a function or of its class, with a digest of its code, see `embgrad.streaming.code_digest`."""
     kind = function if hasattr(function, "__qualname__") else type(function)
     module = getattr(kind, "__module__", "")
     name, made = f"{FORMER.get(module, module)}.{kind.__qualname__}", read(function, digest_of, known)
-    return name if made == name else f"{name} {digest_of(made)}"  # a library's goes by its name alone
+    return name if made == name else f"{name} {digest_of(made)}"  # a library's function is identified by its name alone
 
 
 def object_digest(value: Any, known: Sequence[Any] = ()) -> str:
-    """An object's class with a digest of its attributes and of that class."""
+    """Return the name of an object's class, with a digest of the object's attributes and of the class."""
     return f"{type(value).__qualname__} {digest_of(read(value, digest_of, known))}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """What tells a tokenizer: its own description where it has one, else its vocabulary, else what it does; and how it pads."""
+    """Return a text that identifies a tokenizer, or None for None.
+
+    It covers the tokenizer's own description where it has one, else its vocabulary, else its code; and how it pads.
+    """
     if tokenizer is None:
         return None
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
@@ -113,7 +116,7 @@ def tokenizer_digest(tokenizer: Any) -> str | None:
 
 
 def _description(description: str, *, wrapped: bool) -> Any:
-    """A tokenizer's description, around which Hugging Face's tokenizers set truncation and padding at each call."""
+    """Return a tokenizer's description, without the truncation and padding that Hugging Face's tokenizers set at each call."""
     try:
         read = json.loads(description)
     except ValueError:
@@ -124,7 +127,7 @@ def _description(description: str, *, wrapped: bool) -> Any:
 
 def _update_with_scalar(made: _Hash, value: np.generic) -> None:
     own = value.item()
-    if type(own) in (*_NUMBERS, str, bytes) and value.dtype.kind not in "mM":  # whose unit would be lost
+    if type(own) in (*_NUMBERS, str, bytes) and value.dtype.kind not in "mM":  # times would lose their unit
         update(made, own)
     else:
         _update_with_array(made, np.asarray(value))
@@ -133,16 +136,16 @@ def _update_with_scalar(made: _Hash, value: np.generic) -> None:
 def _update_with_array(made: _Hash, array: np.ndarray) -> None:
     if array.dtype.names is not None:
         update(made, [array.shape, *([name, array[name]] for name in array.dtype.names)])
-    elif array.dtype.kind in "OT":  # whose memory holds pointers
+    elif array.dtype.kind in "OT":  # the memory holds pointers
         update(made, [array.shape, array.astype(object).ravel().tolist()])
-    elif array.dtype.char in "gG":  # whose memory has gaps
+    elif array.dtype.char in "gG":  # the memory has gaps
         update(made, [array.dtype.str, array.shape, [repr(one) for one in array.ravel()]])
     else:
-        own = f"{array.dtype.str} {array.dtype.name}"  # of the types of `ml_dtypes` the name alone tells
+        own = f"{array.dtype.str} {array.dtype.name}"  # the dtypes of `ml_dtypes` differ in their names alone
         _put(made, f"array {own} {array.shape}", np.ascontiguousarray(array).tobytes())
 
 
 def _put(made: _Hash, kind: str, data: bytes) -> None:
-    """With its kind and length, so that no two sequences of values read alike."""
+    """Add data with its type and length, so that no two sequences of values give the same bytes."""
     made.update(f"{kind}:{len(data)}:".encode())
     made.update(data)

@@ -1,4 +1,4 @@
-"""The objective of each batch of a stream: cut from one for the whole source, or made of what comes with the texts."""
+"""The objective of each batch of a stream: cut from one for the whole source, or made from the labels of the batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["Labelled", "Objectives", "PerBatch"]
 
 @dataclass(frozen=True)
 class Labelled:
-    """An objective for `embgrad.stream` whose arguments come with the source: each of its items is (text, label).
+    """An objective for `embgrad.stream` whose arguments come with the source: each item is (text, label).
 
     Args:
-        make: takes the labels of a batch, a list with one an example, and gives the objective: `CrossEntropy` itself, say, or
-            `lambda labels: Margin([a for a, b in labels], [b for a, b in labels])`. A label may be anything.
-        with_batch: also give it the batch, `make(labels, batch)`, to pad labels of positions by, say.
+        make: a function that takes the labels of a batch, a list with one entry an example, and returns the objective:
+            `CrossEntropy` itself, for example, or `lambda labels: Margin([a for a, b in labels], [b for a, b in labels])`.
+            A label may be any object.
+        with_batch: whether the batch is passed too, as `make(labels, batch)`, for example to pad labels of positions.
     """
 
     make: Callable[..., Any]
@@ -35,10 +36,10 @@ class Labelled:
 
 @dataclass(frozen=True)
 class PerBatch:
-    """An objective for `embgrad.stream` that is made for each batch, of the next tokens as labels, say.
+    """An objective for `embgrad.stream` that is made from each batch, for example with the next tokens as labels.
 
     Args:
-        make: takes a TokenBatch and gives the objective.
+        make: a function that takes a TokenBatch and returns the objective.
     """
 
     make: Callable[[TokenBatch], Any]
@@ -51,16 +52,16 @@ class Objectives:
     """The objectives of a source's examples.
 
     Args:
-        given: an objective as `embgrad.gradients` takes it, whose arguments with one entry an example are for the whole
-            source; or `Labelled`, or `PerBatch`.
+        given: an objective as for `embgrad.gradients`, whose arguments with one entry an example cover the whole source; or
+            `Labelled`, or `PerBatch`.
 
     Attributes:
-        given: as given.
-        labelled: whether the source gives labels too.
-        count: how many examples the source must have, told by the arguments; None where they do not say.
+        given: the argument.
+        labelled: whether each item of the source carries a label.
+        count: the number of examples for which the arguments have entries; None where there is no such argument.
 
     Raises:
-        ObjectiveError: it is none, or its arguments are for different numbers of examples.
+        ObjectiveError: `given` is no objective, or its arguments are for different numbers of examples.
     """
 
     def __init__(self, given: Any) -> None:
@@ -74,19 +75,19 @@ class Objectives:
 
     @property
     def fixed(self) -> Any:
-        """What can be checked before anything is read: the objective, or None where it is made later."""
+        """The objective, which can be checked before the source is read; None where it is made for each batch."""
         return None if isinstance(self.given, (Labelled, PerBatch)) else self.given
 
     def of(self, examples: np.ndarray, batch: TokenBatch, labels: Sequence[Any] | None) -> Any:
-        """The objective of some examples, as `embgrad.gradients` takes it.
+        """Return the objective of some examples, as for `embgrad.gradients`.
 
         Args:
-            examples: their numbers in the source.
-            batch: they.
-            labels: theirs, where the source gives labels.
+            examples: the numbers of the examples in the source.
+            batch: the examples.
+            labels: the labels of the examples, where the source has labels.
 
         Raises:
-            ObjectiveError: the arguments are of fewer examples, or what was made is no objective.
+            ObjectiveError: the arguments are for fewer examples, or the user's function returned no objective.
         """
         if isinstance(self.given, Labelled):
             return _made(self.given.make(labels, batch) if self.given.with_batch else self.given.make(labels))
@@ -102,10 +103,10 @@ class Objectives:
         return self.given.take(examples, self.count)
 
     def expect_all_used(self, examples: int) -> None:
-        """Refuse arguments for more examples than there were.
+        """Check that the arguments are not for more examples than the source had.
 
         Raises:
-            ObjectiveError: there are.
+            ObjectiveError: the arguments have entries for more examples.
         """
         if self.count is not None and examples < self.count:
             raise ObjectiveError(
@@ -115,7 +116,7 @@ class Objectives:
 
 
 def _count(objective: Any) -> int | None:
-    """How many examples the arguments are for."""
+    """Return the number of examples that the arguments are for, or None where no argument has one entry an example."""
     if not isinstance(objective, Objective):
         return None
     counts = {}
@@ -134,7 +135,7 @@ def _made(objective: Any) -> Any:
     if isinstance(objective, (Labelled, PerBatch)):
         raise ObjectiveError(f"the function made {brief(objective)}: expected an objective for one batch")
     if not isinstance(objective, Scalar):
-        as_objective(objective)  # refuses what is none
+        as_objective(objective)  # raises where it is no objective
     return objective
 
 

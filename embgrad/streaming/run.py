@@ -1,4 +1,4 @@
-"""Runs a stream: batch by batch, those that are finished read back, every result written before it is given."""
+"""Runs a stream batch by batch: reads finished results back, and writes every new result before it is yielded."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ __all__ = ["Plan", "State", "results_of"]
 
 @dataclass
 class State:
-    """What changes while a stream runs.
+    """The state of a running stream.
 
     Attributes:
-        quiet: nobody wants the results themselves.
-        writer: writes them, where they are written.
-        totals: where they are summed up, by the points' names.
-        report: is told how far it has come.
-        examples: how many are done.
-        tried: whether it is known that padding is of no account to the model, see `compared_alone`.
-        by_position: of the points of which it is known, whether their second axis is the positions.
-        reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
-        weighed: whether it was taken down of which weights the results are that are written.
+        quiet: whether the results themselves are not needed.
+        writer: the writer of the folder; None where nothing is written.
+        totals: the sums of table gradients, by the names of the points, where they are requested.
+        report: the function that receives the progress.
+        examples: the number of examples that are done.
+        tried: whether padding is known not to change the model's results, see `compared_alone`.
+        by_position: whether the second axis is the position, for the points where this is known.
+        reader: the thread that reads the source; None where the consumer's own thread reads it.
+        weighed: whether the weights behind the written results are recorded.
     """
 
     quiet: bool
@@ -65,13 +65,13 @@ class State:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stream was asked.
+    """The arguments of a stream.
 
     Attributes:
-        task: what is asked of each batch, but for the objective.
-        options: those of `gradients`.
-        single: whether a result stands for itself.
-        size: the batch_size, as given.
+        task: the request for each batch, apart from the objective.
+        options: the options of `gradients`.
+        single: whether users see the bare result of one point, and not a dict by point.
+        size: the argument `batch_size`.
     """
 
     task: Task
@@ -85,23 +85,23 @@ class Plan:
     keep: str
 
     def manifest(self) -> Manifest:
-        """That of the run, with nothing finished."""
+        """Return the manifest of the run, without finished results."""
         return Manifest(self.keep, self.task.names, self.single, self.run())
 
     def run(self) -> dict[str, Any]:
-        """What tells the run from others."""
+        """Return the identity of the run, by option."""
         size = self.size if self.source.tokenizer is None else self.source.size
         options = {"batch_size": size, "window": self.window, "check": bool(self.options["check"])}
         return identity(self.task, self.source, self.objectives, options)
 
     @property
     def total(self) -> int | None:
-        """How many examples there are, where that is known."""
+        """The number of examples in the source; None where it is not known."""
         return self.source.examples if self.source.examples is not None else self.objectives.count
 
 
 def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
-    """What the stream gives, in order."""
+    """Yield the results of the stream, in order."""
     writer, report = state.writer, state.report
     manifest = None if writer is None else writer.manifest
     finished = 0 if manifest is None else manifest.results
@@ -135,7 +135,7 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
 
 
 def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generator[Any, None, None]:
-    """The results of a group's portions, those that are finished left out."""
+    """Yield the results of a group's portions, without those that were finished before."""
     if not group.pieces:
         return
     ran: list[dict[str, EmbeddingGradients]] = []
@@ -166,7 +166,7 @@ def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generato
 
 
 def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]:
-    """The results of one of a group's pieces."""
+    """Return the results of one batch of a group."""
     piece = group.pieces[number]
     owners = [group.portions[owner] for owner, _ in piece.places]
     examples = np.array([owner.start + row for owner, (_, row) in zip(owners, piece.places, strict=True)])
@@ -186,10 +186,12 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
 
 
 def _try_padding(plan: Plan, state: State, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> None:
-    """Run one of a piece's examples with less padding than in it, or with as much as in its own batch, and take down what tells.
+    """Check that padding does not change the results, by one example run with less padding, or with that of its own batch.
+
+    The outcome is recorded in the state.
 
     Raises:
-        UnsupportedError: its numbers are others then, or its results could not be brought back into its own batch.
+        UnsupportedError: the example's results differ, or cannot be restored to the example's own batch.
     """
     piece = group.pieces[number]
     lengths, whole = piece.batch.real.sum(1), piece.batch.shape[1]
@@ -230,8 +232,11 @@ def _length_of(portion: Portion) -> int:
 def _run_alone(
     plan: Plan, group: Group, number: int, row: int, length: int
 ) -> tuple[TokenBatch, Mapping[str, EmbeddingGradients]] | None:
-    """An example of a piece, padded to a length or to none, and its results: alone, or as many times as there are examples in
-    the piece, where the model takes no other number. None where it takes neither, which is said."""
+    """Return an example of a batch, padded to a length or not at all, with its results.
+
+    The example is run alone or, where the model accepts only one number of examples, repeated as often as the batch has
+    examples. Returns None with a warning where the model accepts neither.
+    """
     piece = group.pieces[number]
     owner, place = piece.places[row]
     why: Exception | None = None
@@ -239,7 +244,7 @@ def _run_alone(
         batch = padded([group.portions[owner].texts[place]] * count, plan.source.padding, length)
         try:
             return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.places[row],) * count),)), 0)
-        except Exception as error:  # the model's own, of a batch that it does not take
+        except Exception as error:  # of any class: the model does not accept the batch
             why = error
     how = f"padded to {length} positions" if length else "without padding"
     warnings.warn(
@@ -255,7 +260,7 @@ def _run_alone(
 def _in_order(
     plan: Plan, state: State, group: Group, ran: Sequence[Mapping[str, EmbeddingGradients]], number: int
 ) -> dict[str, EmbeddingGradients]:
-    """The results of one of a window's portions."""
+    """Return the results of one portion of a window."""
     portion = group.portions[number]
     assert plan.window is not None, "pieces are portions but for a window"
     assert portion.batch is not None, "what was run was encoded"
@@ -270,14 +275,14 @@ def _write(
     if not state.weighed:
         _take_down_weights(plan, writer, first=portion.number == 0)
         state.weighed = True
-    # Whoever takes a result may write into its arrays before its shard is full.
+    # The user may modify a result's arrays before its shard is full.
     writer.add(portion, results, kept if state.quiet else deepcopy(dict(kept)))
 
 
 def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
-    """Take down of which weights the results are that are written from here on, which are to be of these alone.
+    """Record the weights behind the results that are written from here on, and check them before every later write.
 
-    Before its first batch a model may not have had all its weights; and until the first result it could be given others.
+    A model may create weights in its first batch, and may receive others until the first result.
     """
     known, found, run = weights_sums(plan.task.model), weights_digest(plan.task), writer.manifest.run
     if first:
@@ -297,7 +302,7 @@ def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
 
 
 def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> Generator[Any, None, None]:
-    """What was finished before."""
+    """Yield the results that were finished before."""
     for shard in manifest.shards:
         for kept in read_shard(writer.folder, manifest, shard):
             yield kept[plan.task.names[0]] if plan.single else kept
@@ -305,11 +310,11 @@ def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> 
         state.report(state.examples, plan.total)
 
 
-# What is refused
+# Checks
 
 
 def _expect_source_as_before(portion: Portion, manifest: Manifest | None) -> None:
-    """Refuse to go on where the source is not what the finished results are of."""
+    """Check that the source is the one behind the finished results."""
     if manifest is None:
         return
     if manifest.complete and portion.number >= manifest.results:
@@ -327,7 +332,7 @@ def _expect_source_as_before(portion: Portion, manifest: Manifest | None) -> Non
 
 
 def _expect_whole(plan: Plan, last: Portion | None, manifest: Manifest | None) -> None:
-    """Refuse a source that ended before what was finished, or before the objective's arguments do."""
+    """Check that the source reached the end of the finished results and of the objective's arguments."""
     read = 0 if last is None else last.start + last.count
     if manifest is not None and (0 if last is None else last.number + 1) < manifest.results:
         raise FileFormatError(

@@ -1,4 +1,4 @@
-"""What tells a run of a stream from others: digests of its model's weights, its objective and its options."""
+"""The identity of a run: digests of its model's weights, its objective and its options."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from embgrad.streaming.source import Source
 
 __all__ = ["identity", "weights_digest"]
 
-#: The longest description of an objective that stands in a manifest as it is; of a longer one its digest does.
+#: The longest description of an objective that a manifest holds in full; of a longer one it holds the beginning and a digest.
 LONGEST = 200
 
 
 def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
-    """By the options' names what JSON can hold, the same for the same run in any process.
+    """Return the identity of a run by option, as values that JSON can hold, equal for the same run in every process.
 
-    Functions and the user's own classes go by their names, their code and what they read.
+    Functions and users' classes are represented by their names, their code and what the code reads.
 
     Args:
-        task: what is asked of each batch.
-        source: what is read; its items are told by the shards' own digests.
-        objectives: of the batches.
-        options: others, plain values.
+        task: the request for each batch.
+        source: the source; its items are identified by the digests of the shards.
+        objectives: the objectives of the batches.
+        options: further options, as plain values.
     """
-    own = as_parts(task.model)  # which its weights tell
+    own = as_parts(task.model)  # the weights identify these
     parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in own]
     changes = {
         option: digest_of(read(dict(given), digest_of, own)) if given else None
@@ -57,7 +57,7 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
 
 
 def weights_digest(task: Task) -> str | None:
-    """How many weights have values, and a digest of these; None where the backend cannot tell."""
+    """Return the number of weights and a digest of their values, or None where the backend cannot read weights."""
     if "weights" not in task.backend.supports:
         return None
     weights = weights_of(task.model)

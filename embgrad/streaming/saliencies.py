@@ -1,4 +1,4 @@
-"""One number a position in place of a whole gradient: what a long run keeps where the vectors would be too many."""
+"""Saliencies in place of whole gradients, one number a position, for long runs whose vectors would take too much space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
 
-#: By their names in a file the arrays, with the types that they may have; those that end in "?" may be missing.
+#: The arrays of a file by name, with the dtypes that they may have; names that end in "?" are optional.
 _ARRAYS: Final = {
     "norm": ("float32", "float64"),
     "dot": ("float32", "float64"),
@@ -31,13 +31,13 @@ _FIELDS: Final = {"tokens", "provenance"}
 
 @dataclass(frozen=True, eq=False)
 class Saliencies:
-    """What is kept of a result with `keep="saliency"`.
+    """The stored part of a result with `keep="saliency"`.
 
     Attributes:
-        norm: `saliency("norm")` of the result: the length of the gradient at each position, (example, position).
-        dot: `saliency("dot")`: its inner product with the activation, likewise.
-        objective: L of each example, float64, (example,); () where the reduction was the user's.
-        ids: as in `EmbeddingGradients`; so are `mask`, `tokens`, `words_of` and `provenance`.
+        norm: `saliency("norm")` of the result: the L2 norm of the gradient at each position, (example, position).
+        dot: `saliency("dot")` of the result: the gradient's inner product with the activation, (example, position).
+        objective: the objective L of each example, float64, (example,); () for a `Scalar` objective.
+        ids: as in `EmbeddingGradients`, likewise `mask`, `tokens`, `words_of` and `provenance`.
     """
 
     norm: np.ndarray
@@ -51,13 +51,13 @@ class Saliencies:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its arrays take."""
+        """The number of bytes in the arrays."""
         present = (getattr(self, name.rstrip("?")) for name in _ARRAYS)
         return sum(int(array.nbytes) for array in present if array is not None)
 
     @classmethod
     def of(cls, result: EmbeddingGradients) -> Saliencies:
-        """Those of a result."""
+        """Return the saliencies of a result."""
         return cls(
             result.saliency("norm"),
             result.saliency("dot"),
@@ -71,7 +71,7 @@ class Saliencies:
 
 
 def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: bool = False) -> None:
-    """Write several by name to one file, which appears whole or not at all."""
+    """Write saliencies by name to one file, atomically."""
     arrays, entries = {}, []
     for number, (name, one) in enumerate(named.items()):
         for key in _ARRAYS:
@@ -86,10 +86,10 @@ def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: boo
 
 
 def load_saliencies(path: Path) -> dict[str, Saliencies]:
-    """The reverse of `save_saliencies`.
+    """Read a file written by `save_saliencies`.
 
     Raises:
-        FileFormatError: the file is not as embgrad writes it.
+        FileFormatError: the file was not written by `save_saliencies`.
     """
     arrays, metadata = read_tensors(path, ("F32", "F64", "I64"))
     try:

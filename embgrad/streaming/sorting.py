@@ -1,4 +1,4 @@
-"""Refuses to put batches together by length where an example's numbers would be others than in its own batch."""
+"""Checks that sorting examples by length does not change their results."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["expect_restorable", "expect_same", "expect_sortable", "expect_window
 
 
 def expect_window(task: Task, source: Source, objective: Any) -> None:
-    """Refuse to put batches together anew where it counts who is in a batch, as far as that is known before the first.
+    """Check before the first batch that the examples of the source may be batched anew by length.
 
     Args:
-        task: what is asked of each batch.
-        source: what is read.
-        objective: as given, for the whole source or to be made for each batch.
+        task: the request for each batch.
+        source: the source.
+        objective: the argument of `stream`, for the whole source or to be made for each batch.
 
     Raises:
-        ObjectiveError: it counts to the objective.
-        UnsupportedError: it counts otherwise, or the source gives whole batches.
+        ObjectiveError: the objective depends on the other examples of a batch.
+        UnsupportedError: an option makes results depend on the other examples, or the source yields whole batches.
     """
     if source.tokenizer is None:
         raise UnsupportedError(
@@ -44,14 +44,14 @@ def expect_window(task: Task, source: Source, objective: Any) -> None:
 
 
 def expect_sortable(objective: Any, side: str) -> None:
-    """Refuse an objective that means something else in a batch of another length, or of other examples.
+    """Check that an objective does not depend on the length of the batch, nor on its other examples.
 
     Args:
-        objective: that of a batch.
-        side: on which examples are padded.
+        objective: the objective of a batch.
+        side: the side of the padding, "left" or "right".
 
     Raises:
-        ObjectiveError: it does.
+        ObjectiveError: the objective depends on one of these.
     """
     if isinstance(objective, Scalar):
         raise ObjectiveError(
@@ -68,14 +68,14 @@ def expect_sortable(objective: Any, side: str) -> None:
 
 
 def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
-    """Refuse what could not be brought back into batches of other examples and lengths.
+    """Check that the results can be restored to the batches of the source, which have other examples and lengths.
 
     Args:
-        batches: those that were put together, as far as they were run.
-        results: of each, by the points' names.
+        batches: the sorted batches that have been run.
+        results: the results of each batch, by the names of the points.
 
     Raises:
-        UnsupportedError: there is such.
+        UnsupportedError: the results at a point, or the output, cannot be restored.
     """
     for name in results[0]:
         of_point = [one[name] for one in results]
@@ -85,17 +85,17 @@ def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[s
 
 
 def expect_same(example: int, verdict: Verdict) -> bool:
-    """Refuse a model to which it counts how long the batch is that an example is in.
+    """Check that an example's results do not depend on the length of its batch.
 
     Args:
-        example: its number in the source.
-        verdict: of its numbers with padding and without.
+        example: the example's number in the source.
+        verdict: the comparison of its results with and without padding.
 
     Returns:
-        Whether more is known now.
+        Whether the comparison was conclusive.
 
     Raises:
-        UnsupportedError: its numbers are others.
+        UnsupportedError: the results differ.
     """
     found = verdict.difference
     if found is not None:
@@ -130,7 +130,7 @@ def _expect_one_form(name: str, results: Sequence[EmbeddingGradients]) -> None:
 
 
 def _expect_one_length(batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:
-    """Refuse outputs that have a number for each position, padding too."""
+    """Check that the output does not have one number for each position, padding included."""
     shapes = [one.provenance["output_shape"] for one in results]
     as_long = [
         shape is not None and len(shape) == 2 and shape[1] == batch.shape[1]

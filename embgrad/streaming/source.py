@@ -1,4 +1,4 @@
-"""Reads a stream's source: batches as they come, or texts, so many at a time, encoded."""
+"""Reads a stream's source: batches as they are, or texts, encoded in portions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["Portion", "Source"]
 
 @dataclass(frozen=True)
 class Portion:
-    """So many examples in a row, of which one result is made.
+    """Consecutive examples of the source, which give one result.
 
     Attributes:
-        number: which result.
-        start: the number of its first example in the source.
-        count: how many examples.
-        batch: they; None where they are only passed by.
-        texts: with a tokenizer each example before padding.
-        labels: with a source of (text, label) the labels.
-        digest: tells the source from its beginning up to here; "" where nobody asks.
+        number: the number of the result.
+        start: the number of the first example in the source.
+        count: the number of examples.
+        batch: the examples; None where they are skipped.
+        texts: with a tokenizer, each example before padding.
+        labels: the labels, where the source has them.
+        digest: the digest of the source from its beginning up to the end of this portion; "" where it is not requested.
     """
 
     number: int
@@ -49,23 +49,23 @@ class Portion:
 
     @property
     def examples(self) -> np.ndarray:
-        """The numbers of its examples in the source."""
+        """The numbers of the examples in the source."""
         return np.arange(self.start, self.start + self.count)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source as it was given to `embgrad.stream`.
+    """The source of a stream.
 
     Attributes:
         items: texts and pairs of texts with a tokenizer, else batches; with labels (text, label) or (batch, labels).
-        tokenizer: see `embgrad.encode`; so is `max_length`.
-        size: with a tokenizer how many texts a portion has.
-        labelled: whether each item comes with a label.
-        digested: whether a digest is wanted.
+        tokenizer: see `embgrad.encode`, likewise `max_length`.
+        size: with a tokenizer, the number of texts in a portion.
+        labelled: whether each item carries a label.
+        digested: whether digests are computed.
 
     Raises:
-        BatchError: it is no source.
+        BatchError: `items` cannot be read as a source.
     """
 
     items: Iterable[Any]
@@ -83,38 +83,36 @@ class Source:
                 f"max_length is {brief(self.max_length)}, and there is no tokenizer that could keep it: pass tokenizer=..., or "
                 "leave it out"
             )
-        object.__setattr__(self, "tokenizer", apart(self.tokenizer))  # it is used in a thread of the source's own
+        object.__setattr__(self, "tokenizer", apart(self.tokenizer))  # a copy, since another thread uses it
         padding = Padding() if self.tokenizer is None else padding_of(self.tokenizer)
         object.__setattr__(self, "padding", padding)
 
     @property
     def examples(self) -> int | None:
-        """How many examples there are, where that can be told without reading them."""
+        """The number of examples; None where it is not known without reading them."""
         if self.tokenizer is None or not hasattr(self.items, "__len__"):
             return None
         try:
             return len(self.items)  # type: ignore[arg-type]
-        except TypeError:  # as of what only sometimes has a length
+        except TypeError:  # some classes define `__len__` without always having a length
             return None
 
     def portions(self, passed: int = 0) -> Generator[Portion, None, None]:
-        """The source's examples, so many at a time.
+        """Yield the examples of the source in portions.
 
         Args:
-            passed: how many portions are only counted and digested, not encoded.
+            passed: the number of portions that are only counted and digested, not encoded.
         """
         items = iter(self.items)
         try:
             read = _beside_passes(items)
             yield from self._batches(read, passed) if self.tokenizer is None else self._texts(read, passed)
         finally:
-            if isinstance(items, GeneratorType):  # a file is its owner's to close
+            if isinstance(items, GeneratorType):  # the user closes files
                 items.close()
 
     def _texts(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:
-        lines = callable(
-            getattr(self.items, "readline", None)
-        )  # that of `codecs` and of `tempfile` are no io.TextIOBase
+        lines = callable(getattr(self.items, "readline", None))  # files of `codecs` and `tempfile` are no io.TextIOBase
         made = hashlib.sha256()
         number = start = 0
         texts: list[tuple[str, ...]] = []
@@ -163,7 +161,7 @@ class Source:
             start += len(batch)
 
     def _parted(self, item: Any, number: int) -> tuple[Any, Any]:
-        """The text or batch, and its label or labels."""
+        """Return the text or batch of an item, and its label or labels."""
         if not self.labelled:
             return item, None
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -188,7 +186,7 @@ class Source:
 
 
 def _beside_passes(items: Iterator[Any]) -> Iterator[Any]:
-    """The same, where who keeps random generators still meanwhile can tell that they are the source's to move."""
+    """Yield the items, marking the source's code as user code, which may advance random generators during a forward pass."""
     while True:
         with user_code_beside():
             try:
@@ -211,17 +209,17 @@ def _as_many(labels: Any, count: int, number: int) -> Sequence[Any]:
 
 
 def _own(value: Any) -> Any:
-    """A copy of a label or of a further input: its source may fill the same memory anew before it is used."""
+    """Return a copy of a label or of an extra input, since the source may reuse the memory before the value is used."""
     if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic)):
         return value
     try:
         return deepcopy(value)
-    except Exception:  # it may be anything, and what cannot be copied is taken as it is
+    except Exception:  # of any class: a value that cannot be copied is used as it is
         return value
 
 
 def _expect_source(items: Any, tokenizer: Any) -> None:
-    """Refuse what would be read as something else than is meant."""
+    """Raise BatchError for objects that are no source, or that would be misread as one."""
     if isinstance(items, (str, bytes)):
         raise BatchError(
             f"the source is the text {brief(items)}: expected an iterable of texts; write [text], or open(path) for the lines "
@@ -245,4 +243,4 @@ def _expect_source(items: Any, tokenizer: Any) -> None:
             f"the source is of type {type(items).__name__}: expected an iterable of batches, or of texts with tokenizer=..."
         )
     if tokenizer is None and isinstance(items, list) and is_text(items):
-        batch_of(items, None)  # which says that texts need a tokenizer
+        batch_of(items, None)  # raises: texts need a tokenizer

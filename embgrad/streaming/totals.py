@@ -1,4 +1,4 @@
-"""The running sum of table gradients over a whole data set: float64, and never more than the rows that were looked up."""
+"""The running sum of table gradients over a data set, in float64, with only the rows that were looked up in memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _KEY: Final = "embgrad-tables"
 
 
 class Total:
-    """A sum of gradients of one table, added up one after the other in float64.
+    """The running sum of gradients of one table, in float64.
 
     Args:
-        begun: a sum that goes on, with float64 values; None for nothing as yet.
-        dtype: of the summands; None where there was none.
+        begun: a former sum to continue, with float64 values; None to begin at zero.
+        dtype: the dtype of the gradients in `begun`; None without them.
     """
 
     def __init__(self, begun: RowSparse | None = None, dtype: Any = None) -> None:
@@ -37,10 +37,10 @@ class Total:
             self._add(begun)
 
     def expect(self, table: RowSparse) -> None:
-        """Refuse what cannot be added.
+        """Check that a gradient can be added.
 
         Raises:
-            FileFormatError: it is of a table of another shape.
+            FileFormatError: the gradient is of a table of another shape.
         """
         if self._shape is not None and table.shape != self._shape:
             raise FileFormatError(
@@ -49,10 +49,10 @@ class Total:
             )
 
     def add(self, table: RowSparse) -> None:
-        """Add a gradient of the table. Where that is interrupted, the sum is to be used no more.
+        """Add a gradient of the table. After an interrupted addition the sum must not be used.
 
         Raises:
-            FileFormatError: it is of a table of another shape.
+            FileFormatError: the gradient is of a table of another shape.
         """
         self.expect(table)
         self.dtype = table.values.dtype if self.dtype is None else np.promote_types(self.dtype, table.values.dtype)
@@ -79,7 +79,7 @@ class Total:
             self._rows, self._sums = rows, sums
 
     def table(self, *, wide: bool = False) -> RowSparse | None:
-        """The sum, in the summands' dtype, or in float64; None where there was no summand."""
+        """Return the sum in the dtype of the gradients, or in float64 with `wide`; None where no gradient was added."""
         if self._shape is None:
             return None
         order = np.argsort(self._rows[: self._used])
@@ -88,7 +88,7 @@ class Total:
 
 
 def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = False) -> None:
-    """Write sums by name to a file, in float64; it appears whole or not at all."""
+    """Write sums by name to a file, in float64, atomically."""
     arrays, entries = {}, []
     for number, (name, total) in enumerate(totals.items()):
         table = total.table(wide=True)
@@ -99,10 +99,10 @@ def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = Fals
 
 
 def load_tables(path: Path) -> dict[str, tuple[RowSparse, np.dtype[Any]]]:
-    """The sums by name, in float64, with the dtype of the summands.
+    """Read a file written by `save_tables`: the sums by name, in float64, each with the dtype of its gradients.
 
     Raises:
-        FileFormatError: the file is not as embgrad writes it.
+        FileFormatError: the file was not written by `save_tables`.
     """
     arrays, metadata = read_tensors(path, ("F64", "I64"))
     try:
