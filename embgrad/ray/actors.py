@@ -1,4 +1,4 @@
-"""The actors that a dataset goes through: what each may take of the cluster, and how often it is started anew."""
+"""The actors that process a dataset: the resources that they claim, and how often they are restarted."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from embgrad.ray.settings import RESTARTS, Asked, Shape
 
 __all__ = ["expect_startable", "mapped"]
 
-#: How many batches make a block of an actor: rows of like length are found among so many, and their sum is sent on once.
+#: The number of batches in an actor's block: rows are grouped by length within a block, whose sum is sent on once.
 BATCHES_A_BLOCK: Final = 4
 
 
 def mapped(rows: Any, worker: type, arguments: tuple[Any, ...], asked: Asked, shape: Shape) -> Any:
-    """The dataset that the actors make of the rows.
+    """Return the dataset of the results that the actors compute from the rows.
 
     Args:
         rows: the dataset.
         worker: the actors' class.
-        arguments: of its constructor.
-        asked: what the actors are told.
-        shape: how they are started.
+        arguments: the arguments of its constructor.
+        asked: the request that the actors receive.
+        shape: the number of actors and their resources.
     """
     if not ray.is_initialized():
-        ray.init()  # as Ray Data itself would: at RAY_ADDRESS, or on this machine
+        ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
     options = {**_restarts(rows), **_options(shape)}
     options["num_cpus"] = _cpus(options["num_cpus"], shape.workers, _claimed(rows))
     block = asked.batch_size * BATCHES_A_BLOCK
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the restarts, see there
-        # A file of a hundred thousand texts is one block to Ray: one actor would have all of it, and its death cost all of it.
+        warnings.simplefilter("ignore", DeprecationWarning)  # about the restarts, see `_restarts`
+        # Ray reads a file of a hundred thousand texts as one block: a single actor would process all of it, and losing that actor
+        # would lose all of the work.
         return rows.repartition(target_num_rows_per_block=block).map_batches(
             worker,
             fn_constructor_args=arguments,
@@ -51,14 +52,14 @@ def _options(shape: Shape) -> dict[str, Any]:
 
 
 def expect_startable(asked: Asked, shape: Shape) -> None:
-    """Refuse, before anything is read, what Ray would refuse in a hundred lines.
+    """Check, before anything is read, that the actors can start; Ray would report a failure in a hundred lines.
 
     Raises:
-        BackendError: what the actors are told cannot be sent to them.
-        EmbgradError: Ray has no such actors.
+        BackendError: the request cannot be sent to the actors.
+        EmbgradError: Ray does not accept the actors' resources or options.
     """
     try:
-        ray.remote(**_options(shape))(Shape)  # of whichever class
+        ray.remote(**_options(shape))(Shape)  # any class will do
     except (TypeError, ValueError) as error:
         raise EmbgradError(
             f"Ray has no such actors ({error}): expected num_cpus, num_gpus and actor_options as ray.remote takes them"
@@ -66,7 +67,7 @@ def expect_startable(asked: Asked, shape: Shape) -> None:
     for name, value in {"build": asked.build, "the objective": asked.objective, **asked.passed}.items():
         try:
             ray.cloudpickle.dumps(value)
-        except Exception as error:  # of whatever class the user's own objects raise
+        except Exception as error:  # users' objects may raise any class
             raise BackendError(
                 f"{name} cannot be sent to the actors ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]}): "
                 "expected what can be pickled; make within the function what cannot, such as a model, a lock or an open file"
@@ -74,19 +75,19 @@ def expect_startable(asked: Asked, shape: Shape) -> None:
 
 
 def _restarts(rows: Any) -> dict[str, int]:
-    """How often an actor is started anew, where Ray lets us say it: by itself it never gives up, and it will not be told so."""
+    """Return the limits on an actor's restarts, where Ray accepts them; by default Ray restarts actors without limit."""
     parameters = inspect.signature(rows.map_batches).parameters.values()
     told = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
     return {"max_restarts": RESTARTS, "max_task_retries": RESTARTS} if told else {}
 
 
 def _cpus(asked: float | None, workers: int, claimed: float) -> float:
-    """The CPUs of each actor: those who read the dataset need one, too, or all wait for each other.
+    """Return the CPUs of each actor, leaving one to the tasks that read the dataset: without it all wait for each other.
 
     Args:
-        asked: what was asked for.
-        workers: how many actors there are.
-        claimed: what the actors take that make the dataset, which are there at the same time.
+        asked: the option `num_cpus`.
+        workers: the number of actors.
+        claimed: the CPUs of the actors that produce the dataset, which run at the same time.
     """
     there = float(ray.cluster_resources().get("CPU", 0))
     if asked is not None:
@@ -102,11 +103,11 @@ def _cpus(asked: float | None, workers: int, claimed: float) -> float:
         return asked
     if there == 0 or there - claimed >= workers + 1:
         return 1
-    return round(max(there - claimed - 1, 0) / workers, 3)  # of 0 they take turns with the others
+    return round(max(there - claimed - 1, 0) / workers, 3)  # actors with 0 CPUs share them with the others
 
 
 def _claimed(rows: Any) -> float:
-    """The CPUs that the actors hold that make a dataset while it is read; Ray starts all of them at once, and says so nowhere."""
+    """Return the CPUs held by the actors that produce a dataset; Ray starts all of them at once, which is undocumented."""
     claimed = 0.0
     for step in rows._logical_plan.dag.post_order_iter():
         compute = getattr(step, "compute", None)

@@ -1,4 +1,4 @@
-"""The dataset, from Ray or from files."""
+"""The input dataset, from Ray or from files."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def _parquet(paths: list[str]) -> Any:
         expect_no_query(path)
     try:
         return ray.data.read_parquet(paths)
-    except pa.ArrowTypeError:  # which says neither where nor of what else
+    except pa.ArrowTypeError:  # which names neither the files nor the other type
         sets = [pyarrow.dataset.dataset(path, partitioning=None, exclude_invalid_files=True) for path in paths]
         unified([(piece.path, piece.physical_schema) for one in sets for piece in one.get_fragments()])
         raise
 
 
 def expect_no_query(path: str) -> None:
-    """Refuse a local path in which Ray would find no files of Parquet.
+    """Check that a local path has no question mark, behind which Ray would not find Parquet files.
 
     Raises:
-        FileFormatError: it holds a question mark.
+        FileFormatError: the path holds a question mark.
     """
     if "?" in path and "://" not in path:
         raise FileFormatError(
@@ -57,7 +57,7 @@ def expect_no_query(path: str) -> None:
         )
 
 
-#: What reads a file, by the end of its name.
+#: The functions that read files, by the suffix of the name.
 READERS: Final[Mapping[str, Reader]] = {
     ".parquet": _parquet,
     ".jsonl": _json_lines,
@@ -68,16 +68,16 @@ READERS: Final[Mapping[str, Reader]] = {
 
 
 def dataset_of(given: Any) -> Any:
-    """A Ray dataset, as it was given or of the files that were named.
+    """Return a Ray dataset: the argument itself, or the rows of the given files.
 
     Args:
-        given: a `ray.data.Dataset`, or one or more paths: Parquet (a folder is one of Parquet), JSON lines, or texts, one a
-            line, which are then the column "text". Ray's own addresses, such as s3://bucket/name.parquet, are paths, too.
+        given: a `ray.data.Dataset`, or one or more paths of Parquet files (or a folder of them), JSON lines, or text files with
+            one text a line, which become the column "text". Ray's addresses, such as s3://bucket/name.parquet, are paths too.
 
     Raises:
-        BatchError: it is neither.
-        FileFormatError: a file is not there, named twice, or of none of these kinds; or a column's types differ from file to
-            file.
+        BatchError: `given` is neither a dataset nor paths.
+        FileFormatError: a file does not exist, is named twice, or is of another format; or the types of a column differ from
+            file to file.
     """
     if isinstance(given, ray.data.Dataset):
         return given
@@ -103,7 +103,7 @@ def dataset_of(given: Any) -> Any:
 
 @contextlib.contextmanager
 def readable(given: Any) -> Iterator[None]:
-    """While it is open, what goes wrong in reading the files that were given is told as being wrong with them.
+    """Raise errors of reading the given files as FileFormatError.
 
     Args:
         given: as in `dataset_of`.
@@ -113,7 +113,7 @@ def readable(given: Any) -> Iterator[None]:
     except EmbgradError:
         raise
     except (OSError, ValueError, TypeError, KeyError, ray.exceptions.RayTaskError) as error:
-        if isinstance(given, ray.data.Dataset):  # its functions are the user's own
+        if isinstance(given, ray.data.Dataset):  # the error comes from the user's functions
             raise
         paths = [given] if isinstance(given, (str, Path)) else given
         raise FileFormatError(
@@ -123,7 +123,7 @@ def readable(given: Any) -> Iterator[None]:
 
 
 def _address(path: str) -> str:
-    """The path as it is found from any folder: those who read it need not be in ours."""
+    """Return the absolute path or address: the processes that read it may have another working directory."""
     return path if "://" in path else str(Path(path).absolute())
 
 

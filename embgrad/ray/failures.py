@@ -1,4 +1,4 @@
-"""embgrad's own errors, out of what Ray makes of them on their way from an actor."""
+"""embgrad's errors, recovered from the errors in which Ray wraps them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["cause_of", "plain_errors"]
 
-#: What Ray adds to the message of an error in a task begins so.
+#: The beginning of the text that Ray appends to the message of an error in a task.
 ADDED = r"\nFailed to [^\n]+ after \d+/\d+ attempts"
 
-#: An error of embgrad's in the text of a traceback begins so: its class's module and name.
+#: The beginning of an embgrad error in the text of a traceback: the module and name of its class.
 BEGIN = r"^(embgrad[\w.]*)\.(\w+): "
 
-#: It and its message, which ends before the line that names its page; of an error without such a line with the text, or before
-#: a blank line or what Ray adds.
+#: An embgrad error with its message, which ends before the line that names its page. Without such a line it ends with the text,
+#: or before a blank line or the text that Ray appends.
 IN_TEXT = re.compile(
     rf"{BEGIN}((?:(?!{BEGIN.replace('(', '(?:')}|^Traceback |^The above exception |^During handling of ).)*?"
     rf"(?=\nsee docs/errors/\w+\.md, or run: )|.*?(?=\n\s*\n|{ADDED}|\Z))",
@@ -29,9 +29,9 @@ IN_TEXT = re.compile(
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """While it is open, an error that embgrad raised in an actor comes out as itself, and not within one of Ray's.
+    """Raise an error of embgrad from an actor as itself, and not wrapped in an error of Ray.
 
-    For whoever consumes the dataset of `embgrad.ray.gradients`; `write` and `table` do it themselves.
+    Use it around code that consumes the dataset of `embgrad.ray.gradients`; `write` and `table` use it themselves.
     """
     try:
         yield
@@ -47,9 +47,9 @@ def plain_errors() -> Iterator[None]:
 
 
 def _own(error: BaseException) -> EmbgradError | None:
-    """The error of embgrad's that Ray's was made of; None where it was another's.
+    """Return the embgrad error inside an error of Ray, or None where there is none.
 
-    Ray Data hands on the text of what was raised in an actor, and not the exception.
+    Ray Data passes on the text of an exception raised in an actor, and not the exception itself.
     """
     seen: BaseException | None = error
     while seen is not None:
@@ -59,7 +59,7 @@ def _own(error: BaseException) -> EmbgradError | None:
             return cause
         found = IN_TEXT.findall(str(seen))
         if found:
-            module, name, message = found[-1]  # what it was raised from stands before it
+            module, name, message = found[-1]  # its causes come before it
             kind = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
             made = kind if isinstance(kind, type) and issubclass(kind, EmbgradError) else EmbgradError
             return made(re.split(ADDED, message.strip().removesuffix(made.see()))[0].rstrip())
@@ -68,6 +68,6 @@ def _own(error: BaseException) -> EmbgradError | None:
 
 
 def cause_of(error: BaseException) -> str:
-    """What was raised, in a line, without what Ray puts around it."""
+    """Return the message of the original error in one line, without Ray's additions."""
     text = str(getattr(error, "cause", None) or error)
     return re.split(ADDED, text)[0].strip().partition("\n")[0]

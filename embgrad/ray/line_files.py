@@ -1,4 +1,4 @@
-"""Files of lines as rows of a Ray dataset: texts and JSON lines. What cannot be read is named by its file and line."""
+"""Text files and JSON lines as rows of a Ray dataset, with errors that name the file and line."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ __all__ = ["JsonLines", "JsonTypes", "TextLines", "json_table"]
 #: The largest piece of a file that Arrow reads as one, in bytes.
 LARGEST: Final = 2**31 - 1
 
-#: Where there may be a whole number that a float, or 64 bits, cannot hold.
+#: Matches digits that may form a whole number beyond a float's precision, or beyond 64 bits.
 LONG: Final = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 
-#: How deep lists and objects may lie in each other: of hundreds Python gives up, and of thousands Arrow's process dies.
+#: The deepest allowed nesting of lists and objects. Python raises at hundreds of levels, and Arrow crashes at thousands.
 DEEPEST: Final = 100
 
-#: What each byte adds to how deep one is.
+#: The change in nesting depth at each byte.
 STEPS: Final = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
 
-#: A text in JSON, in which brackets are letters.
+#: Matches a JSON string, in which brackets do not count.
 TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
-#: Where the next object begins.
+#: Matches the beginning of the next object.
 SOME: Final = re.compile(r"\S")
 
-#: How many bytes are looked at at once.
+#: The number of bytes that are examined at once.
 PIECE: Final = 2**20
 
 
 class TextLines(FileBasedDatasource):  # type: ignore[misc]  # Ray is not typed for mypy
-    """The lines of files as rows of a column "text", but for blank ones."""
+    """The datasource of text files: each line that is not blank becomes a row of the column "text"."""
 
     def _read_stream(self, f: Any, path: str) -> Iterator[pyarrow.Table]:
-        """Called by Ray in a task, for each file."""
+        """Yield the rows of one file; called by Ray in a task."""
         texts, _ = text_lines(_content(f, path), path)
         yield pyarrow.table({"text": pyarrow.array([text for _, text in texts], pyarrow.string())})
 
 
 class JsonTypes(FileBasedDatasource):  # type: ignore[misc]
-    """The columns of such files as `JsonLines` reads, a row for each file: `path` and `schema`."""
+    """The datasource of JSON files' schemas: one row for each file, with the columns `path` and `schema`."""
 
     def _read_stream(self, f: Any, path: str) -> Iterator[pyarrow.Table]:
-        """Called by Ray in a task, for each file."""
+        """Yield the rows of one file; called by Ray in a task."""
         content = _content(f, path)
         if content.strip():
             yield pyarrow.table({"path": [path], "schema": [json_table(content, path).schema.serialize().to_pybytes()]})
 
 
 class JsonLines(FileBasedDatasource):  # type: ignore[misc]
-    """The objects of files that hold one a line, or one list of them, as rows.
+    """The datasource of JSON files, with one object a line or one list of objects: each object becomes a row.
 
     Args:
-        paths: of the files.
-        schema: of all of them, as `unified` gives it; None of one file, which has its own.
+        paths: the paths of the files.
+        schema: the schema of all files, as `unified` returns it; None for a single file, which has its own.
     """
 
     def __init__(self, paths: list[str], schema: pyarrow.Schema | None = None) -> None:
@@ -74,7 +74,7 @@ class JsonLines(FileBasedDatasource):  # type: ignore[misc]
         self._schema = schema
 
     def _read_stream(self, f: Any, path: str) -> Iterator[pyarrow.Table]:
-        """Called by Ray in a task, for each file."""
+        """Yield the rows of one file; called by Ray in a task."""
         content = _content(f, path)
         if content.strip():
             table = json_table(content, path)
@@ -82,7 +82,7 @@ class JsonLines(FileBasedDatasource):  # type: ignore[misc]
 
 
 def _content(f: Any, path: str) -> bytes:
-    """All bytes of a file, out of what its name says that they are packed in."""
+    """Return all bytes of a file, decompressed as its suffix says."""
     try:
         content: bytes = f.readall()
     except (OSError, ValueError) as error:
@@ -93,19 +93,19 @@ def _content(f: Any, path: str) -> bytes:
 
 
 def json_table(content: bytes, path: str) -> pyarrow.Table:
-    """The rows of one file, a column for each name.
+    """Return the rows of one file, with a column for each name.
 
     Args:
         content: the file's bytes.
-        path: what the file is called in messages.
+        path: the file's name in messages.
 
     Raises:
-        FileFormatError: a line is not an object, or a column holds values that do not go together.
+        FileFormatError: a line is not an object, or the values of a column are of incompatible types.
     """
     content = _utf8(content, path)
     _expect_flat(content, path)
     _expect_exact(content, path)
-    # One piece, however long: Arrow refuses an object that lies in two.
+    # In one block of any length: Arrow refuses objects that span two blocks.
     options = ReadOptions(use_threads=False, block_size=min(len(content), LARGEST))
     try:
         table = _read(content, options)
@@ -116,7 +116,9 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
         if rows is None:
             _expect_objects(content, path)
             raise _unlike(path, error) from None
-    names = list(dict.fromkeys(name for row in rows for name in row))  # Arrow would take those of the first
+    names = list(
+        dict.fromkeys(name for row in rows for name in row)
+    )  # Arrow would use the names of the first row alone
     try:
         return pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     except pyarrow.ArrowException as error:
@@ -124,16 +126,16 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
 
 
 def _utf8(content: bytes, path: str) -> bytes:
-    """The same without a byte order mark. Arrow takes what is not UTF-8, and hands it on."""
+    """Return the content without a byte order mark, checked to be UTF-8; Arrow would pass invalid bytes on."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:
-        text_lines(content, path)  # says where
+        text_lines(content, path)  # raises and names the line
     return content.removeprefix(MARK)
 
 
 def _expect_exact(content: bytes, path: str) -> None:
-    """Refuse whole numbers that Arrow would round, since no column of such numbers holds them."""
+    """Check that whole numbers fit into 64 bits; Arrow would round them, since no integer column holds them."""
     if not LONG.search(content):
         return
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
@@ -144,12 +146,12 @@ def _expect_exact(content: bytes, path: str) -> None:
             raise FileFormatError(
                 f'{where} holds the whole number {error}, for which 64 bits are too few: expected it as text, "{error}"'
             ) from None
-        except ValueError:  # what is no JSON by itself is told where it is read, or lies in a list
+        except ValueError:  # a line that is no JSON is reported by `json_table`, or belongs to a list
             continue
 
 
 def _expect_flat(content: bytes, path: str) -> None:
-    """Refuse what lies too deep."""
+    """Check that lists and objects are not nested too deeply."""
     if _depth(content) <= DEEPEST:
         return
     whole = content.lstrip().startswith(b"[")
@@ -161,7 +163,7 @@ def _expect_flat(content: bytes, path: str) -> None:
 
 
 def _depth(content: bytes) -> int:
-    """How many brackets are open at once, at most."""
+    """Return the largest number of brackets that are open at once."""
     deepest = now = 0
     for start in range(0, len(content), PIECE):
         levels = now + np.cumsum(STEPS[np.frombuffer(content[start : start + PIECE], np.uint8)], dtype=np.int64)
@@ -170,7 +172,7 @@ def _depth(content: bytes) -> int:
 
 
 def _expect_unrounded(content: bytes, path: str, schema: pyarrow.Schema) -> None:
-    """Refuse whole numbers that Arrow has rounded, since other values of their column have made it one of floats."""
+    """Check that Arrow has not rounded whole numbers in columns that other values made float columns."""
     if not LONG.search(content):
         return
     text, end, decoder = content.decode("utf-8"), 0, json.JSONDecoder()
@@ -186,7 +188,7 @@ def _expect_unrounded(content: bytes, path: str, schema: pyarrow.Schema) -> None
 
 
 def _rounded(value: Any, kind: pyarrow.DataType) -> int | None:
-    """A whole number in the value that the type's floats do not hold; None where there is none."""
+    """Return a whole number in the value that the type's floats cannot hold, or None."""
     if isinstance(value, int) and pyarrow.types.is_floating(kind):
         return None if int(float(value)) == value else value
     parts: list[tuple[Any, pyarrow.DataType]] = []
@@ -205,7 +207,7 @@ def _exact(digits: str) -> int:
 
 
 def _read(content: bytes, options: ReadOptions) -> pyarrow.Table:
-    """The rows, with texts as texts: Arrow takes them for points in time where all of a column look like some."""
+    """Return the rows, with strings kept as strings: Arrow converts a column to times where all of its texts look like times."""
     table = read_json(io.BytesIO(content), read_options=options)
     schema = pyarrow.schema([one.with_type(_of_json(one.type)) for one in table.schema])
     if schema.equals(table.schema):
@@ -214,7 +216,7 @@ def _read(content: bytes, options: ReadOptions) -> pyarrow.Table:
 
 
 def _of_json(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that JSON itself has."""
+    """Return the type that a column has in JSON itself, which knows no times."""
     if pyarrow.types.is_temporal(kind):
         return pyarrow.string()
     if pyarrow.types.is_list(kind):
@@ -225,7 +227,7 @@ def _of_json(kind: pyarrow.DataType) -> pyarrow.DataType:
 
 
 def _listed(content: bytes) -> list[Any] | None:
-    """The objects of a file that is one list of them; None of another."""
+    """Return the objects of a file that is one list of objects, or None for other files."""
     try:
         rows = json.loads(content)
     except ValueError:

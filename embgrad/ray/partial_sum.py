@@ -1,4 +1,4 @@
-"""A sum of table gradients on its way to the whole, with the tally of the rows that it is of."""
+"""A partial sum of table gradients, with the tally of the rows that it covers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Partial:
     """The sum of some rows' table gradients, in float64.
 
     Attributes:
-        table: the sum; None of no row.
-        dtype: of the gradients that it is the sum of.
-        tally: of the rows.
+        table: the sum; None for no rows.
+        dtype: the dtype of the summed gradients.
+        tally: the tally of the rows.
     """
 
     table: RowSparse | None = None
@@ -34,16 +34,16 @@ class Partial:
 
     @classmethod
     def of_gradients(cls, found: EmbeddingGradients, own: np.ndarray) -> Partial:
-        """The sum over the rows' own positions."""
+        """Return the sum over the rows' real positions."""
         if found.vocab is None:
-            found.table()  # which says why there is none
+            found.table()  # raises and says why there is no table
         assert found.vocab is not None
         table = scatter(found.ids[own], found.values[own].astype(np.float64), found.vocab)
         return cls(table, str(found.values.dtype))
 
     @classmethod
     def of_blocks(cls, *blocks: Any) -> Partial:
-        """The sum of Arrow blocks, as `to_arrow` makes them, and of partial sums."""
+        """Return the sum of partial sums and of Arrow blocks as `to_arrow` returns them."""
         total = cls()
         for block in blocks:
             for one in [block] if isinstance(block, Partial) else _from_arrow(block):
@@ -63,7 +63,7 @@ class Partial:
         return Partial(added(self.table, other.table), str(np.promote_types(self.dtype, other.dtype)), tally)
 
     def to_arrow(self) -> pa.Table:
-        """One row of Arrow."""
+        """Return the partial sum as an Arrow table of one row."""
         table = self.table or RowSparse(np.empty(0, np.int64), np.empty((0, 0)), (0, 0))
         held = (
             pa.array([table.rows], pa.large_list(pa.int64())),

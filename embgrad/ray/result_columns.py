@@ -1,4 +1,4 @@
-"""Gradients as columns of the rows that they are of."""
+"""Gradients as additional columns of the rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Answer:
     """The gradients of some rows of a block.
 
     Attributes:
-        rows: their numbers in the block.
+        rows: the indices of the rows in the block.
         found: the gradients.
-        own: True at the rows' own positions, (row, position).
+        own: True at real positions, False at padding, (row, position).
     """
 
     rows: np.ndarray
@@ -35,13 +35,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of each row.
+    """The requested columns.
 
     Attributes:
         output: "saliency", "tables" or "values".
-        kind: of the saliency, "norm" or "dot".
-        length: of the values, the positions of each row's tensor.
-        prefix: of the new columns' names.
+        kind: the kind of saliency, "norm" or "dot".
+        length: with output="values", the number of positions in each row's tensor.
+        prefix: the prefix of the new columns' names.
     """
 
     output: str
@@ -51,10 +51,10 @@ class Wanted:
 
 
 def with_answers(rows: pa.Table, answers: Iterable[Answer], wanted: Wanted, inputs: Inputs) -> pa.Table:
-    """The rows in their order, with new columns.
+    """Return the rows in their order, with new columns.
 
     Raises:
-        EmbgradError: a new column's name is taken.
+        EmbgradError: a new column has the name of an existing one.
         BatchError: a row is longer than `length`.
     """
     made: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
@@ -89,9 +89,9 @@ def _common(found: EmbeddingGradients, place: int, own: np.ndarray, cut: bool) -
 
 
 def _table(found: EmbeddingGradients, place: int, own: np.ndarray) -> dict[str, Any]:
-    """The row's own share of the table's gradient: what fills the row up belongs to the batch and not to it."""
+    """Return the row's table gradient over its real positions; padding belongs to the batch and not to the row."""
     if found.vocab is None:
-        found.table()  # which says why there is none
+        found.table()  # raises and says why there is no table
     assert found.vocab is not None
     table = scatter(found.ids[place, own], found.values[place, own], found.vocab)
     return {"rows": table.rows, "values": table.values, "vocab": found.vocab}

@@ -1,4 +1,4 @@
-"""Rows as Arrow holds them, as NumPy and as batches."""
+"""Conversion of Arrow rows to NumPy arrays and batches."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Examples:
     """The rows of a block as a batch.
 
     Attributes:
-        batch: all of them, padded to the longest.
-        own: True at the positions that are a row's own, and False at what fills it up, (example, position).
+        batch: all rows, padded to the longest.
+        own: True at real positions, False at padding, (example, position).
     """
 
     batch: TokenBatch
     own: np.ndarray
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Those rows, padded to the longest of them."""
+        """Return the chosen rows, padded to the longest of them."""
         columns = np.flatnonzero(self.own[rows].any(0))
         span = slice(columns[0], columns[-1] + 1)
         batch = self.batch
@@ -57,10 +57,10 @@ class Examples:
 
 
 def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
-    """The rows of a block as a batch.
+    """Return the rows of a block as a batch.
 
     Raises:
-        BatchError: a column is not there, or a row does not hold what it should.
+        BatchError: a column is missing, or a row's value is not valid.
     """
     if inputs.ids is not None:
         return _of_ids(rows, inputs)
@@ -70,7 +70,7 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
         batch = encode(texts, tokenizer, max_length=inputs.max_length)
     except EmbgradError:
         raise
-    except Exception as error:  # the user's own code; Ray would say it in a hundred lines
+    except Exception as error:  # user code; Ray would report it in a hundred lines
         raise BatchError(f"the tokenizer raised {type(error).__name__}: {error}") from error
     expect_tokens(bool(batch.real.any(1).all()))
     if inputs.convention is not None:
@@ -79,14 +79,16 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
 
 
 class Columns(Mapping[str, np.ndarray]):
-    """The rows' columns by name as arrays, the rows first; rows of different lengths as an array of objects."""
+    """A mapping of the columns to arrays with the rows on the first axis; rows of different lengths give an object array."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
 
     def __getitem__(self, name: str) -> np.ndarray:
         column = _column(self._rows, name)
-        if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:  # which it would give as zeros
+        if (
+            isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count
+        ):  # Arrow would return nulls as zeros
             return np.asarray(column.combine_chunks().to_numpy_ndarray())
         return _array(_values(column))
 
@@ -98,16 +100,16 @@ class Columns(Mapping[str, np.ndarray]):
 
 
 def python_values(rows: pa.Table, name: str) -> list[Any]:
-    """A column's values as Python holds them, and lists for tensors.
+    """Return a column's values as Python objects, with lists for tensors.
 
     Raises:
-        BatchError: there is no such column.
+        BatchError: the column does not exist.
     """
     return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in _values(_column(rows, name))]
 
 
 def rows_at(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
-    """Those rows; Arrow's own way of taking them does not know all of its types."""
+    """Return the chosen rows; Arrow's own `take` does not support all of its types."""
     return pa.concat_tables([rows.slice(int(row), 1) for row in chosen])
 
 
@@ -121,7 +123,7 @@ def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values as Python holds them, tensors as arrays; Arrow itself would give these as flat lists."""
+    """Return a column's values as Python objects, with arrays for tensors, which Arrow would return as flat lists."""
     if not isinstance(column.type, pa.FixedShapeTensorType):
         values: list[Any] = column.to_pylist()
         return values
@@ -133,7 +135,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def named_row(rows: pa.Table, inputs: Inputs) -> str:
-    """How a message calls the only row of a table."""
+    """Return the description of a table's only row in messages."""
     shown = [inputs.key] if inputs.key is not None else inputs.columns
     held = [
         f"{name}={brief(python_values(rows, name)[0])}"
@@ -198,7 +200,7 @@ def _flat(given: Any, name: str, row: int) -> np.ndarray:
 
 
 def _are_flags(rows: pa.Table, name: str) -> bool:
-    """Whether a column holds True and False, which a model then is given."""
+    """Return whether a column holds booleans, which are then passed to the model as such."""
     return all(as_array(one, name).dtype == bool for one in python_values(rows, name))
 
 
@@ -207,9 +209,9 @@ def _array(values: list[Any]) -> np.ndarray:
         array = np.array(values)
     except ValueError:  # rows of different lengths
         array = np.empty(0, object)
-    if array.dtype.kind not in "OS" and len(array) == len(values):  # NumPy's own bytes lose zeros at their end
+    if array.dtype.kind not in "OS" and len(array) == len(values):  # NumPy's bytes lose trailing zeros
         return array
     objects = np.empty(len(values), object)
-    for row, one in enumerate(values):  # one by one: of arrays of one shape NumPy would make one
+    for row, one in enumerate(values):  # one by one: NumPy would merge arrays of one shape
         objects[row] = _array(one) if isinstance(one, list) else one
     return objects

@@ -1,4 +1,4 @@
-"""The calls: gradients of a dataset's rows, written as Parquet, or added up to the table's gradient."""
+"""The public functions: gradients of a dataset's rows, as a dataset, as Parquet files, or summed to the table's gradient."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Written", "gradients", "table", "write"]
 
-#: How many rows make a file at least: some megabytes, whatever is written of each.
+#: The least number of rows in a file, which amounts to some megabytes for each output.
 FILE_ROWS: Final = {"saliency": 16_384, "tables": 256, "values": 256}
 
-#: The file beside the Parquet files that says what they are; readers leave names with an underscore aside.
+#: The file that describes the Parquet files beside it; Parquet readers skip names that begin with an underscore.
 MANIFEST: Final = "_embgrad.json"
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `write` has written.
+    """The result of `write`.
 
     Attributes:
-        folder: where the Parquet files are.
-        rows_in: the rows of the dataset; None with `verify=False`.
-        rows_out: the rows that were read back from the files; None with `verify=False`.
+        folder: the folder of the Parquet files.
+        rows_in: the number of rows in the dataset; None with `verify=False`.
+        rows_out: the number of rows read back from the files; None with `verify=False`.
     """
 
     folder: str
@@ -69,32 +69,32 @@ def gradients(
     prefix: str = "",
     **options: Unpack[Options],
 ) -> ray.data.Dataset:
-    """The gradients of each row of a dataset, as columns beside its own; lazy, as Ray's datasets are.
+    """Return a lazy Ray dataset: the rows of the given one, with their gradients in additional columns.
 
-    Each row has its own L, and its gradient is that of `embgrad.gradients` in one process, to rounding. Rows come in any
-    order, unless the dataset's context asks Ray to preserve it.
+    Each row has its own objective L, and its gradient equals that of `embgrad.gradients` in one process, up to rounding. Rows
+    come in any order, unless the dataset's context asks Ray to preserve it.
 
     Args:
-        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files. Several files of JSON lines are read at
-            once for the types of their columns, which then are the same in all.
-        build: gives the model, or (model, tokenizer), in whichever framework; each actor calls it once. It is sent to the
-            actors, and what it loads has to be where they are.
-        objective: an `embgrad.Objective` that is the same for all rows, or a function of the rows that gives one, such as
-            `lambda rows: embgrad.CrossEntropy(rows["label"])`; `rows` has an array for each column. It may give a function of
-            the model's outputs, too, as `embgrad.gradients` takes it.
-        output: "saliency": the columns `ids`, `tokens` (of texts), `objective` and `saliency`, a list each but for the
-            objective, one entry a position; with `max_length` also `truncated`, how many tokens were cut off. "tables": each
-            row's gradient of the table, as `rows` (whole numbers), `values` (a list of dim numbers for each of the rows) and
-            `vocab`, beside `ids`, `tokens` and `objective`. "values": the gradients themselves, `values`, a tensor of shape
-            (length, dim) that is zero behind the row's own positions, of which `ids` has as many as there are.
-        kind: of the saliency, "norm" or "dot", see `EmbeddingGradients.saliency`.
-        length: of the values, the positions of each tensor; a row that is longer is an error.
-        prefix: goes before the new columns' names.
+        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files. Several files of JSON lines are read once
+            in advance for the types of their columns, which are then the same in all.
+        build: a function that returns the model, or (model, tokenizer), in any framework; each actor calls it once. The
+            function is sent to the actors, and the files that it loads must exist where they run.
+        objective: an `embgrad.Objective` that is the same for all rows, or a function of the rows that returns one, such as
+            `lambda rows: embgrad.CrossEntropy(rows["label"])`; `rows` has an array for each column. The function may also
+            return a function of the model's outputs, as for `embgrad.gradients`.
+        output: "saliency": the columns `ids`, `tokens` (for texts), `objective` and `saliency`; all but the objective are lists
+            with one entry a position. With `max_length` also `truncated`, the number of tokens that were cut off. "tables":
+            each row's table gradient as `rows` (whole numbers), `values` (a list of dim numbers for each of the rows) and
+            `vocab`, beside `ids`, `tokens` and `objective`. "values": the gradients themselves in `values`, a tensor of shape
+            (length, dim), which is zero after the row's real positions; `ids` has one entry for each of these.
+        kind: the kind of saliency, "norm" or "dot", see `EmbeddingGradients.saliency`.
+        length: with output="values", the number of positions in each tensor; a longer row is an error.
+        prefix: the prefix of the new columns' names.
         **options: see `Options`.
 
     Raises:
-        EmbgradError: an option is not what it should be. Errors of rows come when the dataset is consumed, within Ray's own;
-            `plain_errors` takes them out.
+        EmbgradError: an option is not valid. Errors of rows are raised when the dataset is consumed, wrapped in errors of Ray;
+            `plain_errors` unwraps them.
     """
     asked, shape = settings(build, objective, options)
     expect_startable(asked, shape)
@@ -114,21 +114,21 @@ def write(
     prefix: str = "",
     **options: Unpack[Options],
 ) -> Written:
-    """The gradients of each row of a dataset into a folder of Parquet files, and the proof that each row is there once.
+    """Write the gradients of each row of a dataset to a folder of Parquet files, and verify that each row is there once.
 
-    The rows that lie in the files are read back and compared with those of the dataset, in number and in what they hold. The
-    files have the same columns: where the dataset's own differ from block to block, numbers are written in the wider type, and
-    null where a column is not there. A file `_embgrad.json` says what was asked; it is written last, and a folder without it
-    is not whole.
+    The rows are read back from the files and compared with those of the dataset, in number and content. All files have the
+    same columns: where the types of a column differ from block to block, numbers are written in the wider type, and missing
+    columns as nulls. A file `_embgrad.json` records the arguments. It is written last, and a folder without it is incomplete.
 
     Args:
-        dataset: as in `gradients`; so are all others.
-        folder: does not exist yet, or is empty. On a cluster it is one that all machines see, such as s3://bucket/folder.
+        dataset: as in `gradients`, likewise the other arguments.
+        folder: the folder, which must not exist or must be empty. On a cluster all machines must see it, for example as
+            s3://bucket/folder.
 
     Raises:
-        EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or there twice.
-        FileFormatError: the folder holds something, or cannot be written to; a file cannot be read; or a column's values are of
-            types that do not go together, which is found before any model is built, unless `verify` is False.
+        EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or written twice.
+        FileFormatError: the folder is not empty or cannot be written to; a file cannot be read; or the values of a column are
+            of incompatible types, which is detected before any model is built, unless `verify` is False.
     """
     asked, shape = settings(build, objective, options)
     expect_startable(asked, shape)
@@ -160,23 +160,23 @@ def table(
     reduce: str = "sum",
     **options: Unpack[Options],
 ) -> RowSparse:
-    """The table's gradient over a whole dataset, (vocab, dim): Σ over rows and positions, or its mean over the rows.
+    """Return the table's gradient over a whole dataset, (vocab, dim): Σ over rows and positions, or its mean over the rows.
 
-    Actors add up block by block, and Ray tasks in a tree what they have added up; this process holds the last sum alone.
-    Each partial sum carries which rows it is of, and those of the whole are compared with the dataset's: no row is lost and
-    none is counted twice, whatever died meanwhile. What a batch is filled up with counts for nothing.
+    Actors sum up block by block, and a tree of Ray tasks adds up their sums; this process holds the final sum alone. Each
+    partial sum records the rows that it covers, and those of the total are compared with the dataset's: no row is lost and
+    none is counted twice, whatever failed meanwhile. Padding does not contribute.
 
     Args:
-        dataset: as in `gradients`; so are `build` and `objective`.
-        reduce: "sum", or "mean" for the sum over the number of rows.
+        dataset: as in `gradients`, likewise `build` and `objective`.
+        reduce: "sum", or "mean" for the sum divided by the number of rows.
         **options: see `Options`.
 
     Returns:
-        The sum, added up in float64, in the gradients' dtype.
+        The sum, computed in float64 and returned in the dtype of the gradients.
 
     Raises:
         EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or were counted twice.
-        PointError: the point is no lookup.
+        PointError: the point is not a lookup.
     """
     asked, shape = settings(build, objective, options)
     expect_startable(asked, shape)
@@ -201,9 +201,9 @@ def table(
 
 
 def _of_one_schema(rows: Any, asked: Asked) -> tuple[Any, Tally]:
-    """The rows with the same columns in all blocks, and their tally."""
+    """Return the rows with the same columns in all blocks, and their tally."""
     tally, schemas = tally_of_dataset(rows, asked.inputs.columns)
-    if not schemas:  # there is no row
+    if not schemas:  # there are no rows
         return rows, tally
     schema = unified([("a block of the dataset", one) for one in schemas])
     expect_parquet(schema)
@@ -214,7 +214,7 @@ def _of_one_schema(rows: Any, asked: Asked) -> tuple[Any, Tally]:
         return conformed(block, schema, "the dataset")
 
     rows = rows.map_batches(alike, batch_format="pyarrow", batch_size=None)
-    tally, _ = tally_of_dataset(rows, asked.inputs.columns)  # again, for the values that the wider type does not hold
+    tally, _ = tally_of_dataset(rows, asked.inputs.columns)  # again: raises for values that the wider type cannot hold
     return rows, tally
 
 
@@ -237,7 +237,7 @@ def _wanted(output: str, kind: str, length: int | None, prefix: str | None) -> W
 
 
 def _place(folder: str | Path) -> tuple[str, Any]:
-    """The folder's address and its file system; nothing lies there yet."""
+    """Return the address of an empty or new folder, and its file system with the path in it."""
     if not isinstance(folder, (str, Path)):
         raise FileFormatError(f"the folder is {brief(folder)}: expected the name of a new one, for the Parquet files")
     address = str(folder) if "://" in str(folder) else str(Path(folder).absolute())
@@ -247,7 +247,7 @@ def _place(folder: str | Path) -> tuple[str, Any]:
         kind = system.get_file_info(path).type
         held = system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if kind != fs.FileType.File else []
         if kind == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
-            system.create_dir(path)  # so that one that cannot be made is told of before the dataset is read
+            system.create_dir(path)  # so that a failure is reported before the dataset is read
     except (OSError, ValueError) as error:
         raise FileFormatError(
             f"{folder} cannot be written to ({error}): expected a folder, or an address that pyarrow knows, such as "
@@ -264,7 +264,7 @@ def _place(folder: str | Path) -> tuple[str, Any]:
 
 
 def _tally_of_files(files: Any, place: str, asked: Asked) -> Tally:
-    """Of the rows that lie in the folder."""
+    """Return the tally of the rows in the folder."""
     system, path = files
     held = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return (
@@ -283,7 +283,7 @@ def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) 
         "inputs": inputs,
         **asdict(wanted),
     }
-    text = json.dumps(manifest, indent=2, default=plain)  # before there is a file
+    text = json.dumps(manifest, indent=2, default=plain)  # may raise, before the file exists
     system.create_dir(path)
     with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
         stream.write(text.encode())

@@ -1,4 +1,4 @@
-"""One schema for all pieces of a dataset, as files of Parquet have one: brought together where that changes no value."""
+"""One schema for all blocks of a dataset, as Parquet files need, unified where that changes no value."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from embgrad.ray.row_columns import python_values
 
 __all__ = ["conformed", "expect_parquet", "unified"]
 
-#: What to do about a column whose values are of several types.
+#: The advice about a column whose values are of several types.
 ONE_TYPE = "expected values of one type in each column; bring them to one first"
 
 
 def unified(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
-    """The schema that holds the columns of all pieces: numbers in the wider type, nulls where a piece lacks a column, and lists
-    for tensors that are not of one shape in all of them.
+    """Return the schema that holds the columns of all files or blocks.
+
+    It has numbers in the wider type, nulls for missing columns, and lists for tensors whose shapes differ.
 
     Args:
-        pieces: what each is called in messages, and its schema.
+        pieces: for each file or block, its name in messages and its schema.
 
     Raises:
-        FileFormatError: a column's types do not go together, or two columns have one name.
+        FileFormatError: the types of a column are incompatible, or two columns have the same name.
     """
     for piece, schema in pieces:
         for name in schema.names:
@@ -56,7 +57,7 @@ def _together(name: str, kinds: Sequence[tuple[str, pa.DataType]]) -> pa.DataTyp
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both as they are; None where there is none."""
+    """Return the type that holds the values of both unchanged, or None."""
     try:
         schema = pa.unify_schemas(
             [pa.schema([("", _listed(kind))]) for kind in (one, other)], promote_options="permissive"
@@ -68,7 +69,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _kept(kind: pa.DataType, wider: pa.DataType) -> bool:
-    """Whether values stay what they are; whole numbers that a float cannot hold are found where they are cast."""
+    """Return whether values keep their meaning in the wider type; rounding of whole numbers is detected when they are cast."""
     if pa.types.is_struct(kind) and pa.types.is_struct(wider):
         return all(_kept(one.type, wider.field(one.name).type) for one in kind)
     if hasattr(kind, "value_type") and hasattr(wider, "value_type"):
@@ -79,7 +80,7 @@ def _kept(kind: pa.DataType, wider: pa.DataType) -> bool:
 
 
 def _listed(kind: pa.DataType) -> pa.DataType:
-    """The type of lists in place of that of tensors, Arrow's or Ray's, which tells the shape."""
+    """Return a tensor type, Arrow's or Ray's, as a type of nested lists, and other types unchanged."""
     if not isinstance(kind, pa.BaseExtensionType) or not hasattr(kind, "shape"):
         return kind
     made = kind.value_type
@@ -89,15 +90,15 @@ def _listed(kind: pa.DataType) -> pa.DataType:
 
 
 def conformed(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """The rows with the columns of the schema.
+    """Return the rows with the columns of the schema.
 
     Args:
-        rows: a piece of those of which `unified` has made the schema.
-        schema: it.
-        what: what the piece is called in messages.
+        rows: one of the files or blocks given to `unified`.
+        schema: the schema that `unified` returned.
+        what: the name of the file or block in messages.
 
     Raises:
-        FileFormatError: a value cannot be held by the column's type.
+        FileFormatError: the column's type cannot hold a value.
     """
     made = []
     for name, kind in zip(schema.names, schema.types, strict=True):
@@ -119,15 +120,15 @@ def conformed(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 
 
 def expect_parquet(schema: pa.Schema) -> None:
-    """Refuse what files of Parquet cannot hold.
+    """Check that Parquet files can hold all columns.
 
     Raises:
-        FileFormatError: there is a column of such a type.
+        FileFormatError: they cannot hold the type of a column.
     """
     for name, kind in zip(schema.names, schema.types, strict=True):
         try:
             with parquet.ParquetWriter(io.BytesIO(), pa.schema([(name, kind)])):
-                pass  # of tensors Arrow may make no empty table
+                pass  # Arrow may be unable to write an empty table of tensors
         except pa.ArrowException as error:
             raise FileFormatError(
                 f"the column {name!r} is of the type {kind}, which files of Parquet cannot hold ({error}): leave it out, or "

@@ -1,4 +1,4 @@
-"""How many rows there are, and which: taken on the way in and on the way out, the two must be the same."""
+"""Counts and fingerprints of rows; those of a dataset and of its results must be equal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from embgrad.ray.row_columns import python_values
 
 __all__ = ["Tally", "expect_same_rows", "tally_of", "tally_of_dataset"]
 
-#: Fingerprints are added up in so many bits, so that their order does not count, but how often each row comes does.
+#: The number of bits in which fingerprints are summed. A sum ignores the order of rows, but not how often each occurs.
 BITS: Final = 64
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many rows, and the sum of their fingerprints."""
+    """The number of rows, and the sum of their fingerprints."""
 
     rows: int = 0
     fingerprint: int = 0
@@ -33,10 +33,10 @@ class Tally:
 
 
 def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
-    """The tally of the rows of a block, told apart by these columns: by what they hold, in whichever type it is held.
+    """Return the tally of the rows of a block, identified by the values of these columns, whatever their types.
 
     Raises:
-        BatchError: there is no such column.
+        BatchError: a column does not exist.
     """
     values = [python_values(rows, name) for name in columns]
     total = Tally()
@@ -47,7 +47,7 @@ def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
 
 
 def _plain(value: Any) -> Any:
-    """The same for values that are equal: 1, 1.0 and Decimal("1.00"), and a struct with a field of null and without it."""
+    """Return the same object for equal values: 1, 1.0 and Decimal("1.00"), or a struct with a null field and without it."""
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[pa.Schema]]:
-    """The tally of a whole dataset, which is read for it and not held, and the schemas that its blocks have."""
+    """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
     wanted = list(columns)
 
     def count(rows: pa.Table) -> pa.Table:
@@ -87,7 +87,7 @@ def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[
 
 
 def expect_same_rows(given: Tally, found: Tally, what: str) -> None:
-    """Refuse a result that is not of each row once.
+    """Check that a result covers each row once.
 
     Raises:
         EmbgradError: a row is missing, or counted twice.

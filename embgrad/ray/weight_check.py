@@ -1,4 +1,4 @@
-"""Sees to it that all actors of a run compute with the same weights: what each has built is held to what the first had."""
+"""The check that all actors of a run have the same weights, namely those of the first."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from embgrad.errors import BackendError, listed
 
 __all__ = ["expect_same_weights"]
 
-#: Where, in what Ray keeps by keys for a cluster, the runs' first weights are told.
+#: The namespace in Ray's internal key-value store that holds the first weights of each run.
 NAMESPACE: Final = "embgrad"
 
-#: So much of a weight's digest tells it from others.
+#: The number of digits of a weight's digest that are compared.
 SHORT: Final = 16
 
 
 def expect_same_weights(run: str, model: Any) -> None:
-    """Take down an actor's weights where no other has, and else compare them with those of the one that has.
+    """Record the weights of the first actor of a run, or compare an actor's weights with the recorded ones.
 
-    Outside of Ray there are no other actors.
+    Outside of Ray, where there are no other actors, nothing is checked.
 
     Args:
-        run: the same for all actors that make one dataset, and for no others.
-        model: what the actor has built.
+        run: the identifier of the run, shared by all of its actors.
+        model: the model that the actor has built.
 
     Raises:
-        BackendError: they differ.
+        BackendError: the weights differ.
     """
     if not internal_kv._internal_kv_initialized():
         return

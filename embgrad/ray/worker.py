@@ -1,4 +1,4 @@
-"""The actor: it holds the model, and makes blocks of results of blocks of rows."""
+"""The actors' classes, which hold the model and compute blocks of results from blocks of rows."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from embgrad.streaming.padding_invariance import Difference, Verdict, compared_a
 
 __all__ = ["GradientWorker", "TableWorker"]
 
-#: Errors that are of the model or of what is asked, whichever the row.
+#: Errors that concern the model or the request, and not a single row.
 OF_ALL_ROWS: Final = (BackendError, NoColumnError, OutputError, PointError, UnsupportedError)
 
-#: How many rows of a batch are run alone to see that others do not count: one may be that which sets the scale for the rest.
+#: The number of rows run alone to check that other rows do not matter. One is not enough: the others may depend on it.
 TRIED: Final = 2
 
 
 class Worker:
-    """Holds the model; its subclasses say what becomes of the gradients.
+    """The base class of the actors, which holds the model; subclasses use the gradients.
 
-    The model is built at the first block and not with the actor: what Ray says of a constructor that fails, it says after
+    The model is built at the first block and not in the constructor, since Ray reports a failing constructor only after
     several more actors have failed in it.
     """
 
@@ -53,19 +53,19 @@ class Worker:
         self._asked = asked
         self._built: tuple[Any, Any] | None = None
         self._by_length = asked.inputs.convention == "ids"
-        self._padding_tried = False  # whether it is known that padding is of no account to the model
-        self._others_tried = False  # whether it is known that other rows are of no account, either
-        self._held_to_others = asked.run is None  # whether its weights are known to be those of the other actors
+        self._padding_tried = False  # whether padding is known not to change results
+        self._others_tried = False  # whether other rows are known not to change results
+        self._held_to_others = asked.run is None  # whether the weights are known to equal those of the other actors
 
     def answers(self, rows: pa.Table) -> Iterator[Answer]:
-        """The gradients of a block's rows, in groups of like length.
+        """Yield the gradients of a block's rows, in groups of similar length.
 
         Raises:
             EmbgradError: as `embgrad.gradients`; the message names the row.
         """
         if self._built is None:
             self._built = _built(self._asked)
-        if not rows.num_rows:  # a block of which a filter has left nothing
+        if not rows.num_rows:  # a filter has removed all rows of the block
             return
         try:
             examples = examples_of(rows, self._asked.inputs, self._built[1])
@@ -77,9 +77,9 @@ class Worker:
             for group in groups:
                 for start in range(0, len(group), size):
                     for answer in self._answers(rows, examples, group[start : start + size]):
-                        self._hold_to_others()  # only now has a model all its weights
+                        self._hold_to_others()  # a model may create weights in its first forward pass
                         yield answer
-        except Exception as error:  # the model's own too; Ray would say it in a hundred lines
+        except Exception as error:  # errors of the model as well; Ray would report them in a hundred lines
             raise self._naming_the_row(rows, _ours(error)) from error
 
     def _hold_to_others(self) -> None:
@@ -98,7 +98,7 @@ class Worker:
             warnings.simplefilter("always")
             found = self._gradients(rows_at(rows, chosen), part)
         if self._is_other_alone(rows, part, chosen, found):
-            self._by_length = True  # rows of one length alone share a batch from here on
+            self._by_length = True  # from now on only rows of one length share a batch
             yield from self._answers(rows, examples, chosen)
             return
         for one in said:
@@ -111,13 +111,13 @@ class Worker:
         yield Answer(chosen, found, part.own)
 
     def _is_other_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, found: EmbeddingGradients) -> bool:
-        """Whether padded rows have other numbers by themselves: what fills them up counts, or which others are there.
+        """Return whether padded rows have other results when run alone, because padding or other rows change them.
 
-        Until it is known that they have not, rows of each group are run once more, alone. A padded one that cannot be is taken
-        to have others.
+        Until this is known not to happen, rows of each group are run again alone. A padded row that cannot be run alone counts as
+        different.
 
         Raises:
-            UnsupportedError: a row has other numbers by itself than beside rows of its length.
+            UnsupportedError: a row's results alone differ from those beside rows of its length.
         """
         padded = not part.own.all()
         if padded and "mask" in found.provenance["unused"]:
@@ -141,13 +141,16 @@ class Worker:
     def _alone(
         self, rows: pa.Table, part: Examples, chosen: np.ndarray, row: int, found: EmbeddingGradients
     ) -> Verdict | None:
-        """How a row's numbers compare with those by itself, or beside copies where the model takes no other number of rows; None
-        where it takes neither."""
+        """Return the comparison of a row's results with those of the row alone.
+
+        Where the model accepts only one number of rows, the row is run with copies of itself. Returns None where it accepts
+        neither.
+        """
         for count in dict.fromkeys((1, len(chosen))):
             copies = np.full(count, row)
             try:
                 alone = self._gradients(rows_at(rows, chosen[copies]), part.take(copies), check=False)
-            except Exception:  # the model's own; where the row is at fault it is named when its turn comes
+            except Exception:  # of the model; if the row is at fault, it is named later
                 continue
             return compared_alone(
                 {self._asked.point: found},
@@ -174,7 +177,7 @@ class Worker:
         return found
 
     def _naming_the_row(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
-        """The error of the first row that fails by itself, and its name."""
+        """Return the error of the first row that fails when run alone, with the row's name in the message."""
         assert self._built is not None
         if isinstance(error, OF_ALL_ROWS):
             return _again(error, error.message)
@@ -192,22 +195,22 @@ class Worker:
 
 
 class GradientWorker(Worker):
-    """Adds what was asked for to the rows."""
+    """The actor that adds the requested columns to the rows."""
 
     def __init__(self, asked: Asked, wanted: Wanted) -> None:
         super().__init__(asked)
         self._wanted = wanted
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """The rows, in their order, with the columns of the answers."""
+        """Return the rows, in their order, with the requested columns."""
         return with_answers(rows, self.answers(rows), self._wanted, self._asked.inputs)
 
 
 class TableWorker(Worker):
-    """Adds up the table's gradient over a block of rows."""
+    """The actor that sums the table's gradient over a block of rows."""
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """One row: the sum, and the tally of the rows that it is of."""
+        """Return one row: the sum, and the tally of the rows that it covers."""
         total = Partial(tally=tally_of(rows, self._asked.inputs.columns))
         for answer in self.answers(rows):
             total += Partial.of_gradients(answer.found, answer.own)
@@ -215,7 +218,7 @@ class TableWorker(Worker):
 
 
 def _built(asked: Asked) -> tuple[Any, Any]:
-    """The model and the tokenizer."""
+    """Return the model and the tokenizer that `build` returns."""
     try:
         given = asked.build()
     except EmbgradError:
@@ -223,7 +226,7 @@ def _built(asked: Asked) -> tuple[Any, Any]:
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's own code; Ray would say it in a hundred lines, or end the actor
+    ) as error:  # user code; Ray would report it in a hundred lines, or end the actor
         raise BackendError(f"build() raised {type(error).__name__}: {error}") from error
     if isinstance(given, tuple) and (len(given) != 2 or _are_parts(given)):
         raise BackendError(
@@ -241,12 +244,12 @@ def _built(asked: Asked) -> tuple[Any, Any]:
 
 
 def _that_differ(values: np.ndarray) -> np.ndarray:
-    """The first of each of the rows that are not the same: beside copies of itself a row is as it is alone."""
+    """Return the indices of the distinct rows: beside copies of itself a row has the results that it has alone."""
     return np.unique(values.reshape(len(values), -1), axis=0, return_index=True)[1]
 
 
 def _are_parts(given: tuple[Any, ...]) -> bool:
-    """Whether all of a tuple belongs to one backend, but for a tokenizer that is a model, too."""
+    """Return whether a tuple is the parts of one model, and not a model with a tokenizer that is a model too."""
     try:
         backend_for(list(given))
     except BackendError:
@@ -257,7 +260,7 @@ def _are_parts(given: tuple[Any, ...]) -> bool:
 
 
 def _objective(given: Any, rows: pa.Table) -> Any:
-    """What these rows are asked for."""
+    """Return the objective of these rows."""
     if isinstance(given, Objective):
         return given
     columns = Columns(rows)
@@ -269,7 +272,7 @@ def _objective(given: Any, rows: pa.Table) -> Any:
         made = given(columns)
     except EmbgradError:
         raise
-    except Exception as error:  # the user's own code
+    except Exception as error:  # user code
         raise ObjectiveError(f"the objective's function raised {type(error).__name__}: {error}; {takes}") from error
     if isinstance(made, Scalar):
         raise UnsupportedError(
@@ -282,15 +285,15 @@ def _objective(given: Any, rows: pa.Table) -> Any:
 
 
 def _may_read_padding(asked: Asked, tokenizer: Any) -> bool:
-    """Whether what fills a row up may count: which rows meet is Ray's affair, and no result is to hang on that.
+    """Return whether padding may change results. Ray decides which rows share a batch, and results must not depend on that.
 
-    Nobody can tell what a `call` does with the mask, and tokens behind padding stand at other positions than without.
+    A `call` may ignore the mask, and padding on the left moves the tokens to other positions.
     """
     return "call" in asked.passed or (asked.inputs.ids is None and padding_of(tokenizer).side == "left")
 
 
 def _ours(error: Exception) -> EmbgradError:
-    """An error of embgrad's own for one of the model's."""
+    """Return the error itself if it is embgrad's, else an embgrad error about the model's."""
     if isinstance(error, EmbgradError):
         return error
     said = str(error).strip().partition("\n")[0]
@@ -298,7 +301,7 @@ def _ours(error: Exception) -> EmbgradError:
 
 
 def _again(error: EmbgradError, message: str) -> EmbgradError:
-    """An error of the same class, or its nearest of embgrad's own, with another message: it can be sent to other processes."""
+    """Return an error with another message, of the nearest class in `embgrad.errors`, so that other processes can load it."""
     kind = next(one for one in type(error).__mro__ if one.__module__ == "embgrad.errors")
     made: EmbgradError = kind(message)
     return made
