@@ -1,4 +1,4 @@
-"""What notebooks show: results and comparisons as pieces of HTML that leave everything around them as it is."""
+"""HTML fragments of results and comparisons for notebooks, which do not affect the surrounding page."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from embgrad.results.rendering import register_renderer
 
 __all__ = ["of_comparison", "of_comparisons", "of_result"]
 
-#: How much a notebook's cell holds.
+#: The limits on the tokens, positions and examples in a notebook's cell.
 MOST_CELLS, MOST_POSITIONS, MOST_EXAMPLES = 800, 100, 10
 
-#: Of lines in a picture, on dark paper and on light.
+#: The colours of lines in a plot, for dark and light backgrounds.
 COLOURS: Final = ("#2f8fc9", "#d8730f", "#1f9c78", "#c0609f", "#8a8a1c", "#808080")
 
 
 def of_result(result: EmbeddingGradients) -> str | None:
-    """The first sentences, coloured; None where Jinja2 is not installed, so that notebooks show the text."""
+    """Return the first sentences, coloured, or None where Jinja2 is not installed, so that notebooks show plain text."""
     shown = sentences({"result": result}, {}, most_cells=MOST_CELLS, most_positions=MOST_POSITIONS)
     made = origin("result", result, ())
     endings = [note for example in shown.examples for note in example.notes if note.startswith("the first")]
@@ -39,7 +39,7 @@ def of_result(result: EmbeddingGradients) -> str | None:
 
 
 def of_comparison(comparison: Comparison) -> str | None:
-    """The verdict, its causes, and the figures; None where Jinja2 is not installed."""
+    """Return the verdict, its causes and the figures, or None where Jinja2 is not installed."""
     lines = list(examples_of(comparison))
     figures = comparison.figures
     whole = Line("all", comparison.agrees, figures.relative_l2, figures.largest, figures.cosine)
@@ -53,7 +53,7 @@ def of_comparison(comparison: Comparison) -> str | None:
 
 
 def of_comparisons(comparisons: Mapping[str, Comparison]) -> str | None:
-    """The verdict, its causes, the figures at each point and their picture; None where Jinja2 is not installed."""
+    """Return the verdict, its causes, the figures at each point and their plot, or None where Jinja2 is not installed."""
     if not comparisons:
         return _rendered(heading="Comparisons", said="of nothing")
     lines = verdict("b", "a", comparisons, None).points

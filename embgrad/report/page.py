@@ -1,4 +1,4 @@
-"""The page: results and what was found in comparing them, as one HTML file that needs nothing else."""
+"""The report page: results and their comparisons as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ def write_page(
     title: str = TITLE,
     layers: Sequence[str] | None = None,
 ) -> None:
-    """Write one self-contained HTML file: sentences with tokens coloured by saliency, and what comparing has found.
+    """Write one self-contained HTML file: sentences with tokens coloured by saliency, and the findings of comparisons.
 
-    The file holds no script and asks nothing of any host; it works from disk, on a phone, in the dark and on paper. It appears
-    whole or not at all. Its numbers are those of `EmbeddingGradients.saliency` and `embgrad.compare`.
+    The file holds no script and loads nothing from other hosts. It works from disk, on phones, in dark mode and in print. It is
+    written atomically. Its numbers are those of `EmbeddingGradients.saliency` and `embgrad.compare`.
 
     Args:
-        path: where to write it.
-        results: by label a result, or the results at several points; the first is what the others are shown beside. One
-            result alone is taken too.
-        comparisons: by label what `embgrad.compare(first, other)` gave; None to compare each with the first here, an empty
-            mapping for no comparison.
-        title: what stands above.
-        layers: the points to show, in this order; the first is the one whose sentences are shown. None for all that the
-            results have in common, and the sentences of "word", or else of the first.
+        path: the path of the file.
+        results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first. A
+            single result is accepted too.
+        comparisons: a mapping of labels to what `embgrad.compare(first, other)` returned; None to compare each result with the
+            first, an empty mapping for no comparison.
+        title: the title of the page.
+        layers: the points to show, in this order; sentences are shown at the first. None for all points that the results have
+            in common, with sentences at "word", or else at the first.
 
     Raises:
-        EmbgradError: the results or comparisons are not of these kinds, or Jinja2 is not installed.
-        PointError: a point of `layers` is in no result, or the results have none in common.
-        BatchError: the results are to be compared here and hold other texts.
+        EmbgradError: the results or comparisons are of other types, or Jinja2 is not installed.
+        PointError: a point of `layers` is not in all results, or the results have no point in common.
+        BatchError: the results cannot be compared, since they hold different texts.
         OSError: the file cannot be written.
     """
     page = render_page(results, comparisons, title=title, layers=layers)
-    # Lone surrogates are spelled out before; nothing is left that UTF-8 cannot hold.
+    # Lone surrogates, which UTF-8 cannot hold, have been spelled out before.
     write_whole(path, page.encode("utf-8"))
 
 
@@ -72,7 +72,7 @@ def render_page(
     title: str = TITLE,
     layers: Sequence[str] | None = None,
 ) -> str:
-    """The page that `write_page` writes, as text; the arguments and errors are the same."""
+    """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
     jinja = environment()
     by_label = _by_label(results)
     points = _points(by_label, layers)
@@ -105,19 +105,19 @@ def render_page(
 
 def _style() -> str:
     sheet = resources.files("embgrad.report").joinpath(TEMPLATES).joinpath("page.css").read_text(encoding="utf-8")
-    # The browser compares a hash of what it has read, in which every line ends as here.
+    # The browser hashes the style after normalising line ends to "\n".
     return f"\n{sheet}{token_css()}\n".replace("\r\n", "\n")
 
 
 def _by_label(results: Any) -> dict[str, dict[str, EmbeddingGradients]]:
-    """The results by label and point."""
+    """Return the results by label and point."""
     if isinstance(results, EmbeddingGradients):
         results = {str(results.provenance.get("backend", "result")): results}
     if not isinstance(results, Mapping) or not results:
         raise EmbgradError(
             f"results is {_kind(results)}: expected a result of embgrad.gradients, or a mapping of labels to results"
         )
-    # Bare results are shown side by side whatever their points are called.
+    # Bare results are shown side by side, whatever the names of their points.
     alone = all(isinstance(each, EmbeddingGradients) for each in results.values())
     name = next((_point(each) for each in results.values() if isinstance(each, EmbeddingGradients)), WORD)
     by_label = {}
@@ -141,7 +141,7 @@ def _point(result: EmbeddingGradients) -> str:
 
 
 def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
-    """The points to show, that of the sentences first."""
+    """Return the points to show, with the point of the sentences first."""
     common = [point for point in next(iter(results.values())) if all(point in each for each in results.values())]
     if layers is not None:
         wanted = [layers] if isinstance(layers, str) else list(layers)
@@ -163,7 +163,7 @@ def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> lis
 def _by_point(
     results: Mapping[str, Results], comparisons: Any, points: Sequence[str], *, restricted: bool
 ) -> dict[str, dict[str, Comparison]]:
-    """The comparisons by label and point, in the order of the results."""
+    """Return the comparisons by label and point, in the order of the results."""
     first, *others = results
     if comparisons is None:
         order = [point for point in results[first] if point in points] if not restricted else points

@@ -1,4 +1,4 @@
-"""The difference at each point as a picture: where things lie in it; the template draws."""
+"""The layout of the plot of differences by point; the template draws it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from embgrad.report.verdicts import Line, figure
 
 __all__ = ["Mark", "Plot", "Series", "plot"]
 
-#: The picture in its own units: small, so that its writing can be read on a phone.
+#: The dimensions of the plot in its own units: small, so that its labels are legible on a phone.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 400.0, 220.0, 46.0, 10.0, 12.0, 74.0
 
-#: The least room for a name along the bottom, and the most letters of it.
+#: The least width for a name along the bottom, and the largest number of its letters.
 ROOM, MOST_LETTERS = 13.0, 15
 
-#: The shapes by which series are told apart without colour, as SVG paths around the origin.
+#: The shapes that distinguish series without colour, as SVG paths around the origin.
 SHAPES: Final = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
     "M-3.5 -3.5h7v7h-7z",
@@ -30,7 +30,7 @@ SHAPES: Final = (
 
 @dataclass(frozen=True)
 class Mark:
-    """One figure in the picture."""
+    """One figure in the plot."""
 
     x: float
     y: float
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """One result's figures, in order."""
+    """The figures of one result, in order."""
 
     label: str
     number: int
@@ -48,20 +48,20 @@ class Series:
 
     @property
     def line(self) -> str:
-        """The points of the line through the marks."""
+        """The points of the line through the marks, as SVG writes them."""
         return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """The picture.
+    """The plot.
 
     Attributes:
         series: the lines.
-        rungs: heights along the left with their names.
-        names: places along the bottom with the points' names.
-        bounds: heights of tolerances with their names.
-        summary: what the picture shows, in words.
+        rungs: the labelled heights of the vertical axis.
+        names: the labelled positions of the points on the horizontal axis.
+        bounds: the labelled heights of tolerances.
+        summary: the contents of the plot, in words.
     """
 
     series: tuple[Series, ...]
@@ -78,7 +78,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Scale:
-    """A logarithmic scale with a rung for zero below it and one for infinity above it, where there are such figures."""
+    """A logarithmic axis, with a rung for zero below and one for infinity above where there are such figures."""
 
     low: int
     high: int
@@ -86,14 +86,14 @@ class _Scale:
     infinite: bool
 
     def height(self, value: float) -> float:
-        """Where a figure lies."""
+        """Return the height of a figure."""
         start = self.low - (1 if self.zero else 0)
         end = self.high + (1 if self.infinite else 0)
         place = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
         return round(HEIGHT - (HEIGHT - TOP) * (place - start) / (end - start), 1)
 
     def rungs(self) -> list[tuple[float, str]]:
-        """The powers of ten, not more than can be read."""
+        """Return the labelled powers of ten, few enough to be legible."""
         every = -(-(self.high - self.low) // 8)
         found = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, every)]
         return [
@@ -104,11 +104,11 @@ class _Scale:
 
 
 def plot(lines: Mapping[str, Sequence[Line]], bounds: Sequence[float]) -> Plot | None:
-    """The picture of the relative L2 by point; None where no result has figures at more than one point.
+    """Return the plot of the relative L2 by point, or None where there are fewer than two points.
 
     Args:
-        lines: by result the figures at its points.
-        bounds: tolerances to draw.
+        lines: for each result, the figures at its points.
+        bounds: the tolerances to draw.
     """
     points = list(dict.fromkeys(line.name for each in lines.values() for line in each))
     if len(points) < 2:
@@ -149,5 +149,5 @@ def _summary(label: str, lines: Sequence[Line]) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a path says most."""
+    """Return the end of a long name, since the end of a path says most."""
     return name if len(name) <= MOST_LETTERS else "…" + name[1 - MOST_LETTERS :]
