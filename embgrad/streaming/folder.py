@@ -74,8 +74,8 @@ class StreamFolder:
     def __iter__(self) -> Iterator[Any]:
         self._expect_results()
         for shard in self._manifest.shards:
-            for kept in read_shard(self.folder, self._manifest, shard):
-                yield self._seen(kept)
+            for stored in read_shard(self.folder, self._manifest, shard):
+                yield self._for_users(stored)
 
     def __getitem__(self, number: int | slice) -> Any:
         """Return one result, or a list of results for a slice. The shard that was read last stays in memory.
@@ -86,13 +86,13 @@ class StreamFolder:
         """
         self._expect_results()
         if isinstance(number, slice):
-            return [self[place] for place in _places(number, len(self))]
-        place = _places(number, len(self))
-        shard = next(one for one in self._manifest.shards if one.first <= place < one.first + one.results)
+            return [self[index] for index in _indices(number, len(self))]
+        index = _indices(number, len(self))
+        shard = next(entry for entry in self._manifest.shards if entry.first <= index < entry.first + entry.results)
         last = self._last  # another thread may replace it meanwhile
         if last is None or last[0] != shard:
             last = self._last = shard, read_shard(self.folder, self._manifest, shard)
-        return self._seen(deepcopy(last[1][place - shard.first]))  # a copy, which the caller may modify
+        return self._for_users(deepcopy(last[1][index - shard.first]))  # a copy, which the caller may modify
 
     def table(self) -> Any:
         """Return the sum of all examples' table gradients, a RowSparse, or a dict of them by point where there are several.
@@ -112,20 +112,22 @@ class StreamFolder:
         else:
             totals = {name: Total() for name in self._manifest.names}
             for shard in self._manifest.shards:
-                for kept in read_shard(self.folder, self._manifest, shard):
-                    for name, result in kept.items():
+                for stored in read_shard(self.folder, self._manifest, shard):
+                    for name, result in stored.items():
                         totals[name].add(result.table())
         return table_of(totals, self._manifest.single)
 
-    def _seen(self, kept: Kept) -> Any:
-        return kept[self._manifest.names[0]] if self._manifest.single else dict(kept)
+    def _for_users(self, stored: Kept) -> Any:
+        return stored[self._manifest.names[0]] if self._manifest.single else dict(stored)
 
     def _expect_results(self) -> None:
         if self.keep == "table":
-            raise EmbgradError("the folder keeps the sum of the tables alone, with keep='table': expected .table()")
+            raise EmbgradError(
+                "the folder was written with keep='table' and holds only the sum of the tables: call .table()"
+            )
 
 
-def _places(number: Any, count: int) -> Any:
+def _indices(number: Any, count: int) -> Any:
     """Return the index of a result, counted from the beginning, or a range of indices for a slice.
 
     Raises:
@@ -163,13 +165,13 @@ def tables_of(folder: Path, manifest: Manifest) -> dict[str, Total]:
     """
     if not manifest.shards:
         return {name: Total() for name in manifest.names}
-    path = _expected(folder, manifest.shards[-1])
-    found = load_tables(path)
-    if tuple(found) != manifest.names:
+    path = _checked_file(folder, manifest.shards[-1])
+    sums = load_tables(path)
+    if tuple(sums) != manifest.names:
         raise FileFormatError(
-            f"{path} holds the sums {list(found)}: expected {list(manifest.names)}, as the manifest says"
+            f"{path} holds the sums {list(sums)}: expected {list(manifest.names)}, as the manifest says"
         )
-    return {name: Total(table, dtype) for name, (table, dtype) in found.items()}
+    return {name: Total(table, dtype) for name, (table, dtype) in sums.items()}
 
 
 def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
@@ -178,19 +180,21 @@ def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
     Raises:
         FileFormatError: the shard is missing, does not match the manifest, or is broken.
     """
-    path = _expected(folder, shard)
-    found: Any = load(path) if manifest.keep == "all" else load_saliencies(path)
+    path = _checked_file(folder, shard)
+    contents: Any = load(path) if manifest.keep == "all" else load_saliencies(path)
     expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]
-    if not isinstance(found, dict) or list(found) != expected:
+    if not isinstance(contents, dict) or list(contents) != expected:
         raise FileFormatError(
             f"{path} holds other results than the manifest says: expected {len(expected)}; fetch it again"
         )
-    many = len(manifest.names)
-    values = list(found.values())
-    return [dict(zip(manifest.names, values[at : at + many], strict=True)) for at in range(0, len(values), many)]
+    count = len(manifest.names)
+    values = list(contents.values())
+    return [
+        dict(zip(manifest.names, values[start : start + count], strict=True)) for start in range(0, len(values), count)
+    ]
 
 
-def _expected(folder: Path, shard: Shard) -> Path:
+def _checked_file(folder: Path, shard: Shard) -> Path:
     """Return the path of a shard's file after checking the file's digest."""
     path = folder / shard.file
     if not path.is_file():

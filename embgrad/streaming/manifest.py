@@ -100,13 +100,13 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        read = read_json(path, MOST_MANIFEST)
-        version = read.pop("embgrad-stream")
+        entries = read_json(path, MOST_MANIFEST)
+        version = entries.pop("embgrad-stream")
         if type(version) is not int or version < 1:
             raise ValueError(f"its format is {brief(version)}")
     except (FileNotFoundError, NotADirectoryError):
-        what = "holds no manifest.json" if folder.is_dir() else "is no folder"
-        raise FileNotFoundError(f"{folder} {what}: expected what embgrad.stream(..., to=folder) writes") from None
+        problem = "holds no manifest.json" if folder.is_dir() else "is no folder"
+        raise FileNotFoundError(f"{folder} {problem}: expected what embgrad.stream(..., to=folder) writes") from None
     except PermissionError:  # the manifest may be intact, and its run must not be written again
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -116,53 +116,57 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
         )
     try:
-        return _checked(read)
+        return _checked(entries)
     except (ValueError, KeyError, TypeError) as error:
         raise FileFormatError(f"{path} is not as embgrad writes it: {error}; write the folder again") from error
 
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    made = hashlib.sha256()
+    sha256 = hashlib.sha256()
     with opened(path) as file:
         while block := file.read(2**20):
-            made.update(block)
-    return made.hexdigest()
+            sha256.update(block)
+    return sha256.hexdigest()
 
 
-def _checked(read: Mapping[str, Any]) -> Manifest:
-    expected = {one.name for one in fields(Manifest)}
-    if set(read) != expected:
-        raise ValueError(f"it holds {brief(sorted(read))}, and not {sorted(expected)}")
-    names = read["names"]
+def _checked(entries: Mapping[str, Any]) -> Manifest:
+    expected = {field.name for field in fields(Manifest)}
+    if set(entries) != expected:
+        raise ValueError(f"it holds {brief(sorted(entries))}, and not {sorted(expected)}")
+    names = entries["names"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"names is {brief(names)}")
-    plain = isinstance(read["single"], bool) and isinstance(read["complete"], bool) and isinstance(read["run"], dict)
-    if read["keep"] not in KEEP or not plain or not isinstance(read["shards"], list):
-        raise ValueError(f"keep is {brief(read['keep'])}, or another field is not of its type")
-    if (read["single"] and len(names) != 1) or len(set(names)) != len(names):
+    plain = (
+        isinstance(entries["single"], bool)
+        and isinstance(entries["complete"], bool)
+        and isinstance(entries["run"], dict)
+    )
+    if entries["keep"] not in KEEP or not plain or not isinstance(entries["shards"], list):
+        raise ValueError(f"keep is {brief(entries['keep'])}, or another field is not of its type")
+    if (entries["single"] and len(names) != 1) or len(set(names)) != len(names):
         raise ValueError(f"names is {brief(names)}, of which each was expected once")
-    shards = tuple(_checked_shard(one) for one in read["shards"])
-    _expect_row(shards, read["keep"])
-    return Manifest(read["keep"], tuple(names), read["single"], read["run"], shards, read["complete"])
+    shards = tuple(_checked_shard(field) for field in entries["shards"])
+    _expect_consecutive(shards, entries["keep"])
+    return Manifest(entries["keep"], tuple(names), entries["single"], entries["run"], shards, entries["complete"])
 
 
-def _checked_shard(read: Any) -> Shard:
-    expected = {one.name for one in fields(Shard)}
-    if not isinstance(read, dict) or set(read) != expected:
-        raise ValueError(f"a shard is {brief(read)}, and not an object of {sorted(expected)}")
-    counts = (read["first"], read["results"], read["examples"])
-    if not all(type(count) is int and 0 <= count < 2**53 for count in counts) or not read["results"]:
+def _checked_shard(entry: Any) -> Shard:
+    expected = {field.name for field in fields(Shard)}
+    if not isinstance(entry, dict) or set(entry) != expected:
+        raise ValueError(f"a shard is {brief(entry)}, and not an object of {sorted(expected)}")
+    counts = (entry["first"], entry["results"], entry["examples"])
+    if not all(type(count) is int and 0 <= count < 2**53 for count in counts) or not entry["results"]:
         raise ValueError(f"a shard counts {brief(counts)}")
-    digests = (read["source"], read["sha256"])
-    if not all(isinstance(one, str) and len(one) == 64 and _HEX.issuperset(one) for one in digests):
+    digests = (entry["source"], entry["sha256"])
+    if not all(isinstance(field, str) and len(field) == 64 and _HEX.issuperset(field) for field in digests):
         raise ValueError(f"a shard has the digests {brief(digests)}")
-    if not isinstance(read["full"], bool):
-        raise ValueError(f"a shard's full is {brief(read['full'])}")
-    return Shard(**read)
+    if not isinstance(entry["full"], bool):
+        raise ValueError(f"a shard's full is {brief(entry['full'])}")
+    return Shard(**entry)
 
 
-def _expect_row(shards: Sequence[Shard], keep: str) -> None:
+def _expect_consecutive(shards: Sequence[Shard], keep: str) -> None:
     """Raise ValueError for shards that do not follow one another."""
     if keep == "table" and len(shards) > 1:
         raise ValueError(f"there are {len(shards)} shards of sums, of which one was expected")

@@ -11,7 +11,7 @@ __all__ = ["compares", "is_hidden", "parts_of"]
 _PROTOCOL: Final = 4
 
 #: The flag of classes created at run time. Other classes are written in C, and their objects may hold more than attributes.
-_MADE: Final = 1 << 9
+_CREATED_AT_RUN_TIME: Final = 1 << 9
 
 
 def parts_of(value: Any) -> Any:
@@ -22,20 +22,20 @@ def parts_of(value: Any) -> Any:
     if type(value).__module__ == "itertools":  # these can be pickled up to Python 3.13, with a warning
         return None
     try:
-        known = copyreg.dispatch_table.get(type(value))
-        made = value.__reduce_ex__(_PROTOCOL) if known is None else known(value)
+        reducer = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(_PROTOCOL) if reducer is None else reducer(value)
     except Exception:  # whatever the class raises means that the object cannot be copied
         return None
-    if not isinstance(made, tuple):
-        return made
-    return [*made[:3], *(None if items is None else list(items) for items in made[3:5])]
+    if not isinstance(reduced, tuple):
+        return reduced
+    return [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
 
 
-def compares(kind: type) -> bool:
+def compares(cls: type) -> bool:
     """Return whether the class defines `__eq__`, so that its objects compare by value and not by identity."""
-    return vars(object)["__eq__"] is not getattr(kind, "__eq__", None)
+    return vars(object)["__eq__"] is not getattr(cls, "__eq__", None)
 
 
-def is_hidden(kind: type) -> bool:
+def is_hidden(cls: type) -> bool:
     """Return whether a class or a base is written in C, so that its objects may hold content beyond their attributes."""
-    return any(not one.__flags__ & _MADE for one in kind.__mro__ if one is not object)
+    return any(not base.__flags__ & _CREATED_AT_RUN_TIME for base in cls.__mro__ if base is not object)

@@ -52,31 +52,31 @@ class Objectives:
     """The objectives of a source's examples.
 
     Args:
-        given: an objective as for `embgrad.gradients`, whose arguments with one entry an example cover the whole source; or
+        argument: an objective as for `embgrad.gradients`, whose arguments with one entry an example cover the whole source; or
             `Labelled`, or `PerBatch`.
 
     Attributes:
-        given: the argument.
+        argument: the same.
         labelled: whether each item of the source carries a label.
         count: the number of examples for which the arguments have entries; None where there is no such argument.
 
     Raises:
-        ObjectiveError: `given` is no objective, or its arguments are for different numbers of examples.
+        ObjectiveError: `argument` is no objective, or its arguments are for different numbers of examples.
     """
 
-    def __init__(self, given: Any) -> None:
-        if isinstance(given, type) and issubclass(given, (Labelled, PerBatch)):
+    def __init__(self, argument: Any) -> None:
+        if isinstance(argument, type) and issubclass(argument, (Labelled, PerBatch)):
             raise ObjectiveError(
-                f"the objective is the class {given.__name__}: expected an instance; write {given.__name__}(CrossEntropy)"
+                f"the objective is the class {argument.__name__}: expected an instance; write {argument.__name__}(CrossEntropy)"
             )
-        self.given = given
-        self.labelled = isinstance(given, Labelled)
-        self.count = None if isinstance(given, (Labelled, PerBatch)) else _count(as_objective(given))
+        self.argument = argument
+        self.labelled = isinstance(argument, Labelled)
+        self.count = None if isinstance(argument, (Labelled, PerBatch)) else _count(as_objective(argument))
 
     @property
     def fixed(self) -> Any:
         """The objective, which can be checked before the source is read; None where it is made for each batch."""
-        return None if isinstance(self.given, (Labelled, PerBatch)) else self.given
+        return None if isinstance(self.argument, (Labelled, PerBatch)) else self.argument
 
     def of(self, examples: np.ndarray, batch: TokenBatch, labels: Sequence[Any] | None) -> Any:
         """Return the objective of some examples, as for `embgrad.gradients`.
@@ -89,18 +89,20 @@ class Objectives:
         Raises:
             ObjectiveError: the arguments are for fewer examples, or the user's function returned no objective.
         """
-        if isinstance(self.given, Labelled):
-            return _made(self.given.make(labels, batch) if self.given.with_batch else self.given.make(labels))
-        if isinstance(self.given, PerBatch):
-            return _made(self.given.make(batch))
+        if isinstance(self.argument, Labelled):
+            return _checked(
+                self.argument.make(labels, batch) if self.argument.with_batch else self.argument.make(labels)
+            )
+        if isinstance(self.argument, PerBatch):
+            return _checked(self.argument.make(batch))
         if self.count is None:
-            return self.given
+            return self.argument
         if examples.max() >= self.count:
             raise ObjectiveError(
-                f"the objective's arguments have {self.count} entries, and the source goes on: expected one for each example of "
-                "the source; where labels come with the texts, give embgrad.Labelled(embgrad.CrossEntropy) and (text, label)"
+                f"the objective's arguments have {self.count} entries, but the source has more examples. Pass one entry for each "
+                "example or, where labels come with the texts, embgrad.Labelled(embgrad.CrossEntropy) and items of (text, label)"
             )
-        return self.given.take(examples, self.count)
+        return self.argument.take(examples, self.count)
 
     def expect_all_used(self, examples: int) -> None:
         """Check that the arguments are not for more examples than the source had.
@@ -110,8 +112,8 @@ class Objectives:
         """
         if self.count is not None and examples < self.count:
             raise ObjectiveError(
-                f"the objective's arguments have {self.count} entries, and the source ended after {examples} examples: expected "
-                "one for each example, in the source's order; are they of another data set?"
+                f"the objective's arguments have {self.count} entries, but the source ended after {examples} examples: pass one "
+                "entry for each example, in the order of the source"
             )
 
 
@@ -131,7 +133,7 @@ def _count(objective: Any) -> int | None:
     return next(iter(counts.values()), None)
 
 
-def _made(objective: Any) -> Any:
+def _checked(objective: Any) -> Any:
     if isinstance(objective, (Labelled, PerBatch)):
         raise ObjectiveError(f"the function made {brief(objective)}: expected an objective for one batch")
     if not isinstance(objective, Scalar):
@@ -139,9 +141,9 @@ def _made(objective: Any) -> Any:
     return objective
 
 
-def _expect_function(make: Any, name: str, of: str) -> None:
+def _expect_function(make: Any, name: str, argument: str) -> None:
     if isinstance(make, (Objective, Scalar)) or not callable(make):
         raise ObjectiveError(
-            f"{name} was given {brief(make)}: expected a function that takes {of} and gives an objective, such as "
+            f"{name} was given {brief(make)}: expected a function that takes {argument} and gives an objective, such as "
             + ("embgrad.CrossEntropy itself" if name == "Labelled" else "lambda batch: embgrad.Logit(0)")
         )

@@ -47,11 +47,11 @@ class Verdict:
     """The outcome of a comparison.
 
     Attributes:
-        told: whether the comparison was conclusive: gradients that are rounding alone allow no conclusion.
+        conclusive: whether the comparison was conclusive: gradients that are rounding alone allow no conclusion.
         difference: the difference; None where none was detected.
     """
 
-    told: bool
+    conclusive: bool
     difference: Difference | None = None
 
 
@@ -67,60 +67,64 @@ def compared_alone(
         side: the side of the padding, "left" or "right".
         again: computes `beside` once more: results that are random in each pass allow no conclusion.
     """
-    told, (row, _) = False, rows
-    for name, one in beside.items():
+    conclusive, (row, _) = False, rows
+    for name, result in beside.items():
         other = alone[name]
-        limit = max(LEAST, tolerance_of(one, other))
-        least = _least(one, row, limit)
-        apart = _all_apart(one, other, rows, side, least)
-        if apart > limit:
-            if _all_apart(one, again()[name], (row, row), side, least) > limit:
+        limit = max(LEAST, tolerance_of(result, other))
+        least = _least(result, row, limit)
+        difference = _largest_difference(result, other, rows, side, least)
+        if difference > limit:
+            if _largest_difference(result, again()[name], (row, row), side, least) > limit:
                 return Verdict(True)
-            return Verdict(True, Difference(name, apart, limit, one.ids.shape[1] - other.ids.shape[1]))
-        told = told or length(one.values[row]) >= least
-    return Verdict(told)
+            return Verdict(True, Difference(name, difference, limit, result.ids.shape[1] - other.ids.shape[1]))
+        conclusive = conclusive or length(result.values[row]) >= least
+    return Verdict(conclusive)
 
 
 def follows_positions(results: Sequence[EmbeddingGradients]) -> bool:
     """Return whether the second axis of a point's values is the position, judged by batches of several lengths."""
-    inner = {one.values.shape[2:] for one in results}
-    return len(inner) == 1 and all(
-        one.mask is not None and one.values.ndim > 2 and one.values.shape[:2] == one.ids.shape for one in results
+    trailing = {result.values.shape[2:] for result in results}
+    return len(trailing) == 1 and all(
+        result.mask is not None and result.values.ndim > 2 and result.values.shape[:2] == result.ids.shape
+        for result in results
     )
 
 
-def _all_apart(
-    one: EmbeddingGradients, other: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
+def _largest_difference(
+    first: EmbeddingGradients, second: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
 ) -> float:
     """Return the largest relative difference of an example's results in two batches, the second without its padding."""
-    return max(_apart(*pair) for pair in _pairs(one, other, rows, side, least))
+    return max(_difference(*pair) for pair in _pairs(first, second, rows, side, least))
 
 
 def _pairs(
-    one: EmbeddingGradients, other: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
+    beside: EmbeddingGradients, alone: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
     """Yield the pairs of arrays that must be equal, each with the least size to which their difference is relative."""
-    row, place = rows
-    yield one.objective[row], other.objective[place], _scale(one)
-    count, by_position = other.ids.shape[1], follows_positions([one, other])
-    values, activations = (one.values[row], other.values[place]), (one.activations[row], other.activations[place])
+    beside_row, alone_row = rows
+    yield beside.objective[beside_row], alone.objective[alone_row], _scale(beside)
+    count, by_position = alone.ids.shape[1], follows_positions([beside, alone])
+    values, activations = (
+        (beside.values[beside_row], alone.values[alone_row]),
+        (beside.activations[beside_row], alone.activations[alone_row]),
+    )
     for (first, second), size in ((values, least), (activations, 0.0)):
-        own = first if not by_position else first[len(first) - count :] if side == "left" else first[:count]
-        if own.shape == second.shape:  # points whose other axes follow the length are refused elsewhere
-            yield own, second, size
+        cut = first if not by_position else first[len(first) - count :] if side == "left" else first[:count]
+        if cut.shape == second.shape:  # points whose other axes follow the length are refused elsewhere
+            yield cut, second, size
 
 
-def _scale(one: EmbeddingGradients) -> float:
+def _scale(result: EmbeddingGradients) -> float:
     """Return the magnitude of a batch's objectives, at least 1."""
-    return max(1.0, float(np.abs(one.objective).max()))
+    return max(1.0, float(np.abs(result.objective).max()))
 
 
-def _least(one: EmbeddingGradients, row: int, limit: float) -> float:
+def _least(result: EmbeddingGradients, row: int, limit: float) -> float:
     """Return the norm of an example's gradient above which rounding alone stays below the limit."""
-    size = length(one.activations[row])
-    return NOISE * _scale(one) / (limit * size) if size else 0.0
+    size = length(result.activations[row])
+    return NOISE * _scale(result) / (limit * size) if size else 0.0
 
 
-def _apart(one: np.ndarray, other: np.ndarray, least: float) -> float:
-    scale = max(length(one), length(other), least)
-    return length(np.subtract(one, other, dtype=np.float64)) / (scale or 1.0)
+def _difference(first: np.ndarray, second: np.ndarray, least: float) -> float:
+    scale = max(length(first), length(second), least)
+    return length(np.subtract(first, second, dtype=np.float64)) / (scale or 1.0)

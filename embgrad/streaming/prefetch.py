@@ -126,10 +126,10 @@ def _work(shared: _Shared[Any], items: Generator[Any, None, None]) -> None:
             if not shared.put(item):
                 break
             del item
-    except BaseException as raised:  # of any class: it is raised where the items are taken
-        error = raised
+    except BaseException as exception:  # of any class: it is raised where the items are taken
+        error = exception
     try:
         items.close()
-    except BaseException as raised:  # and this is raised by `close`
-        shared.at_closing = raised
+    except BaseException as exception:  # and this is raised by `close`
+        shared.at_closing = exception
     shared.end(error)

@@ -33,20 +33,20 @@ def identity(task: Task, source: Source, objectives: Objectives, options: Mappin
         objectives: the objectives of the batches.
         options: further options, as plain values.
     """
-    own = as_parts(task.model)  # the weights identify these
-    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in own]
+    parts = as_parts(task.model)  # the weights identify these
+    names = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
     changes = {
-        option: digest_of(read(dict(given), digest_of, own)) if given else None
-        for option, given in task.changes.items()
+        option: digest_of(read(dict(values), digest_of, parts)) if values else None
+        for option, values in task.changes.items()
     }
     return {
-        "model": " + ".join(parts),
+        "model": " + ".join(names),
         "weights": weights_digest(task),
-        "objective": _of_objective(objectives, own),
+        "objective": _objective_identity(objectives, parts),
         "source": "batches" if source.tokenizer is None else "texts",
         "tokenizer": tokenizer_digest(source.tokenizer),
         "max_length": source.max_length,
-        "call": None if task.call is None else function_digest(task.call, own),
+        "call": None if task.call is None else function_digest(task.call, parts),
         "training": bool(task.training),
         "pads": task.pads,
         "split": bool(task.split),
@@ -61,21 +61,21 @@ def weights_digest(task: Task) -> str | None:
     if "weights" not in task.backend.supports:
         return None
     weights = weights_of(task.model)
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for weight in weights:
-        update(made, [weight.name, weight.dtype, weight.get()])
-    return f"{len(weights)}: {made.hexdigest()[:16]}"
+        update(hasher, [weight.name, weight.dtype, weight.get()])
+    return f"{len(weights)}: {hasher.hexdigest()[:16]}"
 
 
-def _of_objective(objectives: Objectives, known: Sequence[Any]) -> str:
-    given = objectives.given
-    if isinstance(given, (Labelled, PerBatch)):
-        batch = ", with the batch" if isinstance(given, Labelled) and given.with_batch else ""
-        return f"{type(given).__name__} {function_digest(given.make, known)}{batch}"
-    if isinstance(given, Objective):
-        whole = repr(given.describe())
-        told = whole if len(whole) <= LONGEST else f"{given!r}"[:LONGEST]
-        ours = type(given).__module__.startswith("embgrad.")
-        return f"{told} {digest_of(given.describe()) if ours else object_digest(given, known)}"
-    native: Any = as_objective(given)
+def _objective_identity(objectives: Objectives, known: Sequence[Any]) -> str:
+    objective = objectives.argument
+    if isinstance(objective, (Labelled, PerBatch)):
+        batch = ", with the batch" if isinstance(objective, Labelled) and objective.with_batch else ""
+        return f"{type(objective).__name__} {function_digest(objective.make, known)}{batch}"
+    if isinstance(objective, Objective):
+        description = repr(objective.describe())
+        shown = description if len(description) <= LONGEST else f"{objective!r}"[:LONGEST]
+        is_embgrads = type(objective).__module__.startswith("embgrad.")
+        return f"{shown} {digest_of(objective.describe()) if is_embgrads else object_digest(objective, known)}"
+    native: Any = as_objective(objective)
     return f"{described(native)['class']} {function_digest(native.function, known)}"

@@ -73,12 +73,12 @@ class Saliencies:
 def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: bool = False) -> None:
     """Write saliencies by name to one file, atomically."""
     arrays, entries = {}, []
-    for number, (name, one) in enumerate(named.items()):
+    for number, (name, saliencies) in enumerate(named.items()):
         for key in _ARRAYS:
-            array = getattr(one, key.rstrip("?"))
+            array = getattr(saliencies, key.rstrip("?"))
             if array is not None:
                 arrays[f"{number}.{key.rstrip('?')}"] = np.asarray(array)
-        entries.append({"name": name, "tokens": one.tokens, "provenance": dict(one.provenance)})
+        entries.append({"name": name, "tokens": saliencies.tokens, "provenance": dict(saliencies.provenance)})
     text = json.dumps(
         {"format": 1, "results": entries}, default=lambda value: getattr(value, "tolist", value.__repr__)()
     )
@@ -93,31 +93,31 @@ def load_saliencies(path: Path) -> dict[str, Saliencies]:
     """
     arrays, metadata = read_tensors(path, ("F32", "F64", "I64"))
     try:
-        described = json.loads(metadata[_KEY])
-        entries = described["results"]
-        if described["format"] != 1 or not isinstance(entries, list):
+        header = json.loads(metadata[_KEY])
+        entries = header["results"]
+        if header["format"] != 1 or not isinstance(entries, list):
             raise ValueError("it is of another format")
-        made = {}
+        saliencies = {}
         for number, entry in enumerate(entries):
             prefix = f"{number}."
-            own = {key.removeprefix(prefix): arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
+            entry_arrays = {key.removeprefix(prefix): arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
             name = entry.pop("name")
-            made[str(name)] = _read(own, entry)
-        if arrays or len(made) != len(entries):
+            saliencies[str(name)] = _checked(entry_arrays, entry)
+        if arrays or len(saliencies) != len(entries):
             raise ValueError("it holds arrays of no result, or a name twice")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} holds no saliencies as embgrad writes them: {error}; write it again") from error
-    return made
+    return saliencies
 
 
-def _read(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
-    needed = {name for name in _ARRAYS if not name.endswith("?")}
-    known = {name.rstrip("?") for name in _ARRAYS}
-    if not needed <= set(arrays) <= known or set(entry) != _FIELDS or not isinstance(entry["provenance"], dict):
+def _checked(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
+    required = {name for name in _ARRAYS if not name.endswith("?")}
+    allowed = {name.rstrip("?") for name in _ARRAYS}
+    if not required <= set(arrays) <= allowed or set(entry) != _FIELDS or not isinstance(entry["provenance"], dict):
         raise ValueError(f"a result holds {brief(sorted(arrays))} and {brief(sorted(entry))}")
-    for name, kinds in _ARRAYS.items():
+    for name, dtypes in _ARRAYS.items():
         array = arrays.get(name.rstrip("?"))
-        if array is not None and str(array.dtype) not in kinds:
+        if array is not None and str(array.dtype) not in dtypes:
             raise ValueError(f"{name.rstrip('?')} is of dtype {array.dtype}")
     ids = arrays["ids"]
     if arrays["norm"].shape != arrays["dot"].shape or not ids.size or arrays["objective"].ndim > 1:
@@ -130,16 +130,18 @@ def _read(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Salienc
         arrays["objective"],
         ids,
         arrays.get("mask"),
-        _tokens(entry["tokens"], ids.shape),
+        _checked_tokens(entry["tokens"], ids.shape),
         arrays.get("words_of"),
         entry["provenance"],
     )
 
 
-def _tokens(tokens: Any, shape: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
+def _checked_tokens(tokens: Any, shape: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
     if tokens is None:
         return None
-    made = tuple(tuple(example) for example in tokens)
-    if (len(made), *{*map(len, made)}) != tuple(shape) or not all(isinstance(one, str) for row in made for one in row):
+    texts = tuple(tuple(example) for example in tokens)
+    if (len(texts), *{*map(len, texts)}) != tuple(shape) or not all(
+        isinstance(token, str) for row in texts for token in row
+    ):
         raise ValueError("its tokens are not one text for each of the ids")
-    return made
+    return texts

@@ -122,13 +122,13 @@ def stream(
     )
     _expect_keep(keep)
     _expect_no_example_axis(task.changes)
-    read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
+    reader = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
     if window is not None:
-        expect_window(task, read, objective)
+        expect_window(task, reader, objective)
     options: dict[str, Any] = {"at": at, "call": call, "training": training, "pads": pads, "split": split}
-    options.update({option: _for_all(given) for option, given in task.changes.items()})
+    options.update({option: _broadcast_to_batches(change) for option, change in task.changes.items()})
     options.update(check=check, compile=compile, batch_size=size if tokenizer is None else None)
-    plan = Plan(task, read, objectives, options, isinstance(at, str), size, window, 0 if training else ahead, keep)
+    plan = Plan(task, reader, objectives, options, isinstance(at, str), size, window, 0 if training else ahead, keep)
     return Stream(plan, folder, progress)
 
 
@@ -139,9 +139,9 @@ _WRITING: weakref.WeakSet[Stream] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:
-        for one in list(_WRITING):
-            if one.is_idle:  # a busy one is iterated by a daemon thread, which may never end
-                stack.callback(one.close)
+        for writing in list(_WRITING):
+            if writing.is_idle:  # a busy one is iterated by a daemon thread, which may never end
+                stack.callback(writing.close)
 
 
 class Stream(Iterator[Any]):
@@ -158,12 +158,12 @@ class Stream(Iterator[Any]):
         self._results: Generator[Any, None, None] | None = None
         self._ended = False
         self._busy = False
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._process = os.getpid()
         try:
             if to is not None:
-                self._place = to.absolute()  # the process may change its working directory
-                self._state.writer = Writer(self._place, plan.manifest())
+                self._folder = to.absolute()  # the process may change its working directory
+                self._state.writer = Writer(self._folder, plan.manifest())
                 self._stack.callback(self._state.writer.close)
                 _WRITING.add(self)
             self._state.report = self._stack.enter_context(reporter(progress))
@@ -210,7 +210,7 @@ class Stream(Iterator[Any]):
         if os.getpid() != self._process:
             self._ended = True  # a copy in a forked process, where no other thread exists that could release the lock
             return
-        with self._taking_turns("closed", closing=True):
+        with self._exclusive("closed", closing=True):
             if not self._ended:
                 self._ended = True
                 self._end()
@@ -232,14 +232,14 @@ class Stream(Iterator[Any]):
         """
         if self._to is None:
             raise EmbgradError(
-                "the stream writes nothing, as it was not told where: expected to=folder; else iterate over it"
+                "the stream writes no files, since to was not given: pass to=folder, or iterate over the stream"
             )
         self._exhaust()
-        folder = open_stream(self._to if self._to.absolute() == self._place else self._place)
+        folder = open_stream(self._to if self._to.absolute() == self._folder else self._folder)
         if not folder.complete:
             raise EmbgradError(
-                f"the stream ended before its source did, closed or by an error, and {self._to} holds {len(folder)} results: "
-                "expected a stream that goes on; make the same call again, which begins where this one stopped"
+                f"the stream was closed or failed before the end of its source, and {self._to} holds {len(folder)} results. Make "
+                "the same call again, which continues where this one stopped"
             )
         return folder
 
@@ -273,8 +273,8 @@ class Stream(Iterator[Any]):
                 return
 
     def _next(self) -> Any:
-        self._expect_here()
-        with self._taking_turns("asked for its next result"):
+        self._expect_own_process()
+        with self._exclusive("asked for its next result"):
             if self._ended:
                 raise StopIteration
             if self._results is None:
@@ -289,7 +289,7 @@ class Stream(Iterator[Any]):
                 self.close()
                 raise
 
-    def _expect_here(self) -> None:
+    def _expect_own_process(self) -> None:
         """Check that the stream is not a copy in a forked process, which has no reading thread and must not write the folder.
 
         Raises:
@@ -297,29 +297,29 @@ class Stream(Iterator[Any]):
         """
         if os.getpid() != self._process and not self._ended and (self._results is not None or self._to is not None):
             raise EmbgradError(
-                "the stream was begun, or writes, in the process that this one was forked from, which goes on with it: expected "
-                "a stream of this process's own; make one here"
+                "the stream belongs to the process from which this one was forked, which continues it: create a new stream in "
+                "this process"
             )
 
     @contextlib.contextmanager
-    def _taking_turns(self, what: str, *, closing: bool = False) -> Iterator[None]:
+    def _exclusive(self, what: str, *, closing: bool = False) -> Iterator[None]:
         """Hold the lock, so that no other thread takes a result or closes the stream.
 
         Raises:
             EmbgradError: the call comes from code that runs to compute a result, and would wait for itself.
         """
-        reading = threading.current_thread() is self._state.reader
-        taken = self._turn.acquire(blocking=not reading)
+        in_reader = threading.current_thread() is self._state.reader
+        acquired = self._lock.acquire(blocking=not in_reader)
         try:
-            if not taken or self._busy or (reading and not closing):
+            if not acquired or self._busy or (in_reader and not closing):
                 raise EmbgradError(
-                    f"the stream is {what} by the model, the objective, the source or the progress function that it calls for "
-                    "a result: expected that of who takes the results; stop it there with an exception of your own"
+                    f"the stream is {what} from within the model, the objective, the source or the progress function that it "
+                    "calls for a result. Do so in the code that iterates over it; to stop from within, raise an exception"
                 )
             yield
         finally:
-            if taken:
-                self._turn.release()
+            if acquired:
+                self._lock.release()
 
 
 # Checks
@@ -337,17 +337,17 @@ def _expect_ahead(ahead: Any) -> int:
     return int(ahead)
 
 
-def _for_all(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _broadcast_to_batches(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes with their arrays wrapped, whose axes are checked once the axes of the point are known."""
     return {name: ForAll(change) if isinstance(change, np.ndarray) else change for name, change in changes.items()}
 
 
 def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UnsupportedError for arrays that seem to have an example axis, which could fit one batch alone."""
-    for option, given in changes.items():
-        for name, change in given.items():
+    for option, by_point in changes.items():
+        for name, change in by_point.items():
             if isinstance(change, np.ndarray) and change.ndim > 2 and len(change) > 1:
                 raise UnsupportedError(
-                    f"{option}[{name!r}] has the shape {change.shape}, an entry an example as it seems, and a stream has many "
-                    "batches: expected an array for all examples alike, or a function of the value"
+                    f"{option}[{name!r}] has the shape {change.shape}, which seems to have an example axis, but a stream has "
+                    "many batches: pass an array without that axis, or a function of the value"
                 )

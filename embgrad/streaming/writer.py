@@ -20,7 +20,7 @@ from embgrad.streaming.saliencies import Saliencies, save_saliencies
 from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, save_tables
 
-__all__ = ["Writer", "kept_of"]
+__all__ = ["Writer", "stored_part"]
 
 #: A shard is written when it holds this many results, bytes of arrays, or bytes of token texts, which are in its header.
 MOST_RESULTS: Final = 64
@@ -34,17 +34,17 @@ SHARD: Final = re.compile(r"shard-[0-9]{8,}-[0-9]{6,}\.safetensors")
 FIRST: Final = re.compile(r"shard-0{8}-[0-9]{6,}\.safetensors")
 
 
-def kept_of(keep: str, result: EmbeddingGradients) -> Any:
+def stored_part(keep: str, result: EmbeddingGradients) -> Any:
     """Return the part of a result that is stored."""
     return Saliencies.of(result) if keep == "saliency" else result
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Pending:
     """The results that are not yet in a full shard.
 
     Attributes:
-        kept: the results; empty where they are only summed up.
+        stored: the results; empty where they are only summed up.
         results: the number of results.
         examples: the number of examples in them.
         bytes: the bytes of their arrays.
@@ -52,7 +52,7 @@ class _Held:
         digest: the digest of the source up to their end.
     """
 
-    kept: tuple[Mapping[str, Any], ...] = ()
+    stored: tuple[Mapping[str, Any], ...] = ()
     results: int = 0
     examples: int = 0
     bytes: int = 0
@@ -64,16 +64,16 @@ class _Held:
         """True when the results fill a shard."""
         return self.results >= MOST_RESULTS or self.bytes >= MOST_BYTES or self.text >= MOST_TEXT
 
-    def with_kept(self, kept: Mapping[str, Any]) -> _Held:
+    def with_stored(self, stored: Mapping[str, Any]) -> _Pending:
         """Return a copy with one more result stored, but not yet counted."""
         return replace(
             self,
-            kept=(*self.kept, kept),
-            bytes=self.bytes + sum(_size(one) for one in kept.values()),
-            text=self.text + sum(_length(one) for one in kept.values()),
+            stored=(*self.stored, stored),
+            bytes=self.bytes + sum(_array_bytes(part) for part in stored.values()),
+            text=self.text + sum(_text_bytes(part) for part in stored.values()),
         )
 
-    def counting(self, examples: int, digest: str) -> _Held:
+    def counting(self, examples: int, digest: str) -> _Pending:
         """Return a copy with one more result counted."""
         return replace(self, results=self.results + 1, examples=self.examples + examples, digest=digest)
 
@@ -96,12 +96,12 @@ class Writer:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
-        self._whole = True
+        self._intact = True
         self._expect: Callable[[], None] = lambda: None
-        _make(folder)
-        self._lock, self._owner = _locked(folder), os.getpid()
+        _create(folder)
+        self._lock, self._owner = _lock(folder), os.getpid()
         try:
-            self._reached = self._begun(manifest), _Held()
+            self._progress = self._opened_manifest(manifest), _Pending()
             self._totals = tables_of(folder, self.manifest) if manifest.keep == "table" else {}
         except BaseException:
             self.close()
@@ -110,20 +110,20 @@ class Writer:
     @property
     def manifest(self) -> Manifest:
         """The manifest of the finished results."""
-        return self._reached[0]
+        return self._progress[0]
 
-    def _begun(self, manifest: Manifest) -> Manifest:
-        _remove_parts(self.folder)
+    def _opened_manifest(self, manifest: Manifest) -> Manifest:
+        _remove_partial_files(self.folder)
         if (self.folder / NAME).exists():
-            found = read_manifest(self.folder)
-            _expect_same(self.folder, found, manifest)
-            self._remove_unnamed(found)
-            return found
+            existing = read_manifest(self.folder)
+            _expect_same(self.folder, existing, manifest)
+            self._remove_unnamed(existing)
+            return existing
         # An interruption may have left a first shard without a manifest. With later shards, the manifest was removed by somebody.
-        other = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path, FIRST)]
-        if other:
+        foreign = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path, FIRST)]
+        if foreign:
             raise FileFormatError(
-                f"{self.folder} holds {listed(sorted(other), 3)} and no manifest.json: expected an empty folder, or one that "
+                f"{self.folder} holds {listed(sorted(foreign), 3)} and no manifest.json: expected an empty folder, or one that "
                 "embgrad.stream has written; name another"
             )
         self._remove_unnamed(manifest)
@@ -141,39 +141,39 @@ class Writer:
         manifest = self.manifest
         if manifest.keep != "table" and not manifest.complete and manifest.shards and not manifest.shards[-1].full:
             last = manifest.shards[-1]
-            held = _Held(results=last.results, examples=last.examples, digest=last.source)
-            for kept in read_shard(self.folder, manifest, last):
-                held = held.with_kept(kept)
-            self._reached = manifest, held
+            pending = _Pending(results=last.results, examples=last.examples, digest=last.source)
+            for stored in read_shard(self.folder, manifest, last):
+                pending = pending.with_stored(stored)
+            self._progress = manifest, pending
 
-    def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], kept: Mapping[str, Any]) -> None:
+    def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], stored: Mapping[str, Any]) -> None:
         """Add a portion's results; write the shard if it is full."""
-        manifest, held = self._reached
+        manifest, pending = self._progress
         if manifest.keep == "table":
             tables = {name: result.table() for name, result in results.items()}
             for name, table in tables.items():
                 self._totals[name].expect(table)
-            self._whole = False
+            self._intact = False
             for name, table in tables.items():
                 self._totals[name].add(table)
         else:
-            held = held.with_kept(kept)
-        self._reached = manifest, held.counting(portion.count, portion.digest)
-        self._whole = True
-        if self._reached[1].full:
+            pending = pending.with_stored(stored)
+        self._progress = manifest, pending.counting(portion.count, portion.digest)
+        self._intact = True
+        if self._progress[1].full:
             self._write()
 
     def flush(self, *, complete: bool = False) -> None:
         """Write the pending results, as after an interruption or, with `complete`, at the end of the run."""
-        if not self._whole:  # a result is only partly in the sums, which cannot be undone, or the weights have changed
+        if not self._intact:  # a result is only partly in the sums, which cannot be undone, or the weights have changed
             return
-        manifest, held = self._reached
+        manifest, pending = self._progress
         last = manifest.shards[-1] if manifest.shards else None
-        unchanged = manifest.keep != "table" and last is not None and not last.full and last.results == held.results
-        if held.results and not (unchanged and not complete):
+        unchanged = manifest.keep != "table" and last is not None and not last.full and last.results == pending.results
+        if pending.results and not (unchanged and not complete):
             self._write(complete=complete)
         elif complete and not manifest.complete:
-            self._put(replace(manifest, complete=True), held)
+            self._commit(replace(manifest, complete=True), pending)
 
     def totals(self) -> Mapping[str, Total]:
         """Return the sums so far, by point, with keep="table"."""
@@ -185,9 +185,9 @@ class Writer:
 
     def put_run(self, run: Mapping[str, Any]) -> None:
         """Replace the identity of the run, parts of which are known only after its first batch."""
-        manifest, held = self._reached
+        manifest, pending = self._progress
         if not manifest.shards:
-            self._reached = replace(manifest, run=run), held
+            self._progress = replace(manifest, run=run), pending
 
     def close(self) -> None:
         """Release the folder to other writers."""
@@ -197,79 +197,85 @@ class Writer:
         try:
             self._expect()
         except BaseException:
-            self._whole = False
+            self._intact = False
             raise
-        manifest, held = self._reached
-        before = manifest.shards
+        manifest, pending = self._progress
+        former = manifest.shards
         if manifest.keep == "table":
-            shard = Shard(0, manifest.results + held.results, manifest.examples + held.examples, True, held.digest, "")
+            shard = Shard(
+                0, manifest.results + pending.results, manifest.examples + pending.examples, True, pending.digest, ""
+            )
             shards: tuple[Shard, ...] = ()
         else:
-            shards = before if not before or before[-1].full else before[:-1]
+            shards = former if not former or former[-1].full else former[:-1]
             first = shards[-1].first + shards[-1].results if shards else 0
-            shard = Shard(first, held.results, held.examples, held.full, held.digest, "")
+            shard = Shard(first, pending.results, pending.examples, pending.full, pending.digest, "")
         path = self.folder / shard.file
-        self._save(path, held)
+        self._save(path, pending)
         # The shard counts once the manifest names it; until then readers use its predecessor.
         shard = replace(shard, sha256=file_digest(path))
-        left = _Held() if held.full or manifest.keep == "table" else held
-        self._put(replace(manifest, shards=(*shards, shard), complete=complete), left)
-        for old in before:
-            if old.file not in {one.file for one in self.manifest.shards}:
+        remaining = _Pending() if pending.full or manifest.keep == "table" else pending
+        self._commit(replace(manifest, shards=(*shards, shard), complete=complete), remaining)
+        for old in former:
+            if old.file not in {shard.file for shard in self.manifest.shards}:
                 (self.folder / old.file).unlink(missing_ok=True)
 
-    def _save(self, path: Path, held: _Held) -> None:
+    def _save(self, path: Path, pending: _Pending) -> None:
         if self.manifest.keep == "table":
             save_tables(self._totals, path, durable=True)
             return
-        named = {f"{number} {name}": one for number, kept in enumerate(held.kept) for name, one in kept.items()}
+        named = {
+            f"{number} {name}": part for number, stored in enumerate(pending.stored) for name, part in stored.items()
+        }
         if self.manifest.keep == "all":
             save(named, path, durable=True)
         else:
             save_saliencies(named, path, durable=True)
 
-    def _put(self, manifest: Manifest, held: _Held) -> None:
+    def _commit(self, manifest: Manifest, pending: _Pending) -> None:
         write_manifest(self.folder, manifest)
-        self._reached = manifest, held
+        self._progress = manifest, pending
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        file = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+        file = next(part for part in (folder, *folder.parents) if part.exists() or part.is_symlink())
         raise FileFormatError(
             f"{folder} cannot be made, as {file} is a file: expected an empty folder, or one that embgrad.stream has written; "
             "name another"
         ) from error
 
 
-def _expect_same(folder: Path, found: Manifest, wanted: Manifest) -> None:
+def _expect_same(folder: Path, existing: Manifest, requested: Manifest) -> None:
     """Check that a folder belongs to the same run."""
-    was: dict[str, Any] = {"keep": found.keep, "at": list(found.names), **found.run}
-    now: dict[str, Any] = {"keep": wanted.keep, "at": list(wanted.names), **wanted.run}
-    if found.single != wanted.single:
-        was["at"], now["at"] = f"single: {found.single}", f"single: {wanted.single}"
-    differ = [name for name in dict.fromkeys([*was, *now]) if was.get(name) != now.get(name)]
+    former: dict[str, Any] = {"keep": existing.keep, "at": list(existing.names), **existing.run}
+    current: dict[str, Any] = {"keep": requested.keep, "at": list(requested.names), **requested.run}
+    if existing.single != requested.single:
+        former["at"], current["at"] = f"single: {existing.single}", f"single: {requested.single}"
+    differ = [name for name in dict.fromkeys([*former, *current]) if former.get(name) != current.get(name)]
     if differ:
-        told = "; ".join(f"{name} was {brief(was.get(name))} and is {brief(now.get(name))}" for name in differ)
+        changes = "; ".join(
+            f"{name} was {brief(former.get(name))} and is {brief(current.get(name))}" for name in differ
+        )
         raise FileFormatError(
-            f"{folder} holds the results of another run: {told}; expected the same model, objective and options to go on with "
-            "it; name another folder, or remove this one"
+            f"{folder} holds the results of another run: {changes}. Pass the same model, objective and options to continue it, "
+            "name another folder, or remove this one"
         )
 
 
-def _size(kept: Any) -> int:
-    if isinstance(kept, Saliencies):
-        return kept.nbytes
-    arrays = [kept.values, kept.activations, kept.before]
-    tables = sum(table.nbytes for table in kept.tables or ())
+def _array_bytes(part: Any) -> int:
+    if isinstance(part, Saliencies):
+        return part.nbytes
+    arrays = [part.values, part.activations, part.before]
+    tables = sum(table.nbytes for table in part.tables or ())
     return int(tables + sum(array.nbytes for array in arrays if array is not None))
 
 
-def _length(kept: Any) -> int:
+def _text_bytes(part: Any) -> int:
     """Return the bytes of the texts in a file's header: the tokens and the provenance, with the objective's arguments."""
-    return len(json.dumps(kept.tokens)) + len(json.dumps(dict(kept.provenance), default=str))
+    return len(json.dumps(part.tokens)) + len(json.dumps(dict(part.provenance), default=str))
 
 
 def _is_shard(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
@@ -277,7 +283,7 @@ def _is_shard(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
     return pattern.fullmatch(path.name) is not None
 
 
-def _remove_parts(folder: Path) -> None:
+def _remove_partial_files(folder: Path) -> None:
     """Remove partial files of a process that was killed while writing; the lock excludes other writers."""
     for path in folder.glob(".*.part"):
         if path.name.startswith((".shard-", f".{NAME}")):
@@ -298,7 +304,7 @@ def _unlock(file: BinaryIO, owner: int) -> None:
     file.close()
 
 
-def _locked(folder: Path) -> BinaryIO:
+def _lock(folder: Path) -> BinaryIO:
     """Return the folder's lock file, locked for this process until the file is closed or the process ends in any way.
 
     Raises:
