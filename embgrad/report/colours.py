@@ -35,16 +35,16 @@ class Step(NamedTuple):
     text: str
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """Return the contrast ratio of two colours, 1 to 21, as the guidelines define it."""
-    bright, dim = sorted((_luminance(one), _luminance(other)), reverse=True)
+    bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 
 
 def mix(start: str, end: str, share: float) -> str:
     """Return the colour at a share of the way from one colour to the other."""
     pairs = zip(_channels(start), _channels(end), strict=True)
-    return "#" + "".join(f"{round(one + (other - one) * share):02x}" for one, other in pairs)
+    return "#" + "".join(f"{round(low + (high - low) * share):02x}" for low, high in pairs)
 
 
 def ink(background: str) -> str:
@@ -65,7 +65,7 @@ def token_css() -> str:
     lines = [f".{scale}{level}{{--w:{level / LEVELS:.2%}}}" for scale in "npm" for level in range(1, LEVELS + 1)]
     for scheme in PALETTES:
         steps = {f"{scale}{level}": step(scheme, scale, level) for scale in "npm" for level in range(1, LEVELS + 1)}
-        rules = "".join(f".{name}{{--b:{one.background};--f:{one.text}}}" for name, one in steps.items())
+        rules = "".join(f".{name}{{--b:{colours.background};--f:{colours.text}}}" for name, colours in steps.items())
         # Printed pages are light, whatever the screen is.
         lines.append(rules if scheme == "light" else f"@media screen and (prefers-color-scheme:dark){{{rules}}}")
     return "\n".join(lines)

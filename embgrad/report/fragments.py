@@ -27,14 +27,14 @@ COLOURS: Final = ("#2f8fc9", "#d8730f", "#1f9c78", "#c0609f", "#8a8a1c", "#80808
 
 def of_result(result: EmbeddingGradients) -> str | None:
     """Return the first sentences, coloured, or None where Jinja2 is not installed, so that notebooks show plain text."""
-    shown = sentences({"result": result}, {}, most_cells=MOST_CELLS, most_positions=MOST_POSITIONS)
-    made = origin("result", result, ())
-    endings = [note for example in shown.examples for note in example.notes if note.startswith("the first")]
+    first_sentences = sentences({"result": result}, {}, most_cells=MOST_CELLS, most_positions=MOST_POSITIONS)
+    provenance = origin("result", result, ())
+    endings = [note for example in first_sentences.examples for note in example.notes if note.startswith("the first")]
     return _rendered(
-        heading=f"EmbeddingGradients {dict(made.lines)['gradient']}",
-        said=f"at {result.provenance.get('point', '?')}; {made.brief}",
-        examples=shown.examples,
-        endings=[*dict.fromkeys(endings), *shown.notes],
+        heading=f"EmbeddingGradients {dict(provenance.lines)['gradient']}",
+        summary=f"at {result.provenance.get('point', '?')}; {provenance.brief}",
+        examples=first_sentences.examples,
+        endings=[*dict.fromkeys(endings), *first_sentences.notes],
     )
 
 
@@ -44,7 +44,7 @@ def of_comparison(comparison: Comparison) -> str | None:
     figures = comparison.figures
     whole = Line("all", comparison.agrees, figures.relative_l2, figures.largest, figures.cosine)
     more = len(lines) - MOST_EXAMPLES
-    return _of_verdict(
+    return _rendered_verdict(
         {str(comparison.a.provenance.get("point", "?")): comparison},
         head="",
         lines=[whole, *lines[:MOST_EXAMPLES]],
@@ -55,32 +55,36 @@ def of_comparison(comparison: Comparison) -> str | None:
 def of_comparisons(comparisons: Mapping[str, Comparison]) -> str | None:
     """Return the verdict, its causes, the figures at each point and their plot, or None where Jinja2 is not installed."""
     if not comparisons:
-        return _rendered(heading="Comparisons", said="of nothing")
+        return _rendered(heading="Comparisons", summary="of no points")
     lines = verdict("b", "a", comparisons, None).points
-    bounds = sorted({one.tolerance for one in comparisons.values()})
-    return _of_verdict(comparisons, head="point", lines=lines, plot=plot({"b": lines}, bounds), colours=COLOURS)
+    bounds = sorted({comparison.tolerance for comparison in comparisons.values()})
+    return _rendered_verdict(comparisons, head="point", lines=lines, plot=plot({"b": lines}, bounds), colours=COLOURS)
 
 
-def _of_verdict(comparisons: Mapping[str, Comparison], **parts: Any) -> str | None:
-    said = verdict("b", "a", comparisons, None)
+def _rendered_verdict(comparisons: Mapping[str, Comparison], **values: Any) -> str | None:
+    outcome = verdict("b", "a", comparisons, None)
     return _rendered(
-        heading=f"{'✓' if said.agrees else '✗'} {said.text}",
-        said=f"(tolerance {said.tolerance})",
-        texts=[*said.findings, *([said.advice] if said.advice else [])],
+        heading=f"{'✓' if outcome.agrees else '✗'} {outcome.text}",
+        summary=f"(tolerance {outcome.tolerance})",
+        texts=[*outcome.findings, *([outcome.advice] if outcome.advice else [])],
         **{
-            **parts,
-            "endings": [*parts.get("endings", ()), *said.notes, f"a is {said.sides[0]}; b is {said.sides[1]}."],
+            **values,
+            "endings": [
+                *values.get("endings", ()),
+                *outcome.notes,
+                f"a is {outcome.sides[0]}; b is {outcome.sides[1]}.",
+            ],
         },
     )
 
 
-def _rendered(**parts: Any) -> str | None:
-    empty = {"texts": (), "lines": (), "head": "", "examples": (), "endings": (), "plot": None, "colours": COLOURS}
+def _rendered(**values: Any) -> str | None:
+    defaults = {"texts": (), "lines": (), "head": "", "examples": (), "endings": (), "plot": None, "colours": COLOURS}
     try:
         template = environment().get_template("fragment.html")
     except EmbgradError:
         return None
-    return str(template.render(**{**empty, "tint": tint, **parts}))
+    return str(template.render(**{**defaults, "tint": tint, **values}))
 
 
 register_renderer(EmbeddingGradients, of_result)

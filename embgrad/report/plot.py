@@ -89,16 +89,16 @@ class _Scale:
         """Return the height of a figure."""
         start = self.low - (1 if self.zero else 0)
         end = self.high + (1 if self.infinite else 0)
-        place = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
-        return round(HEIGHT - (HEIGHT - TOP) * (place - start) / (end - start), 1)
+        exponent = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
+        return round(HEIGHT - (HEIGHT - TOP) * (exponent - start) / (end - start), 1)
 
     def rungs(self) -> list[tuple[float, str]]:
         """Return the labelled powers of ten, few enough to be legible."""
-        every = -(-(self.high - self.low) // 8)
-        found = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, every)]
+        step = -(-(self.high - self.low) // 8)
+        powers = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, step)]
         return [
             *([(self.height(0.0), "0")] if self.zero else []),
-            *found,
+            *powers,
             *([(self.height(math.inf), "∞")] if self.infinite else []),
         ]
 
@@ -110,18 +110,18 @@ def plot(lines: Mapping[str, Sequence[Line]], bounds: Sequence[float]) -> Plot |
         lines: for each result, the figures at its points.
         bounds: the tolerances to draw.
     """
-    points = list(dict.fromkeys(line.name for each in lines.values() for line in each))
+    points = list(dict.fromkeys(line.name for figures in lines.values() for line in figures))
     if len(points) < 2:
         return None
-    scale = _scale([line.relative_l2 for each in lines.values() for line in each], bounds)
+    scale = _scale([line.relative_l2 for figures in lines.values() for line in figures], bounds)
     step = (WIDTH - LEFT - RIGHT) / len(points)
-    places = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
+    xs = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
     series = tuple(
-        Series(label, number % len(SHAPES), SHAPES[number % len(SHAPES)], tuple(_marks(label, each, places, scale)))
-        for number, (label, each) in enumerate(lines.items())
+        Series(label, number % len(SHAPES), SHAPES[number % len(SHAPES)], tuple(_marks(label, figures, xs, scale)))
+        for number, (label, figures) in enumerate(lines.items())
     )
-    every = math.ceil(ROOM / step)
-    names = tuple((places[point], _short(point)) for point in points[::every])
+    interval = math.ceil(ROOM / step)
+    names = tuple((xs[point], _short(point)) for point in points[::interval])
     drawn = tuple((scale.height(bound), f"tolerance {figure(bound)}") for bound in sorted(set(bounds)) if bound > 0)
     return Plot(series, tuple(scale.rungs()), names, drawn, "; ".join(_summary(*item) for item in lines.items()))
 
@@ -132,10 +132,10 @@ def _scale(values: Sequence[float], bounds: Sequence[float]) -> _Scale:
     return _Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
 
 
-def _marks(label: str, lines: Sequence[Line], places: Mapping[str, float], scale: _Scale) -> list[Mark]:
+def _marks(label: str, lines: Sequence[Line], xs: Mapping[str, float], scale: _Scale) -> list[Mark]:
     return [
         Mark(
-            places[line.name],
+            xs[line.name],
             scale.height(line.relative_l2),
             f"{label}, {line.name}: relative L2 {figure(line.relative_l2)}",
         )

@@ -61,13 +61,13 @@ class Panel:
     @property
     def words(self) -> list[list[Cell]]:
         """The tokens, grouped by word."""
-        found: list[list[Cell]] = []
+        words: list[list[Cell]] = []
         for cell in self.cells:
-            if cell.joined and found:
-                found[-1].append(cell)
+            if cell.joined and words:
+                words[-1].append(cell)
             else:
-                found.append([cell])
-        return found
+                words.append([cell])
+        return words
 
 
 @dataclass(frozen=True)
@@ -158,26 +158,26 @@ def sentences(
         most_cells: the largest number of tokens in all; the first example is always shown.
         most_positions: the largest number of tokens in one example.
     """
-    without = [label for label, result in results.items() if not has_sentences(result)]
+    unsuitable = [label for label, result in results.items() if not has_sentences(result)]
     notes = [
         f"{label} has no sentences here: its gradient has the shape {results[label].shape}, which is not one vector a token"
-        for label in without
+        for label in unsuitable
     ]
-    shown = {label: result for label, result in results.items() if label not in without}
+    shown = {label: result for label, result in results.items() if label not in unsuitable}
     if not shown:
         return Sentences((), tuple(notes))
     sources = _sources(shown, differences)
     first = sources[0]
     examples: list[Example] = []
-    left = most_cells
+    remaining = most_cells
     for number in range(len(first.result.ids)):
-        left -= len(KINDS) * len(sources) * min(len(first.positions(number)), most_positions)
-        if left < 0 and examples:
+        remaining -= len(KINDS) * len(sources) * min(len(first.positions(number)), most_positions)
+        if remaining < 0 and examples:
             break
         examples.append(_example(number, sources, most_positions))
     more = len(first.result.ids) - len(examples)
     if more:
-        notes.append(f"{more} of {len(first.result.ids)} examples are left out to keep the page small: the last ones")
+        notes.append(f"the last {more} of {len(first.result.ids)} examples are not shown, to keep the page small")
     return Sentences(tuple(examples), (*notes, *_unpaired(sources)))
 
 
@@ -190,11 +190,11 @@ def _sources(results: Mapping[str, EmbeddingGradients], differences: Mapping[str
         except BatchError:  # it holds other texts, and is shown as missing beside each example
             sources.append(Source(label, result, np.full(len(first.ids), -1)))
             continue
-        found = None
+        own_differences = None
         if label in differences and differences[label].shape == first.ids.shape:
-            back = alignment.reversed((result.ids.shape[0], result.ids.shape[1]))
-            found = np.where(back.matched, back.bring(differences[label]), np.nan)
-        sources.append(Source(label, result, alignment.examples(), found))
+            inverse = alignment.reversed((result.ids.shape[0], result.ids.shape[1]))
+            own_differences = np.where(inverse.matched, inverse.bring(differences[label]), np.nan)
+        sources.append(Source(label, result, alignment.examples(), own_differences))
     return sources
 
 
@@ -210,23 +210,25 @@ def _groups(result: EmbeddingGradients, example: int) -> list[tuple[int, ...]]:
     if result.tokens is None:
         return [(position,) for position in np.flatnonzero(result.real[example]).tolist()]
     names = ("values", "activations", "ids", "mask", "tokens", "words_of")
-    held = {name: getattr(result, name) for name in names}
-    alone: dict[str, Any] = {name: None if one is None else one[example : example + 1] for name, one in held.items()}
-    return [word.positions for word in replace(result, **alone).words()[0]]
+    fields = {name: getattr(result, name) for name in names}
+    single: dict[str, Any] = {
+        name: None if value is None else value[example : example + 1] for name, value in fields.items()
+    }
+    return [word.positions for word in replace(result, **single).words()[0]]
 
 
 def _example(number: int, sources: Sequence[Source], most: int) -> Example:
     first = sources[0]
-    spoken = [first.token(number, position) or "" for position in first.positions(number)]
+    tokens = [first.token(number, position) or "" for position in first.positions(number)]
     notes = []
-    padded = first.result.ids.shape[1] - len(spoken)
+    padded = first.result.ids.shape[1] - len(tokens)
     if padded:
         notes.append(f"{padded} padded positions not shown")
-    if len(spoken) > most:
-        notes.append(f"the first {most} of {len(spoken)} tokens")
+    if len(tokens) > most:
+        notes.append(f"the first {most} of {len(tokens)} tokens")
     return Example(
         number=number,
-        direction=direction(token for token in spoken if not SPECIAL.fullmatch(token)),
+        direction=direction(token for token in tokens if not SPECIAL.fullmatch(token)),
         objective=_objective(number, sources),
         notes=tuple(notes),
         rows=tuple(_row(number, kind, sources, most) for kind in KINDS),
@@ -235,14 +237,14 @@ def _example(number: int, sources: Sequence[Source], most: int) -> Example:
 
 def _objective(number: int, sources: Sequence[Source]) -> str:
     """Return the example's objective in each result that has one for each example, as text."""
-    told = []
+    texts = []
     for source in sources:
         value, example = source.result.objective, source.examples[number]
         if value is not None and example >= 0 and np.shape(value) == (len(source.result.ids),):
-            told.append(
+            texts.append(
                 f"{float(value[example]):.6g} in {source.label}" if len(sources) > 1 else f"{float(value[example]):.6g}"
             )
-    return ", ".join(told)
+    return ", ".join(texts)
 
 
 def _row(number: int, kind: str, sources: Sequence[Source], most: int) -> Row:
@@ -256,20 +258,20 @@ def _scale(number: int, kind: str, sources: Sequence[Source]) -> float:
 
     Special tokens, whose figures are often far larger, count only where there are no others.
     """
-    own: list[float] = []
+    ordinary: list[float] = []
     special: list[float] = []
     for source in sources:
         example = int(source.examples[number])
         for position in source.positions(example) if example >= 0 else ():
             figure = abs(float(source.saliency[kind][example, position]))
             if np.isfinite(figure):
-                (special if SPECIAL.fullmatch(source.token(example, position) or "") else own).append(figure)
-    return max(own, default=0.0) or max(special, default=0.0)
+                (special if SPECIAL.fullmatch(source.token(example, position) or "") else ordinary).append(figure)
+    return max(ordinary, default=0.0) or max(special, default=0.0)
 
 
 def _panel(source: Source, example: int, kind: str, end: float, most: int, first: Source) -> Panel:
     if example < 0:
-        return Panel(source.label, missing=f"{source.label} has no such text")
+        return Panel(source.label, missing=f"{source.label} does not hold this text")
     cells = tuple(_cells(source, example, kind, end, most, first.label))
     figures = source.saliency[kind][example]
     finite = [position for position in source.positions(example) if np.isfinite(figures[position])]

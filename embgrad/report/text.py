@@ -34,7 +34,7 @@ def direction(tokens: Iterable[str]) -> str:
     """Return "rtl" where the first letter that has a direction is written from right to left, else "ltr"."""
     for token in tokens:
         for character in token:
-            kind = unicodedata.bidirectional(character)
-            if kind in ("L", "R", "AL"):
-                return "ltr" if kind == "L" else "rtl"
+            bidirectional_class = unicodedata.bidirectional(character)
+            if bidirectional_class in ("L", "R", "AL"):
+                return "ltr" if bidirectional_class == "L" else "rtl"
     return "ltr"

@@ -95,20 +95,20 @@ def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown
         shown: the point whose examples are listed; the first where it is None or was not compared.
     """
     point = shown if shown is not None and shown in comparisons else next(iter(comparisons))
-    one = comparisons[point]
-    examples = list(examples_of(one))
-    apart = [name for name, comparison in comparisons.items() if not comparison.agrees]
+    comparison = comparisons[point]
+    examples = list(examples_of(comparison))
+    differing = [name for name, comparison in comparisons.items() if not comparison.agrees]
     advices = [comparison.advice for comparison in comparisons.values() if not comparison.agrees and comparison.advice]
     tolerances = sorted({comparison.tolerance for comparison in comparisons.values()})
     return Verdict(
         label=label,
-        agrees=not apart,
-        text=_text(label, first, comparisons, apart),
-        sides=one.labels,
+        agrees=not differing,
+        text=_text(label, first, comparisons, differing),
+        sides=comparison.labels,
         tolerance=" to ".join(figure(bound) for bound in dict.fromkeys((tolerances[0], tolerances[-1]))),
         points=tuple(
-            Line(name, each.agrees, each.figures.relative_l2, each.figures.largest, each.figures.cosine)
-            for name, each in comparisons.items()
+            Line(name, entry.agrees, entry.figures.relative_l2, entry.figures.largest, entry.figures.cosine)
+            for name, entry in comparisons.items()
         ),
         examples=tuple(examples[:MOST_EXAMPLES]),
         findings=tuple(_findings(comparisons)),
@@ -121,21 +121,22 @@ def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown
 
 def examples_of(comparison: Comparison) -> Iterator[Line]:
     """Yield the figures of each example that both results have, named by its number in a."""
-    for number, one in zip(comparison.examples, comparison.per_example, strict=True):
-        yield Line(f"example {number}", None, one.relative_l2, one.largest, one.cosine)
+    for number, figures in zip(comparison.examples, comparison.per_example, strict=True):
+        yield Line(f"example {number}", None, figures.relative_l2, figures.largest, figures.cosine)
 
 
-def _text(label: str, first: str, comparisons: Mapping[str, Comparison], apart: Sequence[str]) -> str:
+def _text(label: str, first: str, comparisons: Mapping[str, Comparison], differing: Sequence[str]) -> str:
     largest = max(
-        (one.figures.relative_l2 for one in comparisons.values()), key=lambda figure: (figure != figure, figure)
+        (comparison.figures.relative_l2 for comparison in comparisons.values()),
+        key=lambda figure: (figure != figure, figure),
     )
-    said = f"relative L2 {figure(largest)}"
+    summary = f"relative L2 {figure(largest)}"
     if len(comparisons) == 1:
-        return f"{label} {'differs from' if apart else 'agrees with'} {first}: {said}"
-    if not apart:
-        return f"{label} agrees with {first} at all {len(comparisons)} points: {said} at most"
-    named = ", ".join(apart[:4]) + (f" and {len(apart) - 4} more" if len(apart) > 4 else "")
-    return f"{label} differs from {first} at {len(apart)} of {len(comparisons)} points ({named}): {said} at most"
+        return f"{label} {'differs from' if differing else 'agrees with'} {first}: {summary}"
+    if not differing:
+        return f"{label} agrees with {first} at all {len(comparisons)} points: {summary} at most"
+    names = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
+    return f"{label} differs from {first} at {len(differing)} of {len(comparisons)} points ({names}): {summary} at most"
 
 
 def _findings(comparisons: Mapping[str, Comparison]) -> list[str]:
@@ -144,27 +145,29 @@ def _findings(comparisons: Mapping[str, Comparison]) -> list[str]:
     Equal findings are listed once, with the figures of the point where they explain least. Findings with different numbers,
     such as factors of 2 and 3, are not equal.
     """
-    apart = [point for point, one in comparisons.items() if not one.agrees]
-    found: dict[str, dict[str, Finding]] = {}
-    for point in apart:
+    differing = [point for point, comparison in comparisons.items() if not comparison.agrees]
+    by_text: dict[str, dict[str, Finding]] = {}
+    for point in differing:
         for finding in comparisons[point].findings:
-            found.setdefault(finding.text, {})[point] = finding
-    ordered = sorted(found.values(), key=lambda same: (-len(same), min(one.left for one in same.values())))
-    told = []
-    for same in ordered:
-        least = max(same.values(), key=lambda one: one.left)
-        told.append(str(least) if len(same) == len(apart) else f"at {', '.join(same)}: {least}")
-    more = len(told) - MOST_FINDINGS
-    return told if more <= 0 else [*told[:MOST_FINDINGS], f"{more} more findings, each at other points, are not listed"]
+            by_text.setdefault(finding.text, {})[point] = finding
+    ordered = sorted(by_text.values(), key=lambda equal: (-len(equal), min(finding.left for finding in equal.values())))
+    texts = []
+    for equal in ordered:
+        least = max(equal.values(), key=lambda finding: finding.left)
+        texts.append(str(least) if len(equal) == len(differing) else f"at {', '.join(equal)}: {least}")
+    more = len(texts) - MOST_FINDINGS
+    return (
+        texts if more <= 0 else [*texts[:MOST_FINDINGS], f"{more} more findings, each at other points, are not listed"]
+    )
 
 
 def _notes(comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
     """Return the further observations, each once, with its points unless it holds at all points."""
-    places: dict[str, list[str]] = {}
+    points_by_text: dict[str, list[str]] = {}
     for point, comparison in comparisons.items():
         for text in comparison.notes:
-            places.setdefault(text, []).append(point)
+            points_by_text.setdefault(text, []).append(point)
     return tuple(
         text if len(points) == len(comparisons) else f"at {', '.join(points)}: {text}"
-        for text, points in places.items()
+        for text, points in points_by_text.items()
     )
