@@ -10,7 +10,7 @@ import ray
 import ray.data
 
 from embgrad.errors import BackendError, EmbgradError, EmbgradWarning
-from embgrad.ray.settings import RESTARTS, Asked, Shape
+from embgrad.ray.settings import RESTARTS, Job, Pool
 
 __all__ = ["expect_startable", "mapped"]
 
@@ -18,21 +18,21 @@ __all__ = ["expect_startable", "mapped"]
 BATCHES_A_BLOCK: Final = 4
 
 
-def mapped(rows: Any, worker: type, arguments: tuple[Any, ...], asked: Asked, shape: Shape) -> Any:
+def mapped(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
     """Return the dataset of the results that the actors compute from the rows.
 
     Args:
         rows: the dataset.
         worker: the actors' class.
         arguments: the arguments of its constructor.
-        asked: the request that the actors receive.
-        shape: the number of actors and their resources.
+        job: the request that the actors receive.
+        pool: the number of actors and their resources.
     """
     if not ray.is_initialized():
         ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
-    options = {**_restarts(rows), **_options(shape)}
-    options["num_cpus"] = _cpus(options["num_cpus"], shape.workers, _claimed(rows))
-    block = asked.batch_size * BATCHES_A_BLOCK
+    options = {**_restarts(rows), **_options(pool)}
+    options["num_cpus"] = _cpus(options["num_cpus"], pool.workers, _claimed(rows))
+    block = job.batch_size * BATCHES_A_BLOCK
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about the restarts, see `_restarts`
         # Ray reads a file of a hundred thousand texts as one block: a single actor would process all of it, and losing that actor
@@ -42,16 +42,16 @@ def mapped(rows: Any, worker: type, arguments: tuple[Any, ...], asked: Asked, sh
             fn_constructor_args=arguments,
             batch_size=block,
             batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(size=shape.workers),
+            compute=ray.data.ActorPoolStrategy(size=pool.workers),
             **options,
         )
 
 
-def _options(shape: Shape) -> dict[str, Any]:
-    return {"num_cpus": shape.num_cpus, "num_gpus": shape.num_gpus, **shape.actor_options}
+def _options(pool: Pool) -> dict[str, Any]:
+    return {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, **pool.actor_options}
 
 
-def expect_startable(asked: Asked, shape: Shape) -> None:
+def expect_startable(job: Job, pool: Pool) -> None:
     """Check, before anything is read, that the actors can start; Ray would report a failure in a hundred lines.
 
     Raises:
@@ -59,51 +59,51 @@ def expect_startable(asked: Asked, shape: Shape) -> None:
         EmbgradError: Ray does not accept the actors' resources or options.
     """
     try:
-        ray.remote(**_options(shape))(Shape)  # any class will do
+        ray.remote(**_options(pool))(Pool)  # any class will do
     except (TypeError, ValueError) as error:
         raise EmbgradError(
-            f"Ray has no such actors ({error}): expected num_cpus, num_gpus and actor_options as ray.remote takes them"
+            f"Ray does not accept these actors ({error}): pass num_cpus, num_gpus and actor_options as for ray.remote"
         ) from error
-    for name, value in {"build": asked.build, "the objective": asked.objective, **asked.passed}.items():
+    for name, value in {"build": job.build, "the objective": job.objective, **job.passed}.items():
         try:
             ray.cloudpickle.dumps(value)
         except Exception as error:  # users' objects may raise any class
             raise BackendError(
-                f"{name} cannot be sent to the actors ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]}): "
-                "expected what can be pickled; make within the function what cannot, such as a model, a lock or an open file"
+                f"{name} cannot be sent to the actors ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]}): it "
+                "must be picklable. Create other objects, such as a model, a lock or an open file, inside the function"
             ) from error
 
 
 def _restarts(rows: Any) -> dict[str, int]:
     """Return the limits on an actor's restarts, where Ray accepts them; by default Ray restarts actors without limit."""
     parameters = inspect.signature(rows.map_batches).parameters.values()
-    told = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-    return {"max_restarts": RESTARTS, "max_task_retries": RESTARTS} if told else {}
+    accepts_options = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    return {"max_restarts": RESTARTS, "max_task_retries": RESTARTS} if accepts_options else {}
 
 
-def _cpus(asked: float | None, workers: int, claimed: float) -> float:
+def _cpus(num_cpus: float | None, workers: int, claimed: float) -> float:
     """Return the CPUs of each actor, leaving one to the tasks that read the dataset: without it all wait for each other.
 
     Args:
-        asked: the option `num_cpus`.
+        num_cpus: the option `num_cpus`.
         workers: the number of actors.
         claimed: the CPUs of the actors that produce the dataset, which run at the same time.
     """
-    there = float(ray.cluster_resources().get("CPU", 0))
-    if asked is not None:
-        if there and there - claimed - asked * workers < 1:
-            others = f", after {claimed:g} of those that make the dataset," if claimed else ""
+    available = float(ray.cluster_resources().get("CPU", 0))
+    if num_cpus is not None:
+        if available and available - claimed - num_cpus * workers < 1:
+            claimed_note = f" and those that produce the dataset, with num_cpus={claimed:g} in all," if claimed else ""
             warnings.warn(
-                f"{workers} actors of num_cpus={asked}{others} leave none of the cluster's {there:g} CPUs to read the "
-                "dataset with: unless the cluster grows, the run waits for ever; lower num_cpus or workers"
-                + (", or call the dataset's materialize() first" if claimed else ""),
+                f"{workers} actors of num_cpus={num_cpus}{claimed_note} leave none of the cluster's "
+                f"{available:g} CPUs to read the dataset: unless the cluster grows, the run waits for ever. Lower num_cpus "
+                "or workers" + (", or call the dataset's materialize() first" if claimed else ""),
                 EmbgradWarning,
                 stacklevel=4,
             )
-        return asked
-    if there == 0 or there - claimed >= workers + 1:
+        return num_cpus
+    if available == 0 or available - claimed >= workers + 1:
         return 1
-    return round(max(there - claimed - 1, 0) / workers, 3)  # actors with 0 CPUs share them with the others
+    return round(max(available - claimed - 1, 0) / workers, 3)  # actors with 0 CPUs share them with the others
 
 
 def _claimed(rows: Any) -> float:
@@ -112,6 +112,6 @@ def _claimed(rows: Any) -> float:
     for step in rows._logical_plan.dag.post_order_iter():
         compute = getattr(step, "compute", None)
         if isinstance(compute, ray.data.ActorPoolStrategy):
-            asked = step.ray_remote_args.get("num_cpus")
-            claimed += compute.min_size * (1.0 if asked is None else float(asked))
+            num_cpus = step.ray_remote_args.get("num_cpus")
+            claimed += compute.min_size * (1.0 if num_cpus is None else float(num_cpus))
     return claimed

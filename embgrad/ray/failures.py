@@ -38,32 +38,32 @@ def plain_errors() -> Iterator[None]:
     except EmbgradError as error:
         if type(error).__module__.startswith("embgrad"):
             raise
-        raise _own(error) or error from None
+        raise _embgrad_error(error) or error from None
     except Exception as error:
-        own = _own(error)
-        if own is None:
+        original = _embgrad_error(error)
+        if original is None:
             raise
-        raise own from None
+        raise original from None
 
 
-def _own(error: BaseException) -> EmbgradError | None:
+def _embgrad_error(error: BaseException) -> EmbgradError | None:
     """Return the embgrad error inside an error of Ray, or None where there is none.
 
     Ray Data passes on the text of an exception raised in an actor, and not the exception itself.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        cause = getattr(seen, "cause", None)
+    current: BaseException | None = error
+    while current is not None:
+        cause = getattr(current, "cause", None)
         if isinstance(cause, EmbgradError):
             cause.args = tuple(re.split(ADDED, one)[0] if isinstance(one, str) else one for one in cause.args)
             return cause
-        found = IN_TEXT.findall(str(seen))
-        if found:
-            module, name, message = found[-1]  # its causes come before it
-            kind = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
-            made = kind if isinstance(kind, type) and issubclass(kind, EmbgradError) else EmbgradError
-            return made(re.split(ADDED, message.strip().removesuffix(made.see()))[0].rstrip())
-        seen = seen.__cause__ or seen.__context__
+        matches = IN_TEXT.findall(str(current))
+        if matches:
+            module, name, message = matches[-1]  # its causes come before it
+            cls = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
+            error_class = cls if isinstance(cls, type) and issubclass(cls, EmbgradError) else EmbgradError
+            return error_class(re.split(ADDED, message.strip().removesuffix(error_class.see()))[0].rstrip())
+        current = current.__cause__ or current.__context__
     return None
 
 

@@ -33,13 +33,13 @@ STEPS: Final = np.zeros(256, np.int8)
 STEPS[list(b"[{")], STEPS[list(b"]}")] = 1, -1
 
 #: Matches a JSON string, in which brackets do not count.
-TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 #: Matches the beginning of the next object.
-SOME: Final = re.compile(r"\S")
+NON_SPACE: Final = re.compile(r"\S")
 
 #: The number of bytes that are examined at once.
-PIECE: Final = 2**20
+CHUNK: Final = 2**20
 
 
 class TextLines(FileBasedDatasource):  # type: ignore[misc]  # Ray is not typed for mypy
@@ -87,7 +87,7 @@ def _content(f: Any, path: str) -> bytes:
         content: bytes = f.readall()
     except (OSError, ValueError) as error:
         raise FileFormatError(
-            f"{path} cannot be read ({error}): expected a whole file, packed as the end of its name says"
+            f"{path} cannot be read ({error}): expected a complete file, compressed as its suffix says"
         ) from None
     return content
 
@@ -112,17 +112,17 @@ def json_table(content: bytes, path: str) -> pyarrow.Table:
         _expect_unrounded(content, path, table.schema)
         return table
     except pyarrow.ArrowInvalid as error:
-        rows = _listed(content)
+        rows = _objects_of_list(content)
         if rows is None:
             _expect_objects(content, path)
-            raise _unlike(path, error) from None
+            raise _type_error(path, error) from None
     names = list(
         dict.fromkeys(name for row in rows for name in row)
     )  # Arrow would use the names of the first row alone
     try:
         return pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     except pyarrow.ArrowException as error:
-        raise _unlike(path, error) from None
+        raise _type_error(path, error) from None
 
 
 def _utf8(content: bytes, path: str) -> bytes:
@@ -141,10 +141,10 @@ def _expect_exact(content: bytes, path: str) -> None:
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
     for where, text in (*lines, (path, content)):
         try:
-            json.loads(text, parse_int=_exact)
+            json.loads(text, parse_int=_int64)
         except OverflowError as error:
             raise FileFormatError(
-                f'{where} holds the whole number {error}, for which 64 bits are too few: expected it as text, "{error}"'
+                f'{where} holds the whole number {error}, which does not fit into 64 bits: write it as text, "{error}"'
             ) from None
         except ValueError:  # a line that is no JSON is reported by `json_table`, or belongs to a list
             continue
@@ -154,20 +154,20 @@ def _expect_flat(content: bytes, path: str) -> None:
     """Check that lists and objects are not nested too deeply."""
     if _depth(content) <= DEEPEST:
         return
-    whole = content.lstrip().startswith(b"[")
-    depth = max(_depth(TEXT.sub(b"", one)) for one in ([content] if whole else content.splitlines()))
+    is_list = content.lstrip().startswith(b"[")
+    depth = max(_depth(STRING.sub(b"", part)) for part in ([content] if is_list else content.splitlines()))
     if depth > DEEPEST:
         raise FileFormatError(
-            f"{path} has lists and objects in each other, {depth} deep: expected at most {DEEPEST}; give what lies deeper as text"
+            f"{path} nests lists and objects {depth} deep: expected at most {DEEPEST}; write deeper levels as text"
         )
 
 
 def _depth(content: bytes) -> int:
     """Return the largest number of brackets that are open at once."""
-    deepest = now = 0
-    for start in range(0, len(content), PIECE):
-        levels = now + np.cumsum(STEPS[np.frombuffer(content[start : start + PIECE], np.uint8)], dtype=np.int64)
-        deepest, now = max(deepest, int(levels.max())), int(levels[-1])
+    deepest = depth = 0
+    for start in range(0, len(content), CHUNK):
+        levels = depth + np.cumsum(STEPS[np.frombuffer(content[start : start + CHUNK], np.uint8)], dtype=np.int64)
+        deepest, depth = max(deepest, int(levels.max())), int(levels[-1])
     return deepest
 
 
@@ -176,30 +176,30 @@ def _expect_unrounded(content: bytes, path: str, schema: pyarrow.Schema) -> None
     if not LONG.search(content):
         return
     text, end, decoder = content.decode("utf-8"), 0, json.JSONDecoder()
-    while begin := SOME.search(text, end):
+    while begin := NON_SPACE.search(text, end):
         row, end = decoder.raw_decode(text, begin.start())
         for field in schema:
-            number = _rounded(row.get(field.name), field.type)
+            number = _rounded_number(row.get(field.name), field.type)
             if number is not None:
                 raise FileFormatError(
-                    f"{path} holds the whole number {number} in the column {field.name!r}, which also holds fractions, and as "
-                    "one of these it would be another: expected it as text, or in a column of whole numbers"
+                    f"{path} holds the whole number {number} in the column {field.name!r}, which also holds fractions and "
+                    "cannot hold this number exactly: write it as text, or in a column of whole numbers"
                 )
 
 
-def _rounded(value: Any, kind: pyarrow.DataType) -> int | None:
+def _rounded_number(value: Any, dtype: pyarrow.DataType) -> int | None:
     """Return a whole number in the value that the type's floats cannot hold, or None."""
-    if isinstance(value, int) and pyarrow.types.is_floating(kind):
+    if isinstance(value, int) and pyarrow.types.is_floating(dtype):
         return None if int(float(value)) == value else value
-    parts: list[tuple[Any, pyarrow.DataType]] = []
-    if isinstance(value, list) and pyarrow.types.is_list(kind):
-        parts = [(one, kind.value_type) for one in value]
-    elif isinstance(value, dict) and pyarrow.types.is_struct(kind):
-        parts = [(value.get(field.name), field.type) for field in kind]
-    return next((found for one, of in parts if (found := _rounded(one, of)) is not None), None)
+    items: list[tuple[Any, pyarrow.DataType]] = []
+    if isinstance(value, list) and pyarrow.types.is_list(dtype):
+        items = [(item, dtype.value_type) for item in value]
+    elif isinstance(value, dict) and pyarrow.types.is_struct(dtype):
+        items = [(value.get(field.name), field.type) for field in dtype]
+    return next((number for item, item_type in items if (number := _rounded_number(item, item_type)) is not None), None)
 
 
-def _exact(digits: str) -> int:
+def _int64(digits: str) -> int:
     number = int(digits)
     if not -(2**63) <= number < 2**63:
         raise OverflowError(digits)
@@ -209,24 +209,24 @@ def _exact(digits: str) -> int:
 def _read(content: bytes, options: ReadOptions) -> pyarrow.Table:
     """Return the rows, with strings kept as strings: Arrow converts a column to times where all of its texts look like times."""
     table = read_json(io.BytesIO(content), read_options=options)
-    schema = pyarrow.schema([one.with_type(_of_json(one.type)) for one in table.schema])
+    schema = pyarrow.schema([field.with_type(_json_type(field.type)) for field in table.schema])
     if schema.equals(table.schema):
         return table
     return read_json(io.BytesIO(content), read_options=options, parse_options=ParseOptions(explicit_schema=schema))
 
 
-def _of_json(kind: pyarrow.DataType) -> pyarrow.DataType:
+def _json_type(dtype: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type that a column has in JSON itself, which knows no times."""
-    if pyarrow.types.is_temporal(kind):
+    if pyarrow.types.is_temporal(dtype):
         return pyarrow.string()
-    if pyarrow.types.is_list(kind):
-        return pyarrow.list_(_of_json(kind.value_type))
-    if pyarrow.types.is_struct(kind):
-        return pyarrow.struct([one.with_type(_of_json(one.type)) for one in kind])
-    return kind
+    if pyarrow.types.is_list(dtype):
+        return pyarrow.list_(_json_type(dtype.value_type))
+    if pyarrow.types.is_struct(dtype):
+        return pyarrow.struct([field.with_type(_json_type(field.type)) for field in dtype])
+    return dtype
 
 
-def _listed(content: bytes) -> list[Any] | None:
+def _objects_of_list(content: bytes) -> list[Any] | None:
     """Return the objects of a file that is one list of objects, or None for other files."""
     try:
         rows = json.loads(content)
@@ -249,5 +249,5 @@ def _expect_objects(content: bytes, path: str) -> None:
             )
 
 
-def _unlike(path: str, error: Exception) -> FileFormatError:
+def _type_error(path: str, error: Exception) -> FileFormatError:
     return FileFormatError(f"{path} cannot be read ({error}): expected values of one type in each column, on all lines")

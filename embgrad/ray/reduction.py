@@ -31,20 +31,20 @@ def sum_of(blocks: Iterable[Any]) -> Partial:
     levels: list[list[Any]] = [[]]
     waiting: list[Any] = []
     for block in blocks:
-        _put(block, 0, levels, merge, waiting)
+        _add_to_tree(block, 0, levels, merge, waiting)
         while len(waiting) > MOST_WAITING:
             _, waiting[:] = ray.wait(waiting, num_returns=1, fetch_local=False)
-    rest = [reference for level in levels for reference in level]
-    while len(rest) > 1:
-        rest = [merge.remote(*rest[start : start + FAN_IN]) for start in range(0, len(rest), FAN_IN)]
-    return Partial.of_blocks(*ray.get(rest))
+    remaining = [reference for level in levels for reference in level]
+    while len(remaining) > 1:
+        remaining = [merge.remote(*remaining[start : start + FAN_IN]) for start in range(0, len(remaining), FAN_IN)]
+    return Partial.of_blocks(*ray.get(remaining))
 
 
 def _merged(*blocks: Any) -> Partial:
     return Partial.of_blocks(*blocks)
 
 
-def _put(reference: Any, level: int, levels: list[list[Any]], merge: Any, waiting: list[Any]) -> None:
+def _add_to_tree(reference: Any, level: int, levels: list[list[Any]], merge: Any, waiting: list[Any]) -> None:
     """Add a reference to its level of the tree; pass the sum of a full level on to the next."""
     if level == len(levels):
         levels.append([])
@@ -53,4 +53,4 @@ def _put(reference: Any, level: int, levels: list[list[Any]], merge: Any, waitin
         merged = merge.remote(*levels[level])
         levels[level] = []
         waiting.append(merged)
-        _put(merged, level + 1, levels, merge, waiting)
+        _add_to_tree(merged, level + 1, levels, merge, waiting)

@@ -22,7 +22,7 @@ from embgrad.ray.failures import plain_errors
 from embgrad.ray.reduction import sum_of
 from embgrad.ray.result_columns import Wanted
 from embgrad.ray.schemas import conformed, expect_parquet, unified
-from embgrad.ray.settings import OUTPUTS, Asked, settings
+from embgrad.ray.settings import OUTPUTS, Job, settings
 from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.results.file_format import plain
@@ -96,10 +96,10 @@ def gradients(
         EmbgradError: an option is not valid. Errors of rows are raised when the dataset is consumed, wrapped in errors of Ray;
             `plain_errors` unwraps them.
     """
-    asked, shape = settings(build, objective, options)
-    expect_startable(asked, shape)
+    job, pool = settings(build, objective, options)
+    expect_startable(job, pool)
     wanted = _wanted(output, kind, length, prefix)
-    return mapped(dataset_of(dataset), GradientWorker, (asked, wanted), asked, shape)
+    return mapped(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -130,26 +130,26 @@ def write(
         FileFormatError: the folder is not empty or cannot be written to; a file cannot be read; or the values of a column are
             of incompatible types, which is detected before any model is built, unless `verify` is False.
     """
-    asked, shape = settings(build, objective, options)
-    expect_startable(asked, shape)
+    job, pool = settings(build, objective, options)
+    expect_startable(job, pool)
     wanted = _wanted(output, kind, length, prefix)
-    place, files = _place(folder)
+    address, files = _empty_folder(folder)
     rows = dataset_of(dataset)
     before = None
-    if shape.verify:
+    if pool.verify:
         with readable(dataset), plain_errors():
-            rows, before = _of_one_schema(rows, asked)
+            rows, before = _with_one_schema(rows, job)
     with plain_errors():
-        mapped(rows, GradientWorker, (asked, wanted), asked, shape).write_parquet(
-            place, min_rows_per_file=FILE_ROWS[output]
+        mapped(rows, GradientWorker, (job, wanted), job, pool).write_parquet(
+            address, min_rows_per_file=FILE_ROWS[output]
         )
         if before is None:
-            _write_manifest(files, asked, wanted, None)
-            return Written(place, None, None)
-        after = _tally_of_files(files, place, asked)
-    expect_same_rows(before, after, f"what was written to {place}")
-    _write_manifest(files, asked, wanted, before.rows)
-    return Written(place, before.rows, after.rows)
+            _write_manifest(files, job, wanted, None)
+            return Written(address, None, None)
+        after = _tally_of_files(files, address, job)
+    expect_same_rows(before, after, f"what was written to {address}")
+    _write_manifest(files, job, wanted, before.rows)
+    return Written(address, before.rows, after.rows)
 
 
 def table(
@@ -178,19 +178,19 @@ def table(
         EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or were counted twice.
         PointError: the point is not a lookup.
     """
-    asked, shape = settings(build, objective, options)
-    expect_startable(asked, shape)
+    job, pool = settings(build, objective, options)
+    expect_startable(job, pool)
     if reduce not in ("sum", "mean"):
         raise EmbgradError(
             f"reduce is {reduce!r}: expected 'sum' or 'mean'.{did_you_mean(str(reduce), ('sum', 'mean'))}"
         )
     rows = dataset_of(dataset)
     before = None
-    if shape.verify:
+    if pool.verify:
         with readable(dataset), plain_errors():
-            before, _ = tally_of_dataset(rows, asked.inputs.columns)
+            before, _ = tally_of_dataset(rows, job.inputs.columns)
     with plain_errors():
-        bundles = mapped(rows, TableWorker, (asked,), asked, shape).iter_internal_ref_bundles()
+        bundles = mapped(rows, TableWorker, (job,), job, pool).iter_internal_ref_bundles()
         total = sum_of(reference for bundle in bundles for reference in bundle.block_refs)
     if before is not None:
         expect_same_rows(before, total.tally, "the sum")
@@ -200,21 +200,21 @@ def table(
     return RowSparse(total.table.rows, values.astype(total.dtype), total.table.shape)
 
 
-def _of_one_schema(rows: Any, asked: Asked) -> tuple[Any, Tally]:
+def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
     """Return the rows with the same columns in all blocks, and their tally."""
-    tally, schemas = tally_of_dataset(rows, asked.inputs.columns)
+    tally, schemas = tally_of_dataset(rows, job.inputs.columns)
     if not schemas:  # there are no rows
         return rows, tally
-    schema = unified([("a block of the dataset", one) for one in schemas])
+    schema = unified([("a block of the dataset", block_schema) for block_schema in schemas])
     expect_parquet(schema)
-    if all(one.equals(schema) for one in schemas):
+    if all(block_schema.equals(schema) for block_schema in schemas):
         return rows, tally
 
-    def alike(block: pa.Table) -> pa.Table:
+    def conform(block: pa.Table) -> pa.Table:
         return conformed(block, schema, "the dataset")
 
-    rows = rows.map_batches(alike, batch_format="pyarrow", batch_size=None)
-    tally, _ = tally_of_dataset(rows, asked.inputs.columns)  # again: raises for values that the wider type cannot hold
+    rows = rows.map_batches(conform, batch_format="pyarrow", batch_size=None)
+    tally, _ = tally_of_dataset(rows, job.inputs.columns)  # again: raises for values that the wider type cannot hold
     return rows, tally
 
 
@@ -228,15 +228,15 @@ def _wanted(output: str, kind: str, length: int | None, prefix: str | None) -> W
     length = count_or_none(length, "length")
     if (output == "values") != (length is not None):
         raise EmbgradError(
-            f"length is {length!r} and output is {output!r}: expected a length with output='values', whose tensors are of one "
-            "shape, and with no other"
+            f"length is {length!r} and output is {output!r}: pass length with output='values', whose tensors have one "
+            "shape, and with no other output"
         )
     if not isinstance(prefix, (str, type(None))):
-        raise EmbgradError(f"prefix is {brief(prefix)}: expected what goes before the new columns' names, such as 'g_'")
+        raise EmbgradError(f"prefix is {brief(prefix)}: expected the prefix of the new columns' names, such as 'g_'")
     return Wanted(output, kind, length, prefix or "")
 
 
-def _place(folder: str | Path) -> tuple[str, Any]:
+def _empty_folder(folder: str | Path) -> tuple[str, Any]:
     """Return the address of an empty or new folder, and its file system with the path in it."""
     if not isinstance(folder, (str, Path)):
         raise FileFormatError(f"the folder is {brief(folder)}: expected the name of a new one, for the Parquet files")
@@ -244,42 +244,46 @@ def _place(folder: str | Path) -> tuple[str, Any]:
     expect_no_query(address)
     try:
         system, path = fs.FileSystem.from_uri(address) if "://" in address else (fs.LocalFileSystem(), address)
-        kind = system.get_file_info(path).type
-        held = system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if kind != fs.FileType.File else []
-        if kind == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
+        file_type = system.get_file_info(path).type
+        files = (
+            system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if file_type != fs.FileType.File else []
+        )
+        if file_type == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
             system.create_dir(path)  # so that a failure is reported before the dataset is read
     except (OSError, ValueError) as error:
         raise FileFormatError(
             f"{folder} cannot be written to ({error}): expected a folder, or an address that pyarrow knows, such as "
             "s3://bucket/folder"
         ) from error
-    if kind == fs.FileType.File:
+    if file_type == fs.FileType.File:
         raise FileFormatError(f"{folder} is a file: expected the name of a folder")
-    if held:
+    if files:
         raise FileFormatError(
-            f"{folder} holds {len(held)} files, such as {held[0].base_name!r}: expected a new folder, or an empty one, so that "
-            "what is read there later is of one run"
+            f"{folder} holds {len(files)} files, such as {files[0].base_name!r}: expected a new or empty folder, so that it "
+            "holds one run alone"
         )
     return address, (system, path)
 
 
-def _tally_of_files(files: Any, place: str, asked: Asked) -> Tally:
+def _tally_of_files(files: Any, address: str, job: Job) -> Tally:
     """Return the tally of the rows in the folder."""
     system, path = files
-    held = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    entries = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return (
-        tally_of_dataset(ray.data.read_parquet(place, partitioning=None), asked.inputs.columns)[0] if held else Tally()
+        tally_of_dataset(ray.data.read_parquet(address, partitioning=None), job.inputs.columns)[0]
+        if entries
+        else Tally()
     )
 
 
-def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) -> None:
+def _write_manifest(files: Any, job: Job, wanted: Wanted, rows: int | None) -> None:
     system, path = files
-    inputs = {name: value for name, value in asdict(asked.inputs).items() if value is not None}
+    inputs = {name: value for name, value in asdict(job.inputs).items() if value is not None}
     manifest = {
         "embgrad": __version__,
         "rows": rows,
-        "point": asked.point,
-        "objective": described(as_objective(asked.objective)),
+        "point": job.point,
+        "objective": described(as_objective(job.objective)),
         "inputs": inputs,
         **asdict(wanted),
     }

@@ -30,7 +30,7 @@ from embgrad.objectives.objectives import Objective, Scalar
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call
 
-__all__ = ["OUTPUTS", "Asked", "Inputs", "Options", "Shape", "settings"]
+__all__ = ["OUTPUTS", "Inputs", "Job", "Options", "Pool", "settings"]
 
 #: The possible outputs for each row.
 OUTPUTS: Final = ("saliency", "tables", "values")
@@ -115,7 +115,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Job:
     """The request that each actor receives: how to build the model, and what to compute.
 
     Attributes:
@@ -141,7 +141,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Pool:
     """The number of actors, their resources, and whether the run is verified; see `Options`."""
 
     workers: int = 2
@@ -151,7 +151,7 @@ class Shape:
     verify: bool = True
 
 
-def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Asked, Shape]:
+def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Job, Pool]:
     """Return the request to the actors and how they are started.
 
     Raises:
@@ -166,46 +166,48 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[As
             f"build is {brief(build)}: expected a function without arguments that gives the model, or (model, tokenizer); each "
             "actor calls it once"
         )
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     _expect_objective(objective)
-    _expect_passed(given)
-    shape = Shape(**{one.name: given[one.name] for one in fields(Shape) if one.name in given})
-    asked = Asked(
+    _expect_passed(chosen)
+    pool = Pool(**{field.name: chosen[field.name] for field in fields(Pool) if field.name in chosen})
+    job = Job(
         build,
         objective,
-        _inputs(given),
-        count_or_none(given.get("batch_size", 32), "batch_size") or 32,
-        {name: given[name] for name in PASSED if name in given},
-        uuid.uuid4().hex if shape.verify is True else None,
+        _inputs(chosen),
+        count_or_none(chosen.get("batch_size", 32), "batch_size") or 32,
+        {name: chosen[name] for name in PASSED if name in chosen},
+        uuid.uuid4().hex if pool.verify is True else None,
     )
-    count_or_none(shape.workers, "workers")
-    expect_flag(shape.verify, "verify")
-    if not isinstance(shape.actor_options, Mapping):
+    count_or_none(pool.workers, "workers")
+    expect_flag(pool.verify, "verify")
+    if not isinstance(pool.actor_options, Mapping):
         raise EmbgradError(
-            f"actor_options is {brief(shape.actor_options)}: expected a dict of what ray.remote takes, such as "
+            f"actor_options is {brief(pool.actor_options)}: expected a dict of what ray.remote takes, such as "
             "{'max_restarts': 2}"
         )
-    return asked, shape
+    return job, pool
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
     if name in ("split", "training"):
         return (
-            f"{name!r} has no meaning over a dataset: which rows share a batch is Ray's affair, and so would the result be; "
-            "expected rows that do not meet, in evaluation mode"
+            f"{name!r} has no meaning over a dataset, since Ray decides which rows share a batch: omit it. Rows must not "
+            "interact, and the model runs in evaluation mode"
         )
     if name == "tokenizer":
         return "the tokenizer comes with the model: expected build to give (model, tokenizer)"
     return f"there is no option {name!r}: expected some of {listed(known, 30)}.{did_you_mean(name, known)}"
 
 
-def _inputs(given: Mapping[str, Any]) -> Inputs:
-    chosen: dict[str, Any] = {one.name: given[one.name] for one in fields(Inputs) if one.name in given}
+def _inputs(options: Mapping[str, Any]) -> Inputs:
+    chosen: dict[str, Any] = {field.name: options[field.name] for field in fields(Inputs) if field.name in options}
     if "text" in chosen and "ids" in chosen:
-        raise BatchError("text and ids name columns both: expected one of them; leave one out")
-    alone = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
-    if alone:
-        raise BatchError(f"{alone[0]} goes with ids, and rows are texts: name the column of the ids with ids=...")
+        raise BatchError("text and ids both name columns: pass one of them")
+    without_ids = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
+    if without_ids:
+        raise BatchError(
+            f"{without_ids[0]} requires ids, but the rows are texts: name the column of the ids with ids=..."
+        )
     if "max_length" in chosen and "ids" in chosen:
         raise BatchError("max_length cuts texts, and the rows hold ids: cut them in the dataset")
     if "max_length" in chosen:
@@ -217,7 +219,7 @@ def _inputs(given: Mapping[str, Any]) -> Inputs:
         named = [chosen["text"]] if isinstance(chosen["text"], str) else chosen["text"]
         chosen["text"] = tuple(named) if isinstance(named, (list, tuple)) else ()
         if len(chosen["text"]) not in (1, 2) or not all(isinstance(name, str) for name in chosen["text"]):
-            raise BatchError(f"text is {given['text']!r}: expected the name of a column, or of two for pairs")
+            raise BatchError(f"text is {options['text']!r}: expected the name of a column, or of two for pairs")
     for name in ("ids", "mask", "types", "key"):
         if not isinstance(chosen.get(name, ""), str):
             raise BatchError(f"{name} is {chosen[name]!r}: expected the name of a column")
@@ -234,8 +236,8 @@ def _expect_objective(objective: Any) -> None:
     """Check that the objective does not depend on how rows are batched."""
     if isinstance(objective, Scalar):
         raise UnsupportedError(
-            "a Scalar objective reduces over the batch, and which rows share one is Ray's affair: expected an objective of one "
-            "number a row"
+            "a Scalar objective reduces over the batch, but Ray decides which rows share one: pass an objective with one number "
+            "a row"
         )
     as_objective(objective)
     if not isinstance(objective, Objective):
@@ -244,22 +246,22 @@ def _expect_objective(objective: Any) -> None:
         objective.take(slice(0, 0), 0)
     except ObjectiveError:
         raise ObjectiveError(
-            f"the objective {objective!r} has arguments of one entry an example, and which rows share a batch is Ray's affair: "
-            'expected a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
+            f"the objective {objective!r} has arguments of one entry an example, but Ray decides which rows share a batch: "
+            'pass a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
         ) from None
 
 
-def _expect_passed(given: Mapping[str, Any]) -> None:
-    if not isinstance(given.get("at", WORD), str):
-        raise PointError(f"at is {given['at']!r}: expected the name of one point; run once for each")
+def _expect_passed(options: Mapping[str, Any]) -> None:
+    if not isinstance(options.get("at", WORD), str):
+        raise PointError(f"at is {options['at']!r}: expected the name of one point; run once for each")
     for option in ("override", "add"):
-        changes = given.get(option) or {}
+        changes = options.get(option) or {}
         for name, value in changes.items() if isinstance(changes, Mapping) else ():
             shape = _shape(value)
             if len(shape) > 2 and shape[0] != 1:
                 raise PointError(
-                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, and which rows share a batch is "
-                    "Ray's affair: expected an array that is the same for all rows, or a function"
+                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, but Ray decides which rows "
+                    "share a batch: pass an array without that axis, or a function"
                 )
 
 

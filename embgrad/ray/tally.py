@@ -53,7 +53,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return _plain(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): _plain(value[name]) for name in sorted(value, key=str) if value[name] is not None}
     if isinstance(value, float):
@@ -65,15 +65,15 @@ def _plain(value: Any) -> Any:
 
 def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[pa.Schema]]:
     """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
-    wanted = list(columns)
+    names = list(columns)
 
     def count(rows: pa.Table) -> pa.Table:
-        found = tally_of(rows, wanted)
-        schema = rows.schema.remove_metadata().serialize().to_pybytes() if found.rows else None
+        tally = tally_of(rows, names)
+        schema = rows.schema.remove_metadata().serialize().to_pybytes() if tally.rows else None
         return pa.table(
             {
-                "rows": [found.rows],
-                "fingerprint": pa.array([found.fingerprint], pa.uint64()),
+                "rows": [tally.rows],
+                "fingerprint": pa.array([tally.fingerprint], pa.uint64()),
                 "schema": pa.array([schema], pa.binary()),
             }
         )
@@ -83,24 +83,23 @@ def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[
     for row in dataset.map_batches(count, batch_format="pyarrow", batch_size=None).iter_rows():
         total += Tally(int(row["rows"]), int(row["fingerprint"]))
         schemas[row["schema"]] = None
-    return total, [pa.ipc.read_schema(pa.py_buffer(one)) for one in schemas if one is not None]
+    return total, [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in schemas if schema is not None]
 
 
-def expect_same_rows(given: Tally, found: Tally, what: str) -> None:
+def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
     """Check that a result covers each row once.
 
     Raises:
         EmbgradError: a row is missing, or counted twice.
     """
-    if given == found:
+    if before == after:
         return
-    how = (
-        f"{given.rows} rows went in and {found.rows} came out"
-        if given.rows != found.rows
-        else f"{given.rows} rows went in and as many came out, but they are not the same"
+    difference = (
+        f"{before.rows} rows went in and {after.rows} came out"
+        if before.rows != after.rows
+        else f"{before.rows} rows went in and as many came out, but they are not the same"
     )
     raise EmbgradError(
-        f"{what} is not of each row once: {how}. Expected a dataset that gives the same rows each time it is read (a random "
-        "sample does not: call its materialize() first, or pass verify=False); if it does, the result is wrong and is not to "
-        "be used"
+        f"{what} does not hold each row once: {difference}. If the dataset gives the same rows each time it is read (a random "
+        "sample does not: call its materialize() first, or pass verify=False), the result is wrong and must not be used"
     )

@@ -16,7 +16,7 @@ __all__ = ["expect_same_weights"]
 NAMESPACE: Final = "embgrad"
 
 #: The number of digits of a weight's digest that are compared.
-SHORT: Final = 16
+DIGITS: Final = 16
 
 
 def expect_same_weights(run: str, model: Any) -> None:
@@ -33,13 +33,13 @@ def expect_same_weights(run: str, model: Any) -> None:
     """
     if not internal_kv._internal_kv_initialized():
         return
-    own = {name: digest[:SHORT] for name, digest in weights_sums(model).items()}
+    digests = {name: digest[:DIGITS] for name, digest in weights_sums(model).items()}
     key = f"weights:{run}"
-    internal_kv._internal_kv_put(key, json.dumps(own), overwrite=False, namespace=NAMESPACE)
+    internal_kv._internal_kv_put(key, json.dumps(digests), overwrite=False, namespace=NAMESPACE)
     first = json.loads(internal_kv._internal_kv_get(key, namespace=NAMESPACE))
-    others = [name for name in dict.fromkeys([*first, *own]) if first.get(name) != own.get(name)]
-    if others:
+    differing = [name for name in dict.fromkeys([*first, *digests]) if first.get(name) != digests.get(name)]
+    if differing:
         raise BackendError(
-            f"build() gave one actor other weights than another ({listed(others)}): expected the same model in each, and in one "
-            "that is started anew; load all weights inside build(), or set the seed there, as of a classifier's new head"
+            f"build() returned different weights in different actors ({listed(differing)}): expected the same model in each, and "
+            "in restarted ones. Load all weights inside build(), or set the seed there, for example for a classifier's new head"
         )
