@@ -56,7 +56,7 @@ class Objectives:
             `Labelled`, or `PerBatch`.
 
     Attributes:
-        argument: the same.
+        argument: the objective, as it was passed.
         labelled: whether each item of the source carries a label.
         count: the number of examples for which the arguments have entries; None where there is no such argument.
 

@@ -11,7 +11,7 @@ __all__ = ["Ahead"]
 
 Item = TypeVar("Item")
 
-#: How long `close` waits for the thread, in seconds: it may be in the middle of the user's own code.
+#: How long `close` waits for the thread, in seconds: it may be running user code.
 PATIENCE = 10.0
 
 
