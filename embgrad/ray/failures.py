@@ -55,7 +55,7 @@ def _embgrad_error(error: BaseException) -> EmbgradError | None:
     while current is not None:
         cause = getattr(current, "cause", None)
         if isinstance(cause, EmbgradError):
-            cause.args = tuple(re.split(ADDED, one)[0] if isinstance(one, str) else one for one in cause.args)
+            cause.args = tuple(re.split(ADDED, text)[0] if isinstance(text, str) else text for text in cause.args)
             return cause
         matches = IN_TEXT.findall(str(current))
         if matches:
