@@ -1,4 +1,4 @@
-"""Gradients of a dataset on many machines, on Ray Data: needs the extra `ray`."""
+"""Gradients of a dataset on many machines, with Ray Data; needs the extra `ray`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actors that a dataset goes through: what each may take of the cluster, and how often it is started anew."""
+"""The actors that process a dataset: the resources that they claim, and how often they are restarted."""
 
 from __future__ import annotations
 
@@ -10,107 +10,108 @@ import ray
 import ray.data
 
 from embgrad.errors import BackendError, EmbgradError, EmbgradWarning
-from embgrad.ray.settings import RESTARTS, Asked, Shape
+from embgrad.ray.settings import RESTARTS, Job, Pool
 
 __all__ = ["expect_startable", "mapped"]
 
-#: How many batches make a block of an actor: rows of like length are found among so many, and their sum is sent on once.
+#: The number of batches in an actor's block: rows are grouped by length within a block, whose sum is sent on once.
 BATCHES_A_BLOCK: Final = 4
 
 
-def mapped(rows: Any, worker: type, arguments: tuple[Any, ...], asked: Asked, shape: Shape) -> Any:
-    """The dataset that the actors make of the rows.
+def mapped(rows: Any, worker: type, arguments: tuple[Any, ...], job: Job, pool: Pool) -> Any:
+    """Return the dataset of the results that the actors compute from the rows.
 
     Args:
         rows: the dataset.
         worker: the actors' class.
-        arguments: of its constructor.
-        asked: what the actors are told.
-        shape: how they are started.
+        arguments: the arguments of its constructor.
+        job: the request that the actors receive.
+        pool: the number of actors and their resources.
     """
     if not ray.is_initialized():
-        ray.init()  # as Ray Data itself would: at RAY_ADDRESS, or on this machine
-    options = {**_restarts(rows), **_options(shape)}
-    options["num_cpus"] = _cpus(options["num_cpus"], shape.workers, _claimed(rows))
-    block = asked.batch_size * BATCHES_A_BLOCK
+        ray.init()  # as Ray Data does: at RAY_ADDRESS, or on this machine
+    options = {**_restarts(rows), **_options(pool)}
+    options["num_cpus"] = _cpus(options["num_cpus"], pool.workers, _claimed(rows))
+    block = job.batch_size * BATCHES_A_BLOCK
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the restarts, see there
-        # A file of a hundred thousand texts is one block to Ray: one actor would have all of it, and its death cost all of it.
+        warnings.simplefilter("ignore", DeprecationWarning)  # about the restarts, see `_restarts`
+        # Ray reads a file of a hundred thousand texts as one block: a single actor would process all of it, and losing that actor
+        # would lose all of the work.
         return rows.repartition(target_num_rows_per_block=block).map_batches(
             worker,
             fn_constructor_args=arguments,
             batch_size=block,
             batch_format="pyarrow",
-            compute=ray.data.ActorPoolStrategy(size=shape.workers),
+            compute=ray.data.ActorPoolStrategy(size=pool.workers),
             **options,
         )
 
 
-def _options(shape: Shape) -> dict[str, Any]:
-    return {"num_cpus": shape.num_cpus, "num_gpus": shape.num_gpus, **shape.actor_options}
+def _options(pool: Pool) -> dict[str, Any]:
+    return {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, **pool.actor_options}
 
 
-def expect_startable(asked: Asked, shape: Shape) -> None:
-    """Refuse, before anything is read, what Ray would refuse in a hundred lines.
+def expect_startable(job: Job, pool: Pool) -> None:
+    """Check, before anything is read, that the actors can start; Ray would report a failure in a hundred lines.
 
     Raises:
-        BackendError: what the actors are told cannot be sent to them.
-        EmbgradError: Ray has no such actors.
+        BackendError: the request cannot be sent to the actors.
+        EmbgradError: Ray does not accept the actors' resources or options.
     """
     try:
-        ray.remote(**_options(shape))(Shape)  # of whichever class
+        ray.remote(**_options(pool))(Pool)  # any class will do
     except (TypeError, ValueError) as error:
         raise EmbgradError(
-            f"Ray has no such actors ({error}): expected num_cpus, num_gpus and actor_options as ray.remote takes them"
+            f"Ray does not accept these actors ({error}): pass num_cpus, num_gpus and actor_options as for ray.remote"
         ) from error
-    for name, value in {"build": asked.build, "the objective": asked.objective, **asked.passed}.items():
+    for name, value in {"build": job.build, "the objective": job.objective, **job.passed}.items():
         try:
             ray.cloudpickle.dumps(value)
-        except Exception as error:  # of whatever class the user's own objects raise
+        except Exception as error:  # users' objects may raise any class
             raise BackendError(
-                f"{name} cannot be sent to the actors ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]}): "
-                "expected what can be pickled; make within the function what cannot, such as a model, a lock or an open file"
+                f"{name} cannot be sent to the actors ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]}): it "
+                "must be picklable. Create other objects, such as a model, a lock or an open file, inside the function"
             ) from error
 
 
 def _restarts(rows: Any) -> dict[str, int]:
-    """How often an actor is started anew, where Ray lets us say it: by itself it never gives up, and it will not be told so."""
+    """Return the limits on an actor's restarts, where Ray accepts them; by default Ray restarts actors without limit."""
     parameters = inspect.signature(rows.map_batches).parameters.values()
-    told = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-    return {"max_restarts": RESTARTS, "max_task_retries": RESTARTS} if told else {}
+    accepts_options = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    return {"max_restarts": RESTARTS, "max_task_retries": RESTARTS} if accepts_options else {}
 
 
-def _cpus(asked: float | None, workers: int, claimed: float) -> float:
-    """The CPUs of each actor: those who read the dataset need one, too, or all wait for each other.
+def _cpus(num_cpus: float | None, workers: int, claimed: float) -> float:
+    """Return the CPUs of each actor, leaving one to the tasks that read the dataset: without it all wait for each other.
 
     Args:
-        asked: what was asked for.
-        workers: how many actors there are.
-        claimed: what the actors take that make the dataset, which are there at the same time.
+        num_cpus: the option `num_cpus`.
+        workers: the number of actors.
+        claimed: the CPUs of the actors that produce the dataset, which run at the same time.
     """
-    there = float(ray.cluster_resources().get("CPU", 0))
-    if asked is not None:
-        if there and there - claimed - asked * workers < 1:
-            others = f", after {claimed:g} of those that make the dataset," if claimed else ""
+    available = float(ray.cluster_resources().get("CPU", 0))
+    if num_cpus is not None:
+        if available and available - claimed - num_cpus * workers < 1:
+            claimed_note = f" and those that produce the dataset, with num_cpus={claimed:g} in all," if claimed else ""
             warnings.warn(
-                f"{workers} actors of num_cpus={asked}{others} leave none of the cluster's {there:g} CPUs to read the "
-                "dataset with: unless the cluster grows, the run waits for ever; lower num_cpus or workers"
-                + (", or call the dataset's materialize() first" if claimed else ""),
+                f"{workers} actors of num_cpus={num_cpus}{claimed_note} leave none of the cluster's "
+                f"{available:g} CPUs to read the dataset: unless the cluster grows, the run waits for ever. Lower num_cpus "
+                "or workers" + (", or call the dataset's materialize() first" if claimed else ""),
                 EmbgradWarning,
                 stacklevel=4,
             )
-        return asked
-    if there == 0 or there - claimed >= workers + 1:
+        return num_cpus
+    if available == 0 or available - claimed >= workers + 1:
         return 1
-    return round(max(there - claimed - 1, 0) / workers, 3)  # of 0 they take turns with the others
+    return round(max(available - claimed - 1, 0) / workers, 3)  # actors with 0 CPUs share them with the others
 
 
 def _claimed(rows: Any) -> float:
-    """The CPUs that the actors hold that make a dataset while it is read; Ray starts all of them at once, and says so nowhere."""
+    """Return the CPUs held by the actors that produce a dataset; Ray starts all of them at once, which is undocumented."""
     claimed = 0.0
     for step in rows._logical_plan.dag.post_order_iter():
         compute = getattr(step, "compute", None)
         if isinstance(compute, ray.data.ActorPoolStrategy):
-            asked = step.ray_remote_args.get("num_cpus")
-            claimed += compute.min_size * (1.0 if asked is None else float(asked))
+            num_cpus = step.ray_remote_args.get("num_cpus")
+            claimed += compute.min_size * (1.0 if num_cpus is None else float(num_cpus))
     return claimed

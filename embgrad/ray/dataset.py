@@ -1,4 +1,4 @@
-"""The dataset, from Ray or from files."""
+"""The input dataset, from Ray or from files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _json_lines(paths: list[str]) -> Any:
     if len(paths) == 1:
         return ray.data.read_datasource(JsonLines(paths))
     types = ray.data.read_datasource(JsonTypes(paths)).iter_rows()
-    found = sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in types)
-    return ray.data.read_datasource(JsonLines(paths, unified(found)))
+    schemas = sorted((row["path"], pa.ipc.read_schema(pa.py_buffer(row["schema"]))) for row in types)
+    return ray.data.read_datasource(JsonLines(paths, unified(schemas)))
 
 
 def _parquet(paths: list[str]) -> Any:
@@ -39,25 +39,25 @@ def _parquet(paths: list[str]) -> Any:
         expect_no_query(path)
     try:
         return ray.data.read_parquet(paths)
-    except pa.ArrowTypeError:  # which says neither where nor of what else
-        sets = [pyarrow.dataset.dataset(path, partitioning=None, exclude_invalid_files=True) for path in paths]
-        unified([(piece.path, piece.physical_schema) for one in sets for piece in one.get_fragments()])
+    except pa.ArrowTypeError:  # which names neither the files nor the other type
+        datasets = [pyarrow.dataset.dataset(path, partitioning=None, exclude_invalid_files=True) for path in paths]
+        unified(
+            [(fragment.path, fragment.physical_schema) for dataset in datasets for fragment in dataset.get_fragments()]
+        )
         raise
 
 
 def expect_no_query(path: str) -> None:
-    """Refuse a local path in which Ray would find no files of Parquet.
+    """Check that a local path has no question mark, behind which Ray would not find Parquet files.
 
     Raises:
-        FileFormatError: it holds a question mark.
+        FileFormatError: the path holds a question mark.
     """
     if "?" in path and "://" not in path:
-        raise FileFormatError(
-            f"the path {path} holds a '?', behind which Ray looks for no files of Parquet: expected one without; rename it"
-        )
+        raise FileFormatError(f"the path {path} holds a '?', after which Ray finds no Parquet files: rename it")
 
 
-#: What reads a file, by the end of its name.
+#: The functions that read files, by the suffix of the name.
 READERS: Final[Mapping[str, Reader]] = {
     ".parquet": _parquet,
     ".jsonl": _json_lines,
@@ -67,55 +67,55 @@ READERS: Final[Mapping[str, Reader]] = {
 }
 
 
-def dataset_of(given: Any) -> Any:
-    """A Ray dataset, as it was given or of the files that were named.
+def dataset_of(source: Any) -> Any:
+    """Return a Ray dataset: the argument itself, or the rows of the given files.
 
     Args:
-        given: a `ray.data.Dataset`, or one or more paths: Parquet (a folder is one of Parquet), JSON lines, or texts, one a
-            line, which are then the column "text". Ray's own addresses, such as s3://bucket/name.parquet, are paths, too.
+        source: a `ray.data.Dataset`, or one or more paths of Parquet files (or a folder of them), JSON lines, or text files with
+            one text a line, which become the column "text". Ray's addresses, such as s3://bucket/name.parquet, are paths too.
 
     Raises:
-        BatchError: it is neither.
-        FileFormatError: a file is not there, named twice, or of none of these kinds; or a column's types differ from file to
-            file.
+        BatchError: `source` is neither a dataset nor paths.
+        FileFormatError: a file does not exist, is named twice, or is of another format; or the types of a column differ from
+            file to file.
     """
-    if isinstance(given, ray.data.Dataset):
-        return given
-    paths = [given] if isinstance(given, (str, Path)) else given
-    if not isinstance(paths, Sequence) or not paths or not all(isinstance(one, (str, Path)) for one in paths):
+    if isinstance(source, ray.data.Dataset):
+        return source
+    paths = [source] if isinstance(source, (str, Path)) else source
+    if not isinstance(paths, Sequence) or not paths or not all(isinstance(path, (str, Path)) for path in paths):
         raise BatchError(
-            f"the dataset is a {type(given).__name__}: expected a ray.data.Dataset, or the paths of Parquet, JSON lines or text "
+            f"the dataset is a {type(source).__name__}: expected a ray.data.Dataset, or the paths of Parquet, JSON lines or text "
             "files; ray.data.from_items makes one of a list of dicts"
         )
-    readers = {_reader(str(one)) for one in paths}
+    readers = {_reader(str(path)) for path in paths}
     if len(readers) > 1:
-        raise FileFormatError(f"the files {listed(map(str, paths))} are of different kinds: expected one kind")
-    addresses = [_address(str(one)) for one in paths]
-    twice = next((one for one in addresses if addresses.count(one) > 1), None)
+        raise FileFormatError(f"the files {listed(map(str, paths))} are of different formats: pass files of one format")
+    addresses = [_address(str(path)) for path in paths]
+    twice = next((path for path in addresses if addresses.count(path) > 1), None)
     if twice is not None:
         raise FileFormatError(
-            f"{twice} is named more than once, and Ray reads a file of Parquet once all the same: expected each file once; a "
-            "copy under another name gives its rows again"
+            f"{twice} is named more than once, but Ray reads a Parquet file only once: name each file once. To repeat its rows, "
+            "copy it under another name"
         )
-    with readable(given), plain_errors():
+    with readable(source), plain_errors():
         return readers.pop()(addresses)
 
 
 @contextlib.contextmanager
-def readable(given: Any) -> Iterator[None]:
-    """While it is open, what goes wrong in reading the files that were given is told as being wrong with them.
+def readable(source: Any) -> Iterator[None]:
+    """Raise errors of reading the given files as FileFormatError.
 
     Args:
-        given: as in `dataset_of`.
+        source: as in `dataset_of`.
     """
     try:
         yield
     except EmbgradError:
         raise
     except (OSError, ValueError, TypeError, KeyError, ray.exceptions.RayTaskError) as error:
-        if isinstance(given, ray.data.Dataset):  # its functions are the user's own
+        if isinstance(source, ray.data.Dataset):  # the error comes from the user's functions
             raise
-        paths = [given] if isinstance(given, (str, Path)) else given
+        paths = [source] if isinstance(source, (str, Path)) else source
         raise FileFormatError(
             f"{listed(map(str, paths))} cannot be read: {cause_of(error).rstrip('.')}; expected files of Parquet, JSON lines or "
             "texts"
@@ -123,7 +123,7 @@ def readable(given: Any) -> Iterator[None]:
 
 
 def _address(path: str) -> str:
-    """The path as it is found from any folder: those who read it need not be in ours."""
+    """Return the absolute path or address: the processes that read it may have another working directory."""
     return path if "://" in path else str(Path(path).absolute())
 
 
@@ -142,7 +142,7 @@ def _reader(path: str) -> Reader:
             raise FileFormatError(
                 f"{path} is no regular file: expected one of Parquet, JSON lines or texts, or a folder"
             )
-    suffixes = [one for one in local.suffixes if one not in (".gz", ".bz2", ".zst", ".snappy")]
+    suffixes = [suffix for suffix in local.suffixes if suffix not in (".gz", ".bz2", ".zst", ".snappy")]
     suffix = suffixes[-1].lower() if suffixes else ""
     if suffix not in READERS:
         raise FileFormatError(

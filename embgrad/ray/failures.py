@@ -1,4 +1,4 @@
-"""embgrad's own errors, out of what Ray makes of them on their way from an actor."""
+"""embgrad's errors, recovered from the errors in which Ray wraps them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["cause_of", "plain_errors"]
 
-#: What Ray adds to the message of an error in a task begins so.
+#: The beginning of the text that Ray appends to the message of an error in a task.
 ADDED = r"\nFailed to [^\n]+ after \d+/\d+ attempts"
 
-#: An error of embgrad's in the text of a traceback begins so: its class's module and name.
+#: The beginning of an embgrad error in the text of a traceback: the module and name of its class.
 BEGIN = r"^(embgrad[\w.]*)\.(\w+): "
 
-#: It and its message, which ends before the line that names its page; of an error without such a line with the text, or before
-#: a blank line or what Ray adds.
+#: An embgrad error with its message, which ends before the line that names its page. Without such a line it ends with the text,
+#: or before a blank line or the text that Ray appends.
 IN_TEXT = re.compile(
     rf"{BEGIN}((?:(?!{BEGIN.replace('(', '(?:')}|^Traceback |^The above exception |^During handling of ).)*?"
     rf"(?=\nsee docs/errors/\w+\.md, or run: )|.*?(?=\n\s*\n|{ADDED}|\Z))",
@@ -29,45 +29,45 @@ IN_TEXT = re.compile(
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """While it is open, an error that embgrad raised in an actor comes out as itself, and not within one of Ray's.
+    """Raise an error of embgrad from an actor as itself, and not wrapped in an error of Ray.
 
-    For whoever consumes the dataset of `embgrad.ray.gradients`; `write` and `table` do it themselves.
+    Use it around code that consumes the dataset of `embgrad.ray.gradients`; `write` and `table` use it themselves.
     """
     try:
         yield
     except EmbgradError as error:
         if type(error).__module__.startswith("embgrad"):
             raise
-        raise _own(error) or error from None
+        raise _embgrad_error(error) or error from None
     except Exception as error:
-        own = _own(error)
-        if own is None:
+        original = _embgrad_error(error)
+        if original is None:
             raise
-        raise own from None
+        raise original from None
 
 
-def _own(error: BaseException) -> EmbgradError | None:
-    """The error of embgrad's that Ray's was made of; None where it was another's.
+def _embgrad_error(error: BaseException) -> EmbgradError | None:
+    """Return the embgrad error inside an error of Ray, or None where there is none.
 
-    Ray Data hands on the text of what was raised in an actor, and not the exception.
+    Ray Data passes on the text of an exception raised in an actor, and not the exception itself.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        cause = getattr(seen, "cause", None)
+    current: BaseException | None = error
+    while current is not None:
+        cause = getattr(current, "cause", None)
         if isinstance(cause, EmbgradError):
-            cause.args = tuple(re.split(ADDED, one)[0] if isinstance(one, str) else one for one in cause.args)
+            cause.args = tuple(re.split(ADDED, text)[0] if isinstance(text, str) else text for text in cause.args)
             return cause
-        found = IN_TEXT.findall(str(seen))
-        if found:
-            module, name, message = found[-1]  # what it was raised from stands before it
-            kind = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
-            made = kind if isinstance(kind, type) and issubclass(kind, EmbgradError) else EmbgradError
-            return made(re.split(ADDED, message.strip().removesuffix(made.see()))[0].rstrip())
-        seen = seen.__cause__ or seen.__context__
+        matches = IN_TEXT.findall(str(current))
+        if matches:
+            module, name, message = matches[-1]  # its causes come before it
+            cls = getattr(sys.modules.get(module, embgrad.errors), name, EmbgradError)
+            error_class = cls if isinstance(cls, type) and issubclass(cls, EmbgradError) else EmbgradError
+            return error_class(re.split(ADDED, message.strip().removesuffix(error_class.see()))[0].rstrip())
+        current = current.__cause__ or current.__context__
     return None
 
 
 def cause_of(error: BaseException) -> str:
-    """What was raised, in a line, without what Ray puts around it."""
+    """Return the message of the original error in one line, without Ray's additions."""
     text = str(getattr(error, "cause", None) or error)
     return re.split(ADDED, text)[0].strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Ray Data, looked for before anything here needs it."""
+"""The check that Ray Data is installed, made before any other module of this package imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class MissingPackageError(EmbgradError, ImportError):
 
 
 def expect_ray() -> None:
-    """Refuse to go on without Ray Data.
+    """Check that Ray Data can be imported.
 
     Raises:
         MissingPackageError: Ray or pyarrow cannot be imported.

@@ -1,4 +1,4 @@
-"""A sum of table gradients on its way to the whole, with the tally of the rows that it is of."""
+"""A partial sum of table gradients, with the tally of the rows that it covers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Partial:
     """The sum of some rows' table gradients, in float64.
 
     Attributes:
-        table: the sum; None of no row.
-        dtype: of the gradients that it is the sum of.
-        tally: of the rows.
+        table: the sum; None for no rows.
+        dtype: the dtype of the summed gradients.
+        tally: the tally of the rows.
     """
 
     table: RowSparse | None = None
@@ -33,28 +33,28 @@ class Partial:
     columns: ClassVar[tuple[str, ...]] = ("rows", "values", "vocab", "dim", "dtype", "count", "fingerprint")
 
     @classmethod
-    def of_gradients(cls, found: EmbeddingGradients, own: np.ndarray) -> Partial:
-        """The sum over the rows' own positions."""
-        if found.vocab is None:
-            found.table()  # which says why there is none
-        assert found.vocab is not None
-        table = scatter(found.ids[own], found.values[own].astype(np.float64), found.vocab)
-        return cls(table, str(found.values.dtype))
+    def of_gradients(cls, result: EmbeddingGradients, real: np.ndarray) -> Partial:
+        """Return the sum over the rows' real positions."""
+        if result.vocab is None:
+            result.table()  # raises and says why there is no table
+        assert result.vocab is not None
+        table = scatter(result.ids[real], result.values[real].astype(np.float64), result.vocab)
+        return cls(table, str(result.values.dtype))
 
     @classmethod
     def of_blocks(cls, *blocks: Any) -> Partial:
-        """The sum of Arrow blocks, as `to_arrow` makes them, and of partial sums."""
+        """Return the sum of partial sums and of Arrow blocks as `to_arrow` returns them."""
         total = cls()
         for block in blocks:
-            for one in [block] if isinstance(block, Partial) else _from_arrow(block):
-                total += one
+            for partial in [block] if isinstance(block, Partial) else _from_arrow(block):
+                total += partial
         return total
 
     def __add__(self, other: Partial) -> Partial:
         tally = self.tally + other.tally
         if self.table is None or other.table is None:
-            held = self if other.table is None else other
-            return Partial(held.table, held.dtype, tally)
+            present = self if other.table is None else other
+            return Partial(present.table, present.dtype, tally)
         if self.table.shape != other.table.shape:
             raise EmbgradError(
                 f"the actors' tables differ in shape, {self.table.shape} and {other.table.shape}: expected build() to give the "
@@ -63,9 +63,9 @@ class Partial:
         return Partial(added(self.table, other.table), str(np.promote_types(self.dtype, other.dtype)), tally)
 
     def to_arrow(self) -> pa.Table:
-        """One row of Arrow."""
+        """Return the partial sum as an Arrow table of one row."""
         table = self.table or RowSparse(np.empty(0, np.int64), np.empty((0, 0)), (0, 0))
-        held = (
+        columns = (
             pa.array([table.rows], pa.large_list(pa.int64())),
             pa.array([table.values.ravel()], pa.large_list(pa.float64())),
             pa.array([table.shape[0]], pa.int64()),
@@ -74,14 +74,14 @@ class Partial:
             pa.array([self.tally.rows], pa.int64()),
             pa.array([self.tally.fingerprint], pa.uint64()),
         )
-        return pa.table(dict(zip(self.columns, held, strict=True)))
+        return pa.table(dict(zip(self.columns, columns, strict=True)))
 
 
 def _from_arrow(block: pa.Table) -> list[Partial]:
-    found = []
-    for number in range(block.num_rows):
-        rows, values, vocab, dim, dtype, count, fingerprint = (block.column(name)[number] for name in Partial.columns)
-        held = values.values.to_numpy().reshape(-1, dim.as_py()) if dim.as_py() else np.empty((0, 0))
-        table = RowSparse(rows.values.to_numpy(), held, (vocab.as_py(), dim.as_py())) if dim.as_py() else None
-        found.append(Partial(table, dtype.as_py(), Tally(count.as_py(), fingerprint.as_py())))
-    return found
+    partials = []
+    for index in range(block.num_rows):
+        rows, values, vocab, dim, dtype, count, fingerprint = (block.column(name)[index] for name in Partial.columns)
+        matrix = values.values.to_numpy().reshape(-1, dim.as_py()) if dim.as_py() else np.empty((0, 0))
+        table = RowSparse(rows.values.to_numpy(), matrix, (vocab.as_py(), dim.as_py())) if dim.as_py() else None
+        partials.append(Partial(table, dtype.as_py(), Tally(count.as_py(), fingerprint.as_py())))
+    return partials

@@ -1,4 +1,4 @@
-"""Gradients as columns of the rows that they are of."""
+"""Gradients as additional columns of the rows."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Answer:
     """The gradients of some rows of a block.
 
     Attributes:
-        rows: their numbers in the block.
-        found: the gradients.
-        own: True at the rows' own positions, (row, position).
+        rows: the indices of the rows in the block.
+        result: the gradients.
+        real: True at real positions, False at padding, (row, position).
     """
 
     rows: np.ndarray
-    found: EmbeddingGradients
-    own: np.ndarray
+    result: EmbeddingGradients
+    real: np.ndarray
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is wanted of each row.
+    """The requested columns.
 
     Attributes:
         output: "saliency", "tables" or "values".
-        kind: of the saliency, "norm" or "dot".
-        length: of the values, the positions of each row's tensor.
-        prefix: of the new columns' names.
+        kind: the kind of saliency, "norm" or "dot".
+        length: with output="values", the number of positions in each row's tensor.
+        prefix: the prefix of the new columns' names.
     """
 
     output: str
@@ -51,69 +51,71 @@ class Wanted:
 
 
 def with_answers(rows: pa.Table, answers: Iterable[Answer], wanted: Wanted, inputs: Inputs) -> pa.Table:
-    """The rows in their order, with new columns.
+    """Return the rows in their order, with new columns.
 
     Raises:
-        EmbgradError: a new column's name is taken.
+        EmbgradError: a new column has the name of an existing one.
         BatchError: a row is longer than `length`.
     """
-    made: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
+    columns: list[dict[str, Any]] = [{} for _ in range(rows.num_rows)]
     dtype = np.dtype(np.float32)
     for answer in answers:
-        dtype = answer.found.values.dtype
-        saliency = answer.found.saliency(wanted.kind) if wanted.output == "saliency" else None
-        for place, row in enumerate(answer.rows):
-            own = np.flatnonzero(answer.own[place])
-            made[row] = _common(answer.found, place, own, inputs.max_length is not None)
+        dtype = answer.result.values.dtype
+        saliency = answer.result.saliency(wanted.kind) if wanted.output == "saliency" else None
+        for index, row in enumerate(answer.rows):
+            positions = np.flatnonzero(answer.real[index])
+            columns[row] = _common(answer.result, index, positions, inputs.max_length is not None)
             if saliency is not None:
-                made[row]["saliency"] = saliency[place, own]
+                columns[row]["saliency"] = saliency[index, positions]
             elif wanted.output == "tables":
-                made[row] |= _table(answer.found, place, own)
+                columns[row] |= _table(answer.result, index, positions)
             else:
-                made[row]["values"] = _padded(answer.found.values[place, own], wanted, rows.slice(row, 1), inputs)
+                columns[row]["values"] = _padded(
+                    answer.result.values[index, positions], wanted, rows.slice(row, 1), inputs
+                )
     table = rows
-    for name in made[0] if made else ():
-        column = _column(name, [one[name] for one in made], pa.from_numpy_dtype(dtype), wanted)
-        table = table.append_column(_free(wanted.prefix + name, rows), column)
+    for name in columns[0] if columns else ():
+        column = _column(name, [row_columns[name] for row_columns in columns], pa.from_numpy_dtype(dtype), wanted)
+        table = table.append_column(_expect_free(wanted.prefix + name, rows), column)
     return table
 
 
-def _common(found: EmbeddingGradients, place: int, own: np.ndarray, cut: bool) -> dict[str, Any]:
-    common: dict[str, Any] = {"ids": found.ids[place, own]}
-    if found.tokens is not None:
-        common["tokens"] = [found.tokens[place][position] for position in own]
-    common["objective"] = float(found.objective[place])
-    if cut:
-        common["truncated"] = int(found.provenance["truncated"][place])
+def _common(result: EmbeddingGradients, index: int, positions: np.ndarray, with_truncated: bool) -> dict[str, Any]:
+    common: dict[str, Any] = {"ids": result.ids[index, positions]}
+    if result.tokens is not None:
+        common["tokens"] = [result.tokens[index][position] for position in positions]
+    common["objective"] = float(result.objective[index])
+    if with_truncated:
+        common["truncated"] = int(result.provenance["truncated"][index])
     return common
 
 
-def _table(found: EmbeddingGradients, place: int, own: np.ndarray) -> dict[str, Any]:
-    """The row's own share of the table's gradient: what fills the row up belongs to the batch and not to it."""
-    if found.vocab is None:
-        found.table()  # which says why there is none
-    assert found.vocab is not None
-    table = scatter(found.ids[place, own], found.values[place, own], found.vocab)
-    return {"rows": table.rows, "values": table.values, "vocab": found.vocab}
+def _table(result: EmbeddingGradients, index: int, positions: np.ndarray) -> dict[str, Any]:
+    """Return the row's table gradient over its real positions; padding belongs to the batch and not to the row."""
+    if result.vocab is None:
+        result.table()  # raises and says why there is no table
+    assert result.vocab is not None
+    table = scatter(result.ids[index, positions], result.values[index, positions], result.vocab)
+    return {"rows": table.rows, "values": table.values, "vocab": result.vocab}
 
 
 def _padded(values: np.ndarray, wanted: Wanted, row: pa.Table, inputs: Inputs) -> np.ndarray:
     assert wanted.length is not None
     if len(values) > wanted.length:
         raise BatchError(
-            f"{named_row(row, inputs)} has {len(values)} positions, and length is {wanted.length}: expected room for all; "
+            f"{named_row(row, inputs)} has {len(values)} positions, but length is {wanted.length}: "
             "raise length, or cut the texts with max_length"
         )
-    whole = np.zeros((wanted.length, values.shape[1]), values.dtype)
-    whole[: len(values)] = values
-    return whole
+    padded = np.zeros((wanted.length, values.shape[1]), values.dtype)
+    padded[: len(values)] = values
+    return padded
 
 
-def _column(name: str, values: list[Any], kind: pa.DataType, wanted: Wanted) -> pa.Array:
+def _column(name: str, values: list[Any], dtype: pa.DataType, wanted: Wanted) -> pa.Array:
     if name == "values" and wanted.output == "values":
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.stack(values))
     if name == "values":
-        flat = pa.array(np.concatenate([one.ravel() for one in values]), kind)
+        flat = pa.array(np.concatenate([array.ravel() for array in values]), dtype)
         offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
         return pa.LargeListArray.from_arrays(
             pa.array(offsets), pa.FixedSizeListArray.from_arrays(flat, values[0].shape[1])
@@ -122,7 +124,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType, wanted: Wanted) -> 
         "ids": pa.list_(pa.int64()),
         "rows": pa.list_(pa.int64()),
         "tokens": pa.list_(pa.string()),
-        "saliency": pa.list_(kind),
+        "saliency": pa.list_(dtype),
         "objective": pa.float64(),
         "truncated": pa.int64(),
         "vocab": pa.int64(),
@@ -130,7 +132,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType, wanted: Wanted) -> 
     return pa.array(values, types[name])
 
 
-def _free(name: str, rows: pa.Table) -> str:
+def _expect_free(name: str, rows: pa.Table) -> str:
     if name in rows.column_names:
         raise EmbgradError(
             f"the dataset has a column {name!r} already, among {listed(rows.column_names)}: rename it, or pass prefix='g_' for "

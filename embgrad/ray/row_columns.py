@@ -1,4 +1,4 @@
-"""Rows as Arrow holds them, as NumPy and as batches."""
+"""Conversion of Arrow rows to NumPy arrays and batches."""
 
 from __future__ import annotations
 
@@ -28,49 +28,51 @@ class Examples:
     """The rows of a block as a batch.
 
     Attributes:
-        batch: all of them, padded to the longest.
-        own: True at the positions that are a row's own, and False at what fills it up, (example, position).
+        batch: all rows, padded to the longest.
+        real: True at real positions, False at padding, (example, position).
     """
 
     batch: TokenBatch
-    own: np.ndarray
+    real: np.ndarray
 
     def take(self, rows: np.ndarray) -> Examples:
-        """Those rows, padded to the longest of them."""
-        columns = np.flatnonzero(self.own[rows].any(0))
+        """Return the chosen rows, padded to the longest of them."""
+        columns = np.flatnonzero(self.real[rows].any(0))
         span = slice(columns[0], columns[-1] + 1)
         batch = self.batch
 
-        def cut(array: np.ndarray | None) -> np.ndarray | None:
+        def selected(array: np.ndarray | None) -> np.ndarray | None:
             return None if array is None else array[rows, span]
 
         tokens = None if batch.tokens is None else [batch.tokens[row][span] for row in rows]
-        taken = batch.replace(
-            ids=cut(batch.ids),
-            mask=cut(batch.mask),
-            types=cut(batch.types),
-            words=cut(batch.words),
+        subset = batch.replace(
+            ids=selected(batch.ids),
+            mask=selected(batch.mask),
+            types=selected(batch.types),
+            words=selected(batch.words),
             tokens=tokens,
             truncated=batch.truncated[rows],
         )
-        return Examples(taken, self.own[rows, span])
+        return Examples(subset, self.real[rows, span])
 
 
 def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
-    """The rows of a block as a batch.
+    """Return the rows of a block as a batch.
 
     Raises:
-        BatchError: a column is not there, or a row does not hold what it should.
+        BatchError: a column is missing, or a row's value is not valid.
     """
     if inputs.ids is not None:
-        return _of_ids(rows, inputs)
+        return _from_ids(rows, inputs)
     columns = [python_values(rows, name) for name in inputs.text]
-    texts = [tuple(one) if len(one) > 1 else one[0] for one in zip(*columns, strict=True)]
+    texts = [
+        tuple(texts_of_row) if len(texts_of_row) > 1 else texts_of_row[0] for texts_of_row in zip(*columns, strict=True)
+    ]
     try:
         batch = encode(texts, tokenizer, max_length=inputs.max_length)
     except EmbgradError:
         raise
-    except Exception as error:  # the user's own code; Ray would say it in a hundred lines
+    except Exception as error:  # user code; Ray would report it in a hundred lines
         raise BatchError(f"the tokenizer raised {type(error).__name__}: {error}") from error
     expect_tokens(bool(batch.real.any(1).all()))
     if inputs.convention is not None:
@@ -79,16 +81,18 @@ def examples_of(rows: pa.Table, inputs: Inputs, tokenizer: Any) -> Examples:
 
 
 class Columns(Mapping[str, np.ndarray]):
-    """The rows' columns by name as arrays, the rows first; rows of different lengths as an array of objects."""
+    """A mapping of the columns to arrays with the rows on the first axis; rows of different lengths give an object array."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
 
     def __getitem__(self, name: str) -> np.ndarray:
         column = _column(self._rows, name)
-        if isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count:  # which it would give as zeros
+        if (
+            isinstance(column.type, pa.FixedShapeTensorType) and not column.null_count
+        ):  # Arrow would return nulls as zeros
             return np.asarray(column.combine_chunks().to_numpy_ndarray())
-        return _array(_values(column))
+        return _as_rows(_values(column))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows.column_names)
@@ -98,16 +102,19 @@ class Columns(Mapping[str, np.ndarray]):
 
 
 def python_values(rows: pa.Table, name: str) -> list[Any]:
-    """A column's values as Python holds them, and lists for tensors.
+    """Return a column's values as Python objects, with lists for tensors.
 
     Raises:
-        BatchError: there is no such column.
+        BatchError: the column does not exist.
     """
-    return [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in _values(_column(rows, name))]
+    return [
+        value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        for value in _values(_column(rows, name))
+    ]
 
 
 def rows_at(rows: pa.Table, chosen: np.ndarray) -> pa.Table:
-    """Those rows; Arrow's own way of taking them does not know all of its types."""
+    """Return the chosen rows; Arrow's own `take` does not support all of its types."""
     return pa.concat_tables([rows.slice(int(row), 1) for row in chosen])
 
 
@@ -121,7 +128,7 @@ def _column(rows: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values as Python holds them, tensors as arrays; Arrow itself would give these as flat lists."""
+    """Return a column's values as Python objects, with arrays for tensors, which Arrow would return as flat lists."""
     if not isinstance(column.type, pa.FixedShapeTensorType):
         values: list[Any] = column.to_pylist()
         return values
@@ -133,83 +140,85 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def named_row(rows: pa.Table, inputs: Inputs) -> str:
-    """How a message calls the only row of a table."""
-    shown = [inputs.key] if inputs.key is not None else inputs.columns
-    held = [
+    """Return the description of a table's only row in messages."""
+    columns = [inputs.key] if inputs.key is not None else inputs.columns
+    entries = [
         f"{name}={brief(python_values(rows, name)[0])}"
-        for name in shown
+        for name in columns
         if name is not None and name in rows.column_names
     ]
-    return f"the row with {', '.join(held)}" if held else "a row"
+    return f"the row with {', '.join(entries)}" if entries else "a row"
 
 
-def _of_ids(rows: pa.Table, inputs: Inputs) -> Examples:
+def _from_ids(rows: pa.Table, inputs: Inputs) -> Examples:
     assert inputs.ids is not None
-    ids = [_whole(one, inputs.ids, row) for row, one in enumerate(python_values(rows, inputs.ids))]
-    own = np.arange(max(map(len, ids))) < np.array([len(one) for one in ids])[:, None]
+    ids = [_integers(array, inputs.ids, row) for row, array in enumerate(python_values(rows, inputs.ids))]
+    real = np.arange(max(map(len, ids))) < np.array([len(array) for array in ids])[:, None]
 
-    def filled(name: str | None, filler: int) -> np.ndarray | None:
+    def padded(name: str | None, filler: int) -> np.ndarray | None:
         if name is None:
             return None
-        read = _mask if name == inputs.mask else _whole
+        parse = _mask if name == inputs.mask else _integers
         values = (
-            ids if name == inputs.ids else [read(one, name, row) for row, one in enumerate(python_values(rows, name))]
+            ids
+            if name == inputs.ids
+            else [parse(array, name, row) for row, array in enumerate(python_values(rows, name))]
         )
-        for row, (one, reference) in enumerate(zip(values, ids, strict=True)):
-            if len(one) != len(reference):
+        for row, (array, reference) in enumerate(zip(values, ids, strict=True)):
+            if len(array) != len(reference):
                 raise BatchError(
-                    f"the column {name!r} of example {row} holds {len(one)} numbers, and {inputs.ids!r} {len(reference)}: "
-                    "expected as many"
+                    f"the column {name!r} of example {row} holds {len(array)} numbers, but {inputs.ids!r} holds "
+                    f"{len(reference)}: expected equal lengths"
                 )
-        whole = np.full(own.shape, filler, np.int64)
-        whole[own] = np.concatenate(values)
-        return whole
+        matrix = np.full(real.shape, filler, np.int64)
+        matrix[real] = np.concatenate(values)
+        return matrix
 
-    mask = own.astype(np.int64) if inputs.mask is None else filled(inputs.mask, 0)
+    mask = real.astype(np.int64) if inputs.mask is None else padded(inputs.mask, 0)
     batch = TokenBatch(
-        filled(inputs.ids, inputs.pad_id),
+        padded(inputs.ids, inputs.pad_id),
         mask,
-        filled(inputs.types, 0),
+        padded(inputs.types, 0),
         convention=inputs.convention or "huggingface",
-        mask_is_bool=inputs.mask is not None and _are_flags(rows, inputs.mask),
+        mask_is_bool=inputs.mask is not None and _holds_booleans(rows, inputs.mask),
     )
-    return Examples(batch, own)
+    return Examples(batch, real)
 
 
-def _whole(given: Any, name: str, row: int) -> np.ndarray:
-    array = _flat(given, name, row)
-    whole: np.ndarray = checked_integers(array[None], name, (1, len(array)))[0]
-    return whole
+def _integers(value: Any, name: str, row: int) -> np.ndarray:
+    array = _vector(value, name, row)
+    integers: np.ndarray = checked_integers(array[None], name, (1, len(array)))[0]
+    return integers
 
 
-def _mask(given: Any, name: str, row: int) -> np.ndarray:
-    array = _flat(given, name, row)
+def _mask(value: Any, name: str, row: int) -> np.ndarray:
+    array = _vector(value, name, row)
     mask: np.ndarray = checked_mask(array[None], (1, len(array)))[0]
     return mask
 
 
-def _flat(given: Any, name: str, row: int) -> np.ndarray:
-    array = as_array(given, name) if given is not None else np.empty(0)
+def _vector(value: Any, name: str, row: int) -> np.ndarray:
+    array = as_array(value, name) if value is not None else np.empty(0)
     if array.ndim != 1 or not array.size:
         raise BatchError(
-            f"the column {name!r} of example {row} holds {brief(given)}: expected a list of at least one whole number"
+            f"the column {name!r} of example {row} holds {brief(value)}: expected a list of at least one whole number"
         )
     return array
 
 
-def _are_flags(rows: pa.Table, name: str) -> bool:
-    """Whether a column holds True and False, which a model then is given."""
-    return all(as_array(one, name).dtype == bool for one in python_values(rows, name))
+def _holds_booleans(rows: pa.Table, name: str) -> bool:
+    """Return whether a column holds booleans, which are then passed to the model as such."""
+    return all(as_array(value, name).dtype == bool for value in python_values(rows, name))
 
 
-def _array(values: list[Any]) -> np.ndarray:
+def _as_rows(values: list[Any]) -> np.ndarray:
     try:
         array = np.array(values)
     except ValueError:  # rows of different lengths
         array = np.empty(0, object)
-    if array.dtype.kind not in "OS" and len(array) == len(values):  # NumPy's own bytes lose zeros at their end
+    if array.dtype.kind not in "OS" and len(array) == len(values):  # NumPy's bytes lose trailing zeros
         return array
     objects = np.empty(len(values), object)
-    for row, one in enumerate(values):  # one by one: of arrays of one shape NumPy would make one
-        objects[row] = _array(one) if isinstance(one, list) else one
+    for row, value in enumerate(values):  # one by one: NumPy would merge arrays of one shape
+        objects[row] = _as_rows(value) if isinstance(value, list) else value
     return objects

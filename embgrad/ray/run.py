@@ -1,4 +1,4 @@
-"""The calls: gradients of a dataset's rows, written as Parquet, or added up to the table's gradient."""
+"""The public functions: gradients of a dataset's rows, as a dataset, as Parquet files, or summed to the table's gradient."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from embgrad.ray.failures import plain_errors
 from embgrad.ray.reduction import sum_of
 from embgrad.ray.result_columns import Wanted
 from embgrad.ray.schemas import conformed, expect_parquet, unified
-from embgrad.ray.settings import OUTPUTS, Asked, settings
+from embgrad.ray.settings import OUTPUTS, Job, settings
 from embgrad.ray.tally import Tally, expect_same_rows, tally_of_dataset
 from embgrad.ray.worker import GradientWorker, TableWorker
 from embgrad.results.file_format import plain
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Written", "gradients", "table", "write"]
 
-#: How many rows make a file at least: some megabytes, whatever is written of each.
+#: The least number of rows in a file, which amounts to some megabytes for each output.
 FILE_ROWS: Final = {"saliency": 16_384, "tables": 256, "values": 256}
 
-#: The file beside the Parquet files that says what they are; readers leave names with an underscore aside.
+#: The file that describes the Parquet files beside it; Parquet readers skip names that begin with an underscore.
 MANIFEST: Final = "_embgrad.json"
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `write` has written.
+    """The result of `write`.
 
     Attributes:
-        folder: where the Parquet files are.
-        rows_in: the rows of the dataset; None with `verify=False`.
-        rows_out: the rows that were read back from the files; None with `verify=False`.
+        folder: the folder of the Parquet files.
+        rows_in: the number of rows in the dataset; None with `verify=False`.
+        rows_out: the number of rows read back from the files; None with `verify=False`.
     """
 
     folder: str
@@ -69,37 +69,37 @@ def gradients(
     prefix: str = "",
     **options: Unpack[Options],
 ) -> ray.data.Dataset:
-    """The gradients of each row of a dataset, as columns beside its own; lazy, as Ray's datasets are.
+    """Return a lazy Ray dataset: the rows of the given one, with their gradients in additional columns.
 
-    Each row has its own L, and its gradient is that of `embgrad.gradients` in one process, to rounding. Rows come in any
-    order, unless the dataset's context asks Ray to preserve it.
+    Each row has its own objective L, and its gradient equals that of `embgrad.gradients` in one process, up to rounding. Rows
+    come in any order, unless the dataset's context asks Ray to preserve it.
 
     Args:
-        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files. Several files of JSON lines are read at
-            once for the types of their columns, which then are the same in all.
-        build: gives the model, or (model, tokenizer), in whichever framework; each actor calls it once. It is sent to the
-            actors, and what it loads has to be where they are.
-        objective: an `embgrad.Objective` that is the same for all rows, or a function of the rows that gives one, such as
-            `lambda rows: embgrad.CrossEntropy(rows["label"])`; `rows` has an array for each column. It may give a function of
-            the model's outputs, too, as `embgrad.gradients` takes it.
-        output: "saliency": the columns `ids`, `tokens` (of texts), `objective` and `saliency`, a list each but for the
-            objective, one entry a position; with `max_length` also `truncated`, how many tokens were cut off. "tables": each
-            row's gradient of the table, as `rows` (whole numbers), `values` (a list of dim numbers for each of the rows) and
-            `vocab`, beside `ids`, `tokens` and `objective`. "values": the gradients themselves, `values`, a tensor of shape
-            (length, dim) that is zero behind the row's own positions, of which `ids` has as many as there are.
-        kind: of the saliency, "norm" or "dot", see `EmbeddingGradients.saliency`.
-        length: of the values, the positions of each tensor; a row that is longer is an error.
-        prefix: goes before the new columns' names.
+        dataset: a `ray.data.Dataset`, or paths of Parquet, JSON lines or text files. Several files of JSON lines are read once
+            in advance for the types of their columns, which are then the same in all.
+        build: a function that returns the model, or (model, tokenizer), in any framework; each actor calls it once. The
+            function is sent to the actors, and the files that it loads must exist where they run.
+        objective: an `embgrad.Objective` that is the same for all rows, or a function of the rows that returns one, such as
+            `lambda rows: embgrad.CrossEntropy(rows["label"])`; `rows` has an array for each column. The function may also
+            return a function of the model's outputs, as for `embgrad.gradients`.
+        output: "saliency": the columns `ids`, `tokens` (for texts), `objective` and `saliency`; all but the objective are lists
+            with one entry a position. With `max_length` also `truncated`, the number of tokens that were cut off. "tables":
+            each row's table gradient as `rows` (whole numbers), `values` (a list of dim numbers for each of the rows) and
+            `vocab`, beside `ids`, `tokens` and `objective`. "values": the gradients themselves in `values`, a tensor of shape
+            (length, dim), which is zero after the row's real positions; `ids` has one entry for each of these.
+        kind: the kind of saliency, "norm" or "dot", see `EmbeddingGradients.saliency`.
+        length: with output="values", the number of positions in each tensor; a longer row is an error.
+        prefix: the prefix of the new columns' names.
         **options: see `Options`.
 
     Raises:
-        EmbgradError: an option is not what it should be. Errors of rows come when the dataset is consumed, within Ray's own;
-            `plain_errors` takes them out.
+        EmbgradError: an option is not valid. Errors of rows are raised when the dataset is consumed, wrapped in errors of Ray;
+            `plain_errors` unwraps them.
     """
-    asked, shape = settings(build, objective, options)
-    expect_startable(asked, shape)
+    job, pool = settings(build, objective, options)
+    expect_startable(job, pool)
     wanted = _wanted(output, kind, length, prefix)
-    return mapped(dataset_of(dataset), GradientWorker, (asked, wanted), asked, shape)
+    return mapped(dataset_of(dataset), GradientWorker, (job, wanted), job, pool)
 
 
 def write(
@@ -114,42 +114,42 @@ def write(
     prefix: str = "",
     **options: Unpack[Options],
 ) -> Written:
-    """The gradients of each row of a dataset into a folder of Parquet files, and the proof that each row is there once.
+    """Write the gradients of each row of a dataset to a folder of Parquet files, and verify that each row is there once.
 
-    The rows that lie in the files are read back and compared with those of the dataset, in number and in what they hold. The
-    files have the same columns: where the dataset's own differ from block to block, numbers are written in the wider type, and
-    null where a column is not there. A file `_embgrad.json` says what was asked; it is written last, and a folder without it
-    is not whole.
+    The rows are read back from the files and compared with those of the dataset, in number and content. All files have the
+    same columns: where the types of a column differ from block to block, numbers are written in the wider type, and missing
+    columns as nulls. A file `_embgrad.json` records the arguments. It is written last, and a folder without it is incomplete.
 
     Args:
-        dataset: as in `gradients`; so are all others.
-        folder: does not exist yet, or is empty. On a cluster it is one that all machines see, such as s3://bucket/folder.
+        dataset: as in `gradients`, likewise the other arguments.
+        folder: the folder, which must not exist or must be empty. On a cluster all machines must see it, for example as
+            s3://bucket/folder.
 
     Raises:
-        EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or there twice.
-        FileFormatError: the folder holds something, or cannot be written to; a file cannot be read; or a column's values are of
-            types that do not go together, which is found before any model is built, unless `verify` is False.
+        EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or written twice.
+        FileFormatError: the folder is not empty or cannot be written to; a file cannot be read; or the values of a column are
+            of incompatible types, which is detected before any model is built, unless `verify` is False.
     """
-    asked, shape = settings(build, objective, options)
-    expect_startable(asked, shape)
+    job, pool = settings(build, objective, options)
+    expect_startable(job, pool)
     wanted = _wanted(output, kind, length, prefix)
-    place, files = _place(folder)
+    address, files = _empty_folder(folder)
     rows = dataset_of(dataset)
     before = None
-    if shape.verify:
+    if pool.verify:
         with readable(dataset), plain_errors():
-            rows, before = _of_one_schema(rows, asked)
+            rows, before = _with_one_schema(rows, job)
     with plain_errors():
-        mapped(rows, GradientWorker, (asked, wanted), asked, shape).write_parquet(
-            place, min_rows_per_file=FILE_ROWS[output]
+        mapped(rows, GradientWorker, (job, wanted), job, pool).write_parquet(
+            address, min_rows_per_file=FILE_ROWS[output]
         )
         if before is None:
-            _write_manifest(files, asked, wanted, None)
-            return Written(place, None, None)
-        after = _tally_of_files(files, place, asked)
-    expect_same_rows(before, after, f"what was written to {place}")
-    _write_manifest(files, asked, wanted, before.rows)
-    return Written(place, before.rows, after.rows)
+            _write_manifest(files, job, wanted, None)
+            return Written(address, None, None)
+        after = _tally_of_files(files, address, job)
+    expect_same_rows(before, after, f"what was written to {address}")
+    _write_manifest(files, job, wanted, before.rows)
+    return Written(address, before.rows, after.rows)
 
 
 def table(
@@ -160,37 +160,37 @@ def table(
     reduce: str = "sum",
     **options: Unpack[Options],
 ) -> RowSparse:
-    """The table's gradient over a whole dataset, (vocab, dim): Σ over rows and positions, or its mean over the rows.
+    """Return the table's gradient over a whole dataset, (vocab, dim): Σ over rows and positions, or its mean over the rows.
 
-    Actors add up block by block, and Ray tasks in a tree what they have added up; this process holds the last sum alone.
-    Each partial sum carries which rows it is of, and those of the whole are compared with the dataset's: no row is lost and
-    none is counted twice, whatever died meanwhile. What a batch is filled up with counts for nothing.
+    Actors sum up block by block, and a tree of Ray tasks adds up their sums; this process holds the final sum alone. Each
+    partial sum records the rows that it covers, and those of the total are compared with the dataset's: no row is lost and
+    none is counted twice, whatever failed meanwhile. Padding does not contribute.
 
     Args:
-        dataset: as in `gradients`; so are `build` and `objective`.
-        reduce: "sum", or "mean" for the sum over the number of rows.
+        dataset: as in `gradients`, likewise `build` and `objective`.
+        reduce: "sum", or "mean" for the sum divided by the number of rows.
         **options: see `Options`.
 
     Returns:
-        The sum, added up in float64, in the gradients' dtype.
+        The sum, computed in float64 and returned in the dtype of the gradients.
 
     Raises:
         EmbgradError: as `embgrad.gradients`, with the row named; or rows are missing or were counted twice.
-        PointError: the point is no lookup.
+        PointError: the point is not a lookup.
     """
-    asked, shape = settings(build, objective, options)
-    expect_startable(asked, shape)
+    job, pool = settings(build, objective, options)
+    expect_startable(job, pool)
     if reduce not in ("sum", "mean"):
         raise EmbgradError(
             f"reduce is {reduce!r}: expected 'sum' or 'mean'.{did_you_mean(str(reduce), ('sum', 'mean'))}"
         )
     rows = dataset_of(dataset)
     before = None
-    if shape.verify:
+    if pool.verify:
         with readable(dataset), plain_errors():
-            before, _ = tally_of_dataset(rows, asked.inputs.columns)
+            before, _ = tally_of_dataset(rows, job.inputs.columns)
     with plain_errors():
-        bundles = mapped(rows, TableWorker, (asked,), asked, shape).iter_internal_ref_bundles()
+        bundles = mapped(rows, TableWorker, (job,), job, pool).iter_internal_ref_bundles()
         total = sum_of(reference for bundle in bundles for reference in bundle.block_refs)
     if before is not None:
         expect_same_rows(before, total.tally, "the sum")
@@ -200,21 +200,21 @@ def table(
     return RowSparse(total.table.rows, values.astype(total.dtype), total.table.shape)
 
 
-def _of_one_schema(rows: Any, asked: Asked) -> tuple[Any, Tally]:
-    """The rows with the same columns in all blocks, and their tally."""
-    tally, schemas = tally_of_dataset(rows, asked.inputs.columns)
-    if not schemas:  # there is no row
+def _with_one_schema(rows: Any, job: Job) -> tuple[Any, Tally]:
+    """Return the rows with the same columns in all blocks, and their tally."""
+    tally, schemas = tally_of_dataset(rows, job.inputs.columns)
+    if not schemas:  # there are no rows
         return rows, tally
-    schema = unified([("a block of the dataset", one) for one in schemas])
+    schema = unified([("a block of the dataset", block_schema) for block_schema in schemas])
     expect_parquet(schema)
-    if all(one.equals(schema) for one in schemas):
+    if all(block_schema.equals(schema) for block_schema in schemas):
         return rows, tally
 
-    def alike(block: pa.Table) -> pa.Table:
+    def conform(block: pa.Table) -> pa.Table:
         return conformed(block, schema, "the dataset")
 
-    rows = rows.map_batches(alike, batch_format="pyarrow", batch_size=None)
-    tally, _ = tally_of_dataset(rows, asked.inputs.columns)  # again, for the values that the wider type does not hold
+    rows = rows.map_batches(conform, batch_format="pyarrow", batch_size=None)
+    tally, _ = tally_of_dataset(rows, job.inputs.columns)  # again: raises for values that the wider type cannot hold
     return rows, tally
 
 
@@ -228,62 +228,66 @@ def _wanted(output: str, kind: str, length: int | None, prefix: str | None) -> W
     length = count_or_none(length, "length")
     if (output == "values") != (length is not None):
         raise EmbgradError(
-            f"length is {length!r} and output is {output!r}: expected a length with output='values', whose tensors are of one "
-            "shape, and with no other"
+            f"length is {length!r} and output is {output!r}: pass length with output='values', whose tensors have one "
+            "shape, and with no other output"
         )
     if not isinstance(prefix, (str, type(None))):
-        raise EmbgradError(f"prefix is {brief(prefix)}: expected what goes before the new columns' names, such as 'g_'")
+        raise EmbgradError(f"prefix is {brief(prefix)}: expected the prefix of the new columns' names, such as 'g_'")
     return Wanted(output, kind, length, prefix or "")
 
 
-def _place(folder: str | Path) -> tuple[str, Any]:
-    """The folder's address and its file system; nothing lies there yet."""
+def _empty_folder(folder: str | Path) -> tuple[str, Any]:
+    """Return the address of an empty or new folder, and its file system with the path in it."""
     if not isinstance(folder, (str, Path)):
         raise FileFormatError(f"the folder is {brief(folder)}: expected the name of a new one, for the Parquet files")
     address = str(folder) if "://" in str(folder) else str(Path(folder).absolute())
     expect_no_query(address)
     try:
         system, path = fs.FileSystem.from_uri(address) if "://" in address else (fs.LocalFileSystem(), address)
-        kind = system.get_file_info(path).type
-        held = system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if kind != fs.FileType.File else []
-        if kind == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
-            system.create_dir(path)  # so that one that cannot be made is told of before the dataset is read
+        file_type = system.get_file_info(path).type
+        files = (
+            system.get_file_info(fs.FileSelector(path, allow_not_found=True)) if file_type != fs.FileType.File else []
+        )
+        if file_type == fs.FileType.NotFound and isinstance(system, fs.LocalFileSystem):
+            system.create_dir(path)  # so that a failure is reported before the dataset is read
     except (OSError, ValueError) as error:
         raise FileFormatError(
             f"{folder} cannot be written to ({error}): expected a folder, or an address that pyarrow knows, such as "
             "s3://bucket/folder"
         ) from error
-    if kind == fs.FileType.File:
+    if file_type == fs.FileType.File:
         raise FileFormatError(f"{folder} is a file: expected the name of a folder")
-    if held:
+    if files:
         raise FileFormatError(
-            f"{folder} holds {len(held)} files, such as {held[0].base_name!r}: expected a new folder, or an empty one, so that "
-            "what is read there later is of one run"
+            f"{folder} holds {len(files)} files, such as {files[0].base_name!r}: expected a new or empty folder, so that it "
+            "holds one run alone"
         )
     return address, (system, path)
 
 
-def _tally_of_files(files: Any, place: str, asked: Asked) -> Tally:
-    """Of the rows that lie in the folder."""
+def _tally_of_files(files: Any, address: str, job: Job) -> Tally:
+    """Return the tally of the rows in the folder."""
     system, path = files
-    held = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    entries = system.get_file_info(fs.FileSelector(path, allow_not_found=True))
     return (
-        tally_of_dataset(ray.data.read_parquet(place, partitioning=None), asked.inputs.columns)[0] if held else Tally()
+        tally_of_dataset(ray.data.read_parquet(address, partitioning=None), job.inputs.columns)[0]
+        if entries
+        else Tally()
     )
 
 
-def _write_manifest(files: Any, asked: Asked, wanted: Wanted, rows: int | None) -> None:
+def _write_manifest(files: Any, job: Job, wanted: Wanted, rows: int | None) -> None:
     system, path = files
-    inputs = {name: value for name, value in asdict(asked.inputs).items() if value is not None}
+    inputs = {name: value for name, value in asdict(job.inputs).items() if value is not None}
     manifest = {
         "embgrad": __version__,
         "rows": rows,
-        "point": asked.point,
-        "objective": described(as_objective(asked.objective)),
+        "point": job.point,
+        "objective": described(as_objective(job.objective)),
         "inputs": inputs,
         **asdict(wanted),
     }
-    text = json.dumps(manifest, indent=2, default=plain)  # before there is a file
+    text = json.dumps(manifest, indent=2, default=plain)  # may raise, before the file exists
     system.create_dir(path)
     with system.open_output_stream(f"{path}/{MANIFEST}") as stream:
         stream.write(text.encode())

@@ -1,4 +1,4 @@
-"""One schema for all pieces of a dataset, as files of Parquet have one: brought together where that changes no value."""
+"""One schema for all blocks of a dataset, as Parquet files need, unified where that changes no value."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from embgrad.ray.row_columns import python_values
 
 __all__ = ["conformed", "expect_parquet", "unified"]
 
-#: What to do about a column whose values are of several types.
-ONE_TYPE = "expected values of one type in each column; bring them to one first"
+#: The advice about a column whose values are of several types.
+ONE_TYPE = "expected values of one type in each column; convert them first"
 
 
 def unified(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
-    """The schema that holds the columns of all pieces: numbers in the wider type, nulls where a piece lacks a column, and lists
-    for tensors that are not of one shape in all of them.
+    """Return the schema that holds the columns of all files or blocks.
+
+    It has numbers in the wider type, nulls for missing columns, and lists for tensors whose shapes differ.
 
     Args:
-        pieces: what each is called in messages, and its schema.
+        pieces: for each file or block, its name in messages and its schema.
 
     Raises:
-        FileFormatError: a column's types do not go together, or two columns have one name.
+        FileFormatError: the types of a column are incompatible, or two columns have the same name.
     """
     for piece, schema in pieces:
         for name in schema.names:
@@ -33,103 +34,105 @@ def unified(pieces: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
                 raise FileFormatError(
                     f"{piece} has {schema.names.count(name)} columns called {name!r}: expected a name for each; rename them"
                 )
-    held: dict[str, list[tuple[str, pa.DataType]]] = {name: [] for _, schema in pieces for name in schema.names}
+    types_by_name: dict[str, list[tuple[str, pa.DataType]]] = {
+        name: [] for _, schema in pieces for name in schema.names
+    }
     for piece, schema in pieces:
-        for name, known in held.items():
-            kind = schema.field(name).type if name in schema.names else pa.null()
-            if all(kind != one for _, one in known):
-                known.append((piece, kind))
-    return pa.schema([(name, _together(name, kinds)) for name, kinds in held.items()])
+        for name, types in types_by_name.items():
+            dtype = schema.field(name).type if name in schema.names else pa.null()
+            if all(dtype != other for _, other in types):
+                types.append((piece, dtype))
+    return pa.schema([(name, _common_type(name, types)) for name, types in types_by_name.items()])
 
 
-def _together(name: str, kinds: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:
-    first, found = kinds[0]
-    for piece, kind in kinds[1:]:
-        wider = _wider(found, kind)
+def _common_type(name: str, types: Sequence[tuple[str, pa.DataType]]) -> pa.DataType:
+    origin, common = types[0]
+    for piece, dtype in types[1:]:
+        wider = _wider(common, dtype)
         if wider is None:
             raise FileFormatError(
-                f"the column {name!r} is of the type {found} in {first}, and {kind} in "
-                f"{piece if piece != first else 'another'}: {ONE_TYPE}"
+                f"the column {name!r} is of the type {common} in {origin}, and {dtype} in "
+                f"{piece if piece != origin else 'another'}: {ONE_TYPE}"
             )
-        first, found = (first, found) if wider == found else (piece, wider)
-    return found
+        origin, common = (origin, common) if wider == common else (piece, wider)
+    return common
 
 
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both as they are; None where there is none."""
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """Return the type that holds the values of both unchanged, or None."""
     try:
         schema = pa.unify_schemas(
-            [pa.schema([("", _listed(kind))]) for kind in (one, other)], promote_options="permissive"
+            [pa.schema([("", _as_lists(dtype))]) for dtype in (first, second)], promote_options="permissive"
         )
     except pa.ArrowException:
         return None
     wider = schema.field(0).type
-    return wider if _kept(one, wider) and _kept(other, wider) else None
+    return wider if _is_lossless(first, wider) and _is_lossless(second, wider) else None
 
 
-def _kept(kind: pa.DataType, wider: pa.DataType) -> bool:
-    """Whether values stay what they are; whole numbers that a float cannot hold are found where they are cast."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(wider):
-        return all(_kept(one.type, wider.field(one.name).type) for one in kind)
-    if hasattr(kind, "value_type") and hasattr(wider, "value_type"):
-        return _kept(kind.value_type, wider.value_type)
+def _is_lossless(dtype: pa.DataType, wider: pa.DataType) -> bool:
+    """Return whether values keep their meaning in the wider type; rounding of whole numbers is detected when they are cast."""
+    if pa.types.is_struct(dtype) and pa.types.is_struct(wider):
+        return all(_is_lossless(field.type, wider.field(field.name).type) for field in dtype)
+    if hasattr(dtype, "value_type") and hasattr(wider, "value_type"):
+        return _is_lossless(dtype.value_type, wider.value_type)
     text = (pa.types.is_string, pa.types.is_large_string)
-    as_bytes = any(one(kind) for one in text) and not any(one(wider) for one in text)
-    return not as_bytes and not (pa.types.is_decimal(kind) and pa.types.is_floating(wider))
+    as_bytes = any(is_text(dtype) for is_text in text) and not any(is_text(wider) for is_text in text)
+    return not as_bytes and not (pa.types.is_decimal(dtype) and pa.types.is_floating(wider))
 
 
-def _listed(kind: pa.DataType) -> pa.DataType:
-    """The type of lists in place of that of tensors, Arrow's or Ray's, which tells the shape."""
-    if not isinstance(kind, pa.BaseExtensionType) or not hasattr(kind, "shape"):
-        return kind
-    made = kind.value_type
-    for _ in kind.shape:
-        made = pa.list_(made)
-    return made
+def _as_lists(dtype: pa.DataType) -> pa.DataType:
+    """Return a tensor type, Arrow's or Ray's, as a type of nested lists, and other types unchanged."""
+    if not isinstance(dtype, pa.BaseExtensionType) or not hasattr(dtype, "shape"):
+        return dtype
+    nested = dtype.value_type
+    for _ in dtype.shape:
+        nested = pa.list_(nested)
+    return nested
 
 
 def conformed(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """The rows with the columns of the schema.
+    """Return the rows with the columns of the schema.
 
     Args:
-        rows: a piece of those of which `unified` has made the schema.
-        schema: it.
-        what: what the piece is called in messages.
+        rows: one of the files or blocks given to `unified`.
+        schema: the schema that `unified` returned.
+        what: the name of the file or block in messages.
 
     Raises:
-        FileFormatError: a value cannot be held by the column's type.
+        FileFormatError: the column's type cannot hold a value.
     """
-    made = []
-    for name, kind in zip(schema.names, schema.types, strict=True):
+    columns = []
+    for name, dtype in zip(schema.names, schema.types, strict=True):
         if name not in rows.column_names:
-            made.append(pa.nulls(rows.num_rows, kind))
+            columns.append(pa.nulls(rows.num_rows, dtype))
             continue
         column = rows.column(name)
         try:
-            listed = _listed(column.type)
-            if column.type not in (kind, listed):
-                column = pa.chunked_array([pa.array(python_values(rows, name), listed)])
-            made.append(column.cast(kind))
+            as_lists = _as_lists(column.type)
+            if column.type not in (dtype, as_lists):
+                column = pa.chunked_array([pa.array(python_values(rows, name), as_lists)])
+            columns.append(column.cast(dtype))
         except pa.ArrowException as error:
             raise FileFormatError(
-                f"the column {name!r} of {what} is of the type {column.type}, and {kind} elsewhere, which cannot hold all of "
+                f"the column {name!r} of {what} is of the type {column.type}, and {dtype} elsewhere, which cannot hold all of "
                 f"its values ({error}): {ONE_TYPE}"
             ) from None
-    return pa.table(made, names=schema.names)
+    return pa.table(columns, names=schema.names)
 
 
 def expect_parquet(schema: pa.Schema) -> None:
-    """Refuse what files of Parquet cannot hold.
+    """Check that Parquet files can hold all columns.
 
     Raises:
-        FileFormatError: there is a column of such a type.
+        FileFormatError: they cannot hold the type of a column.
     """
-    for name, kind in zip(schema.names, schema.types, strict=True):
+    for name, dtype in zip(schema.names, schema.types, strict=True):
         try:
-            with parquet.ParquetWriter(io.BytesIO(), pa.schema([(name, kind)])):
-                pass  # of tensors Arrow may make no empty table
+            with parquet.ParquetWriter(io.BytesIO(), pa.schema([(name, dtype)])):
+                pass  # Arrow may be unable to write an empty table of tensors
         except pa.ArrowException as error:
             raise FileFormatError(
-                f"the column {name!r} is of the type {kind}, which files of Parquet cannot hold ({error}): leave it out, or "
-                "turn it into another"
+                f"the column {name!r} is of the type {dtype}, which Parquet files cannot hold ({error}): remove it, or "
+                "convert it to another type"
             ) from None

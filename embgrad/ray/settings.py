@@ -1,4 +1,4 @@
-"""What may be asked of a run over a dataset, checked before anything is started."""
+"""The options of a run over a dataset, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from embgrad.objectives.objectives import Objective, Scalar
 if TYPE_CHECKING:
     from embgrad.backend.protocol import Call
 
-__all__ = ["OUTPUTS", "Asked", "Inputs", "Options", "Shape", "settings"]
+__all__ = ["OUTPUTS", "Inputs", "Job", "Options", "Pool", "settings"]
 
-#: What may be had of each row.
+#: The possible outputs for each row.
 OUTPUTS: Final = ("saliency", "tables", "values")
 
-#: How often an actor is started anew, and its work done again, unless `actor_options` say otherwise: a machine that is taken
-#: away costs nothing, and a row at which the process dies each time does not keep the run going for ever.
+#: How often an actor is restarted and its work repeated, unless `actor_options` set another limit. The loss of a machine then
+#: costs nothing, and a row that crashes the process each time does not keep the run going for ever.
 RESTARTS: Final = 8
 
 
@@ -45,24 +45,25 @@ class Options(TypedDict, total=False):
 
     Attributes:
         text: the column of the texts, "text" by default; two columns, ("premise", "hypothesis"), for pairs.
-        ids: the column of the token ids, a list a row, in place of texts; shorter rows are padded under a mask.
+        ids: the column of the token ids, one list a row, in place of texts; shorter rows are padded and masked.
         mask: with `ids`, the column of the masks.
         types: with `ids`, the column of the segment numbers.
-        key: the column that names a row in errors and in the count of what went in and came out.
-        max_length: the most tokens of a text, see `embgrad.encode`; the column `truncated` then says how many were cut off.
-        pad_id: with `ids`, the id that pads; 0 by default.
-        convention: how the model is given its inputs, see `embgrad.TokenBatch`; by default as the tokenizer says, or
-            "huggingface". With "ids", bare ids that no mask goes with, only rows of one length share a batch.
-        batch_size: run at most so many rows at once, 32 by default; rows of like length go together.
-        workers: how many actors hold the model, 2 by default.
-        num_cpus: of each actor; by default 1, or less where that would leave no CPU to read the dataset with.
-        num_gpus: of each actor; none by default.
+        key: the column that names a row in errors and identifies it when rows in and out are compared.
+        max_length: the largest number of tokens in a text, see `embgrad.encode`; the column `truncated` then holds the number
+            of tokens that were cut off.
+        pad_id: with `ids`, the id of the padding; 0 by default.
+        convention: how the inputs are passed to the model, see `embgrad.TokenBatch`; by default as the tokenizer says, or
+            "huggingface". With "ids" the model receives no mask, so that only rows of one length share a batch.
+        batch_size: the largest number of rows that are run at once, 32 by default; rows of similar length are run together.
+        workers: the number of actors, each with its own copy of the model, 2 by default.
+        num_cpus: the CPUs of each actor; by default 1, or less where that would leave no CPU to read the dataset with.
+        num_gpus: the GPUs of each actor; none by default.
         actor_options: further options of Ray for the actors, such as `max_restarts`, `memory` or `runtime_env`.
-        at: the point, as in `embgrad.gradients`, one of them; so are `call`, `pads`, `compile`, `check`, `override`, `add` and
-            `edit`, but that arrays with an example axis have no place here.
-        verify: take down the rows that go in and compare them with those that come out, by `write` and `table`. It reads the
-            dataset once more, and `write` then also sees at once whether its columns' types go together. All three see to it
-            that the model has the same weights in each actor. True by default.
+        at: the point, as in `embgrad.gradients`, but only one; likewise `call`, `pads`, `compile`, `check`, `override`, `add`
+            and `edit`, without arrays that have an example axis.
+        verify: whether `write` and `table` compare the rows of the dataset with those of the result, and all three functions
+            check that the model has the same weights in each actor. It reads the dataset once more, and `write` then also
+            checks in advance that the types of each column are compatible. True by default.
     """
 
     text: str | Sequence[str]
@@ -89,13 +90,13 @@ class Options(TypedDict, total=False):
     verify: bool
 
 
-#: The options that go to `embgrad.gradients` as they are.
+#: The options that are passed to `embgrad.gradients` unchanged.
 PASSED: Final = ("at", "call", "pads", "compile", "check", "override", "add", "edit")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Which columns the model is given, and how; see `Options`."""
+    """The columns that become the model's inputs, and how; see `Options`."""
 
     text: tuple[str, ...] = ("text",)
     ids: str | None = None
@@ -108,17 +109,22 @@ class Inputs:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that tell one row from another."""
+        """The columns that identify a row."""
         named = (self.ids, self.mask, self.types) if self.ids is not None else self.text
         return list(dict.fromkeys(name for name in (self.key, *named) if name is not None))
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What each actor is told: how the model is built, and what is asked of it.
+class Job:
+    """The request that each actor receives: how to build the model, and what to compute.
 
     Attributes:
-        run: tells the actors' run from others, within which all are to have the same weights; None where nobody looks.
+        build: the function that returns the model, or (model, tokenizer).
+        objective: the objective, or a function of the rows that returns one.
+        inputs: the columns of the model's inputs.
+        batch_size: the largest number of rows that are run at once.
+        passed: the options of `embgrad.gradients`.
+        run: the identifier of the run, whose actors must have the same weights; None without that check.
     """
 
     build: Callable[[], Any]
@@ -135,8 +141,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How the actors are started."""
+class Pool:
+    """The number of actors, their resources, and whether the run is verified; see `Options`."""
 
     workers: int = 2
     num_cpus: float | None = None
@@ -145,11 +151,11 @@ class Shape:
     verify: bool = True
 
 
-def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Asked, Shape]:
-    """What the actors are told and how they are started.
+def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[Job, Pool]:
+    """Return the request to the actors and how they are started.
 
     Raises:
-        EmbgradError: an option is unknown, or not what it should be.
+        EmbgradError: an option is unknown or not valid.
     """
     known = Options.__annotations__
     for name in options:
@@ -160,46 +166,48 @@ def settings(build: Any, objective: Any, options: Mapping[str, Any]) -> tuple[As
             f"build is {brief(build)}: expected a function without arguments that gives the model, or (model, tokenizer); each "
             "actor calls it once"
         )
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     _expect_objective(objective)
-    _expect_passed(given)
-    shape = Shape(**{one.name: given[one.name] for one in fields(Shape) if one.name in given})
-    asked = Asked(
+    _expect_passed(chosen)
+    pool = Pool(**{field.name: chosen[field.name] for field in fields(Pool) if field.name in chosen})
+    job = Job(
         build,
         objective,
-        _inputs(given),
-        count_or_none(given.get("batch_size", 32), "batch_size") or 32,
-        {name: given[name] for name in PASSED if name in given},
-        uuid.uuid4().hex if shape.verify is True else None,
+        _inputs(chosen),
+        count_or_none(chosen.get("batch_size", 32), "batch_size") or 32,
+        {name: chosen[name] for name in PASSED if name in chosen},
+        uuid.uuid4().hex if pool.verify is True else None,
     )
-    count_or_none(shape.workers, "workers")
-    expect_flag(shape.verify, "verify")
-    if not isinstance(shape.actor_options, Mapping):
+    count_or_none(pool.workers, "workers")
+    expect_flag(pool.verify, "verify")
+    if not isinstance(pool.actor_options, Mapping):
         raise EmbgradError(
-            f"actor_options is {brief(shape.actor_options)}: expected a dict of what ray.remote takes, such as "
+            f"actor_options is {brief(pool.actor_options)}: expected a dict of what ray.remote takes, such as "
             "{'max_restarts': 2}"
         )
-    return asked, shape
+    return job, pool
 
 
 def _unknown(name: str, known: Mapping[str, Any]) -> str:
     if name in ("split", "training"):
         return (
-            f"{name!r} has no meaning over a dataset: which rows share a batch is Ray's affair, and so would the result be; "
-            "expected rows that do not meet, in evaluation mode"
+            f"{name!r} has no meaning over a dataset, since Ray decides which rows share a batch: omit it. Rows must not "
+            "interact, and the model runs in evaluation mode"
         )
     if name == "tokenizer":
         return "the tokenizer comes with the model: expected build to give (model, tokenizer)"
     return f"there is no option {name!r}: expected some of {listed(known, 30)}.{did_you_mean(name, known)}"
 
 
-def _inputs(given: Mapping[str, Any]) -> Inputs:
-    chosen: dict[str, Any] = {one.name: given[one.name] for one in fields(Inputs) if one.name in given}
+def _inputs(options: Mapping[str, Any]) -> Inputs:
+    chosen: dict[str, Any] = {field.name: options[field.name] for field in fields(Inputs) if field.name in options}
     if "text" in chosen and "ids" in chosen:
-        raise BatchError("text and ids name columns both: expected one of them; leave one out")
-    alone = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
-    if alone:
-        raise BatchError(f"{alone[0]} goes with ids, and rows are texts: name the column of the ids with ids=...")
+        raise BatchError("text and ids both name columns: pass one of them")
+    without_ids = [name for name in ("mask", "types", "pad_id") if name in chosen and "ids" not in chosen]
+    if without_ids:
+        raise BatchError(
+            f"{without_ids[0]} requires ids, but the rows are texts: name the column of the ids with ids=..."
+        )
     if "max_length" in chosen and "ids" in chosen:
         raise BatchError("max_length cuts texts, and the rows hold ids: cut them in the dataset")
     if "max_length" in chosen:
@@ -211,7 +219,7 @@ def _inputs(given: Mapping[str, Any]) -> Inputs:
         named = [chosen["text"]] if isinstance(chosen["text"], str) else chosen["text"]
         chosen["text"] = tuple(named) if isinstance(named, (list, tuple)) else ()
         if len(chosen["text"]) not in (1, 2) or not all(isinstance(name, str) for name in chosen["text"]):
-            raise BatchError(f"text is {given['text']!r}: expected the name of a column, or of two for pairs")
+            raise BatchError(f"text is {options['text']!r}: expected the name of a column, or of two for pairs")
     for name in ("ids", "mask", "types", "key"):
         if not isinstance(chosen.get(name, ""), str):
             raise BatchError(f"{name} is {chosen[name]!r}: expected the name of a column")
@@ -225,11 +233,11 @@ def _inputs(given: Mapping[str, Any]) -> Inputs:
 
 
 def _expect_objective(objective: Any) -> None:
-    """Refuse what would mean something else in each batch."""
+    """Check that the objective does not depend on how rows are batched."""
     if isinstance(objective, Scalar):
         raise UnsupportedError(
-            "a Scalar objective reduces over the batch, and which rows share one is Ray's affair: expected an objective of one "
-            "number a row"
+            "a Scalar objective reduces over the batch, but Ray decides which rows share one: pass an objective with one number "
+            "a row"
         )
     as_objective(objective)
     if not isinstance(objective, Objective):
@@ -238,30 +246,30 @@ def _expect_objective(objective: Any) -> None:
         objective.take(slice(0, 0), 0)
     except ObjectiveError:
         raise ObjectiveError(
-            f"the objective {objective!r} has arguments of one entry an example, and which rows share a batch is Ray's affair: "
-            'expected a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
+            f"the objective {objective!r} has arguments of one entry an example, but Ray decides which rows share a batch: "
+            'pass a function of the rows, such as objective=lambda rows: embgrad.CrossEntropy(rows["label"])'
         ) from None
 
 
-def _expect_passed(given: Mapping[str, Any]) -> None:
-    if not isinstance(given.get("at", WORD), str):
-        raise PointError(f"at is {given['at']!r}: expected the name of one point; run once for each")
+def _expect_passed(options: Mapping[str, Any]) -> None:
+    if not isinstance(options.get("at", WORD), str):
+        raise PointError(f"at is {options['at']!r}: expected the name of one point; run once for each")
     for option in ("override", "add"):
-        changes = given.get(option) or {}
+        changes = options.get(option) or {}
         for name, value in changes.items() if isinstance(changes, Mapping) else ():
             shape = _shape(value)
             if len(shape) > 2 and shape[0] != 1:
                 raise PointError(
-                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, and which rows share a batch is "
-                    "Ray's affair: expected an array that is the same for all rows, or a function"
+                    f"{option} at {name!r} has the shape {tuple(shape)}, with an example axis, but Ray decides which rows "
+                    "share a batch: pass an array without that axis, or a function"
                 )
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """An array's, which may come as a list of lists; () of a function."""
+    """Return the shape of an array or of nested lists; () for a function."""
     if not isinstance(value, (list, tuple)):
         return tuple(getattr(value, "shape", ()))
     try:
         return np.shape(value)
-    except ValueError:  # it is none; what takes it says so
+    except ValueError:  # not an array, which `embgrad.gradients` reports
         return ()

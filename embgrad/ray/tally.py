@@ -1,4 +1,4 @@
-"""How many rows there are, and which: taken on the way in and on the way out, the two must be the same."""
+"""Counts and fingerprints of rows; those of a dataset and of its results must be equal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from embgrad.ray.row_columns import python_values
 
 __all__ = ["Tally", "expect_same_rows", "tally_of", "tally_of_dataset"]
 
-#: Fingerprints are added up in so many bits, so that their order does not count, but how often each row comes does.
+#: The number of bits in which fingerprints are summed. A sum ignores the order of rows, but not how often each occurs.
 BITS: Final = 64
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many rows, and the sum of their fingerprints."""
+    """The number of rows, and the sum of their fingerprints."""
 
     rows: int = 0
     fingerprint: int = 0
@@ -33,10 +33,10 @@ class Tally:
 
 
 def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
-    """The tally of the rows of a block, told apart by these columns: by what they hold, in whichever type it is held.
+    """Return the tally of the rows of a block, identified by the values of these columns, whatever their types.
 
     Raises:
-        BatchError: there is no such column.
+        BatchError: a column does not exist.
     """
     values = [python_values(rows, name) for name in columns]
     total = Tally()
@@ -47,13 +47,13 @@ def tally_of(rows: pa.Table, columns: Sequence[str]) -> Tally:
 
 
 def _plain(value: Any) -> Any:
-    """The same for values that are equal: 1, 1.0 and Decimal("1.00"), and a struct with a field of null and without it."""
+    """Return the same object for equal values: 1, 1.0 and Decimal("1.00"), or a struct with a null field and without it."""
     if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
         return _plain(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(name): _plain(value[name]) for name in sorted(value, key=str) if value[name] is not None}
     if isinstance(value, float):
@@ -64,16 +64,16 @@ def _plain(value: Any) -> Any:
 
 
 def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[pa.Schema]]:
-    """The tally of a whole dataset, which is read for it and not held, and the schemas that its blocks have."""
-    wanted = list(columns)
+    """Return the tally of a dataset, which is read once and not kept in memory, and the schemas of its blocks."""
+    names = list(columns)
 
     def count(rows: pa.Table) -> pa.Table:
-        found = tally_of(rows, wanted)
-        schema = rows.schema.remove_metadata().serialize().to_pybytes() if found.rows else None
+        tally = tally_of(rows, names)
+        schema = rows.schema.remove_metadata().serialize().to_pybytes() if tally.rows else None
         return pa.table(
             {
-                "rows": [found.rows],
-                "fingerprint": pa.array([found.fingerprint], pa.uint64()),
+                "rows": [tally.rows],
+                "fingerprint": pa.array([tally.fingerprint], pa.uint64()),
                 "schema": pa.array([schema], pa.binary()),
             }
         )
@@ -83,24 +83,23 @@ def tally_of_dataset(dataset: Any, columns: Sequence[str]) -> tuple[Tally, list[
     for row in dataset.map_batches(count, batch_format="pyarrow", batch_size=None).iter_rows():
         total += Tally(int(row["rows"]), int(row["fingerprint"]))
         schemas[row["schema"]] = None
-    return total, [pa.ipc.read_schema(pa.py_buffer(one)) for one in schemas if one is not None]
+    return total, [pa.ipc.read_schema(pa.py_buffer(schema)) for schema in schemas if schema is not None]
 
 
-def expect_same_rows(given: Tally, found: Tally, what: str) -> None:
-    """Refuse a result that is not of each row once.
+def expect_same_rows(before: Tally, after: Tally, what: str) -> None:
+    """Check that a result covers each row once.
 
     Raises:
         EmbgradError: a row is missing, or counted twice.
     """
-    if given == found:
+    if before == after:
         return
-    how = (
-        f"{given.rows} rows went in and {found.rows} came out"
-        if given.rows != found.rows
-        else f"{given.rows} rows went in and as many came out, but they are not the same"
+    difference = (
+        f"{before.rows} rows went in and {after.rows} came out"
+        if before.rows != after.rows
+        else f"{before.rows} rows went in and as many came out, but they are not the same"
     )
     raise EmbgradError(
-        f"{what} is not of each row once: {how}. Expected a dataset that gives the same rows each time it is read (a random "
-        "sample does not: call its materialize() first, or pass verify=False); if it does, the result is wrong and is not to "
-        "be used"
+        f"{what} does not hold each row once: {difference}. If the dataset gives the same rows each time it is read (a random "
+        "sample does not: call its materialize() first, or pass verify=False), the result is wrong and must not be used"
     )

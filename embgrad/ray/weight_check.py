@@ -1,4 +1,4 @@
-"""Sees to it that all actors of a run compute with the same weights: what each has built is held to what the first had."""
+"""The check that all actors of a run have the same weights, namely those of the first."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from embgrad.errors import BackendError, listed
 
 __all__ = ["expect_same_weights"]
 
-#: Where, in what Ray keeps by keys for a cluster, the runs' first weights are told.
+#: The namespace in Ray's internal key-value store that holds the first weights of each run.
 NAMESPACE: Final = "embgrad"
 
-#: So much of a weight's digest tells it from others.
-SHORT: Final = 16
+#: The number of digits of a weight's digest that are compared.
+DIGITS: Final = 16
 
 
 def expect_same_weights(run: str, model: Any) -> None:
-    """Take down an actor's weights where no other has, and else compare them with those of the one that has.
+    """Record the weights of the first actor of a run, or compare an actor's weights with the recorded ones.
 
-    Outside of Ray there are no other actors.
+    Outside of Ray, where there are no other actors, nothing is checked.
 
     Args:
-        run: the same for all actors that make one dataset, and for no others.
-        model: what the actor has built.
+        run: the identifier of the run, shared by all of its actors.
+        model: the model that the actor has built.
 
     Raises:
-        BackendError: they differ.
+        BackendError: the weights differ.
     """
     if not internal_kv._internal_kv_initialized():
         return
-    own = {name: digest[:SHORT] for name, digest in weights_sums(model).items()}
+    digests = {name: digest[:DIGITS] for name, digest in weights_sums(model).items()}
     key = f"weights:{run}"
-    internal_kv._internal_kv_put(key, json.dumps(own), overwrite=False, namespace=NAMESPACE)
+    internal_kv._internal_kv_put(key, json.dumps(digests), overwrite=False, namespace=NAMESPACE)
     first = json.loads(internal_kv._internal_kv_get(key, namespace=NAMESPACE))
-    others = [name for name in dict.fromkeys([*first, *own]) if first.get(name) != own.get(name)]
-    if others:
+    differing = [name for name in dict.fromkeys([*first, *digests]) if first.get(name) != digests.get(name)]
+    if differing:
         raise BackendError(
-            f"build() gave one actor other weights than another ({listed(others)}): expected the same model in each, and in one "
-            "that is started anew; load all weights inside build(), or set the seed there, as of a classifier's new head"
+            f"build() returned different weights in different actors ({listed(differing)}): expected the same model in each, and "
+            "in restarted ones. Load all weights inside build(), or set the seed there, for example for a classifier's new head"
         )

@@ -1,4 +1,4 @@
-"""The actor: it holds the model, and makes blocks of results of blocks of rows."""
+"""The actors' classes, which hold the model and compute blocks of results from blocks of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from embgrad.objectives.objectives import Objective, Scalar
 from embgrad.ray.partial_sum import Partial
 from embgrad.ray.result_columns import Answer, Wanted, with_answers
 from embgrad.ray.row_columns import Columns, Examples, NoColumnError, examples_of, named_row, rows_at
-from embgrad.ray.settings import Asked
+from embgrad.ray.settings import Job
 from embgrad.ray.tally import tally_of
 from embgrad.ray.weight_check import expect_same_weights
 from embgrad.results.gradients import EmbeddingGradients
@@ -35,270 +35,277 @@ from embgrad.streaming.padding_invariance import Difference, Verdict, compared_a
 
 __all__ = ["GradientWorker", "TableWorker"]
 
-#: Errors that are of the model or of what is asked, whichever the row.
+#: Errors that concern the model or the request, and not a single row.
 OF_ALL_ROWS: Final = (BackendError, NoColumnError, OutputError, PointError, UnsupportedError)
 
-#: How many rows of a batch are run alone to see that others do not count: one may be that which sets the scale for the rest.
-TRIED: Final = 2
+#: The number of rows run alone to check that other rows do not matter. One is not enough: the others may depend on it.
+ROWS_RUN_ALONE: Final = 2
 
 
 class Worker:
-    """Holds the model; its subclasses say what becomes of the gradients.
+    """The base class of the actors, which holds the model; subclasses use the gradients.
 
-    The model is built at the first block and not with the actor: what Ray says of a constructor that fails, it says after
+    The model is built at the first block and not in the constructor, since Ray reports a failing constructor only after
     several more actors have failed in it.
     """
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._built: tuple[Any, Any] | None = None
-        self._by_length = asked.inputs.convention == "ids"
-        self._padding_tried = False  # whether it is known that padding is of no account to the model
-        self._others_tried = False  # whether it is known that other rows are of no account, either
-        self._held_to_others = asked.run is None  # whether its weights are known to be those of the other actors
+        self._by_length = job.inputs.convention == "ids"
+        self._padding_checked = False  # whether padding is known not to change results
+        self._other_rows_checked = False  # whether other rows are known not to change results
+        self._weights_checked = job.run is None  # whether the weights are known to equal those of the other actors
 
     def answers(self, rows: pa.Table) -> Iterator[Answer]:
-        """The gradients of a block's rows, in groups of like length.
+        """Yield the gradients of a block's rows, in groups of similar length.
 
         Raises:
             EmbgradError: as `embgrad.gradients`; the message names the row.
         """
         if self._built is None:
-            self._built = _built(self._asked)
-        if not rows.num_rows:  # a block of which a filter has left nothing
+            self._built = _built_model(self._job)
+        if not rows.num_rows:  # a filter has removed all rows of the block
             return
         try:
-            examples = examples_of(rows, self._asked.inputs, self._built[1])
-            self._by_length = self._by_length or _may_read_padding(self._asked, self._built[1])
-            lengths = examples.own.sum(1)
+            examples = examples_of(rows, self._job.inputs, self._built[1])
+            self._by_length = self._by_length or _may_read_padding(self._job, self._built[1])
+            lengths = examples.real.sum(1)
             order = np.argsort(lengths, kind="stable")
             groups = np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1) if self._by_length else [order]
-            size = self._asked.batch_size
+            size = self._job.batch_size
             for group in groups:
                 for start in range(0, len(group), size):
                     for answer in self._answers(rows, examples, group[start : start + size]):
-                        self._hold_to_others()  # only now has a model all its weights
+                        self._check_weights()  # a model may create weights in its first forward pass
                         yield answer
-        except Exception as error:  # the model's own too; Ray would say it in a hundred lines
-            raise self._naming_the_row(rows, _ours(error)) from error
+        except Exception as error:  # errors of the model as well; Ray would report them in a hundred lines
+            raise self._with_row_name(rows, _as_embgrad_error(error)) from error
 
-    def _hold_to_others(self) -> None:
-        if not self._held_to_others and self._built is not None and self._asked.run is not None:
-            expect_same_weights(self._asked.run, self._built[0])
-            self._held_to_others = True
+    def _check_weights(self) -> None:
+        if not self._weights_checked and self._built is not None and self._job.run is not None:
+            expect_same_weights(self._job.run, self._built[0])
+            self._weights_checked = True
 
     def _answers(self, rows: pa.Table, examples: Examples, chosen: np.ndarray) -> Iterator[Answer]:
         part = examples.take(chosen)
-        if self._by_length and not part.own.all():
-            lengths = part.own.sum(1)
+        if self._by_length and not part.real.all():
+            lengths = part.real.sum(1)
             for length in np.unique(lengths):
                 yield from self._answers(rows, examples, chosen[lengths == length])
             return
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = self._gradients(rows_at(rows, chosen), part)
-        if self._is_other_alone(rows, part, chosen, found):
-            self._by_length = True  # rows of one length alone share a batch from here on
+            result = self._gradients(rows_at(rows, chosen), part)
+        if self._differs_alone(rows, part, chosen, result):
+            self._by_length = True  # from now on only rows of one length share a batch
             yield from self._answers(rows, examples, chosen)
             return
-        for one in said:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-        if found.values.ndim != 3 or found.values.shape[:2] != part.batch.shape:
+        for warning in caught:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        if result.values.ndim != 3 or result.values.shape[:2] != part.batch.shape:
             raise PointError(
-                f"the point {self._asked.point!r} has the shape {found.values.shape}: expected (example, position, dim), with "
+                f"the point {self._job.point!r} has the shape {result.values.shape}: expected (example, position, dim), with "
                 f"{part.batch.shape} examples and positions"
             )
-        yield Answer(chosen, found, part.own)
+        yield Answer(chosen, result, part.real)
 
-    def _is_other_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, found: EmbeddingGradients) -> bool:
-        """Whether padded rows have other numbers by themselves: what fills them up counts, or which others are there.
+    def _differs_alone(self, rows: pa.Table, part: Examples, chosen: np.ndarray, result: EmbeddingGradients) -> bool:
+        """Return whether padded rows have other results when run alone, because padding or other rows change them.
 
-        Until it is known that they have not, rows of each group are run once more, alone. A padded one that cannot be is taken
-        to have others.
+        Until this is known not to happen, rows of each group are run again alone. A padded row that cannot be run alone counts as
+        different.
 
         Raises:
-            UnsupportedError: a row has other numbers by itself than beside rows of its length.
+            UnsupportedError: a row's results alone differ from those beside rows of its length.
         """
-        padded = not part.own.all()
-        if padded and "mask" in found.provenance["unused"]:
+        padded = not part.real.all()
+        if padded and "mask" in result.provenance["unused"]:
             return True
-        several = _that_differ(found.values)
-        shortest = several[np.argsort(part.own.sum(1)[several], kind="stable")]
-        count = TRIED if len(several) > 1 and not self._others_tried else int(padded and not self._padding_tried)
-        told = 0
+        several = _distinct_rows(result.values)
+        shortest = several[np.argsort(part.real.sum(1)[several], kind="stable")]
+        count = (
+            ROWS_RUN_ALONE
+            if len(several) > 1 and not self._other_rows_checked
+            else int(padded and not self._padding_checked)
+        )
+        conclusive = 0
         for row in shortest[:count]:
-            verdict = self._alone(rows, part, chosen, int(row), found)
+            verdict = self._alone(rows, part, chosen, int(row), result)
             if padded and (verdict is None or verdict.difference is not None):
                 return True
             if verdict is not None and verdict.difference is not None:
-                raise self._of_others(rows_at(rows, chosen[[row]]), verdict.difference)
-            if verdict is not None and verdict.told:
-                told += 1
-                self._padding_tried = self._padding_tried or not part.own[row].all()
-        self._others_tried = self._others_tried or told == TRIED
+                raise self._meeting_error(rows_at(rows, chosen[[row]]), verdict.difference)
+            if verdict is not None and verdict.conclusive:
+                conclusive += 1
+                self._padding_checked = self._padding_checked or not part.real[row].all()
+        self._other_rows_checked = self._other_rows_checked or conclusive == ROWS_RUN_ALONE
         return False
 
     def _alone(
-        self, rows: pa.Table, part: Examples, chosen: np.ndarray, row: int, found: EmbeddingGradients
+        self, rows: pa.Table, part: Examples, chosen: np.ndarray, row: int, result: EmbeddingGradients
     ) -> Verdict | None:
-        """How a row's numbers compare with those by itself, or beside copies where the model takes no other number of rows; None
-        where it takes neither."""
+        """Return the comparison of a row's results with those of the row alone.
+
+        Where the model accepts only one number of rows, the row is run with copies of itself. Returns None where it accepts
+        neither.
+        """
         for count in dict.fromkeys((1, len(chosen))):
             copies = np.full(count, row)
             try:
                 alone = self._gradients(rows_at(rows, chosen[copies]), part.take(copies), check=False)
-            except Exception:  # the model's own; where the row is at fault it is named when its turn comes
+            except Exception:  # of the model; if the row is at fault, it is named later
                 continue
             return compared_alone(
-                {self._asked.point: found},
-                {self._asked.point: alone},
+                {self._job.point: result},
+                {self._job.point: alone},
                 (row, 0),
                 "right",
-                lambda: {self._asked.point: self._gradients(rows_at(rows, chosen), part, check=False)},
+                lambda: {self._job.point: self._gradients(rows_at(rows, chosen), part, check=False)},
             )
         return None
 
-    def _of_others(self, row: pa.Table, difference: Difference) -> UnsupportedError:
+    def _meeting_error(self, row: pa.Table, difference: Difference) -> UnsupportedError:
         return UnsupportedError(
-            f"{named_row(row, self._asked.inputs)} has other numbers alone than beside rows of its length: at "
-            f"{difference.name!r} they lie {difference.size:.2g} apart, relatively, where rounding explains "
-            f"{difference.limit:.2g}. Which rows share a batch is Ray's affair: expected a model, an objective and changes in "
-            "which rows do not meet (batch statistics and maxima over a batch are such meetings); or pass batch_size=1"
+            f"{named_row(row, self._job.inputs)} has other results alone than beside rows of its length: at "
+            f"{difference.name!r} their relative difference is {difference.size:.2g}, and rounding explains "
+            f"{difference.limit:.2g}. Ray decides which rows share a batch: use a model, an objective and changes in which rows "
+            "do not interact (as they do by batch statistics and maxima over a batch), or pass batch_size=1"
         )
 
     def _gradients(self, rows: pa.Table, examples: Examples, **others: Any) -> EmbeddingGradients:
         assert self._built is not None
-        passed = {**self._asked.passed, **others}
-        found = gradients(self._built[0], examples.batch, _objective(self._asked.objective, rows), **passed)
-        assert isinstance(found, EmbeddingGradients)  # `at` is one name
-        return found
+        passed = {**self._job.passed, **others}
+        result = gradients(self._built[0], examples.batch, _objective(self._job.objective, rows), **passed)
+        assert isinstance(result, EmbeddingGradients)  # `at` is one name
+        return result
 
-    def _naming_the_row(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
-        """The error of the first row that fails by itself, and its name."""
+    def _with_row_name(self, rows: pa.Table, error: EmbgradError) -> EmbgradError:
+        """Return the error of the first row that fails when run alone, with the row's name in the message."""
         assert self._built is not None
         if isinstance(error, OF_ALL_ROWS):
-            return _again(error, error.message)
+            return _with_message(error, error.message)
         for number in range(rows.num_rows):
             row = rows.slice(number, 1)
             try:
-                self._gradients(row, examples_of(row, self._asked.inputs, self._built[1]))
-            except Exception as raised:
-                alone = _ours(raised)
-                return _again(alone, f"{named_row(row, self._asked.inputs)}: {alone.message}")
+                self._gradients(row, examples_of(row, self._job.inputs, self._built[1]))
+            except Exception as exception:
+                alone = _as_embgrad_error(exception)
+                return _with_message(alone, f"{named_row(row, self._job.inputs)}: {alone.message}")
         together = (
-            f"{rows.num_rows} rows together, of which {named_row(rows.slice(0, 1), self._asked.inputs)} is the first"
+            f"{rows.num_rows} rows together, of which {named_row(rows.slice(0, 1), self._job.inputs)} is the first"
         )
-        return _again(error, f"{together}: {error.message}")
+        return _with_message(error, f"{together}: {error.message}")
 
 
 class GradientWorker(Worker):
-    """Adds what was asked for to the rows."""
+    """The actor that adds the requested columns to the rows."""
 
-    def __init__(self, asked: Asked, wanted: Wanted) -> None:
-        super().__init__(asked)
+    def __init__(self, job: Job, wanted: Wanted) -> None:
+        super().__init__(job)
         self._wanted = wanted
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """The rows, in their order, with the columns of the answers."""
-        return with_answers(rows, self.answers(rows), self._wanted, self._asked.inputs)
+        """Return the rows, in their order, with the requested columns."""
+        return with_answers(rows, self.answers(rows), self._wanted, self._job.inputs)
 
 
 class TableWorker(Worker):
-    """Adds up the table's gradient over a block of rows."""
+    """The actor that sums the table's gradient over a block of rows."""
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        """One row: the sum, and the tally of the rows that it is of."""
-        total = Partial(tally=tally_of(rows, self._asked.inputs.columns))
+        """Return one row: the sum, and the tally of the rows that it covers."""
+        total = Partial(tally=tally_of(rows, self._job.inputs.columns))
         for answer in self.answers(rows):
-            total += Partial.of_gradients(answer.found, answer.own)
+            total += Partial.of_gradients(answer.result, answer.real)
         return total.to_arrow()
 
 
-def _built(asked: Asked) -> tuple[Any, Any]:
-    """The model and the tokenizer."""
+def _built_model(job: Job) -> tuple[Any, Any]:
+    """Return the model and the tokenizer that `build` returns."""
     try:
-        given = asked.build()
+        result = job.build()
     except EmbgradError:
         raise
     except (
         Exception,
         SystemExit,
-    ) as error:  # the user's own code; Ray would say it in a hundred lines, or end the actor
+    ) as error:  # user code; Ray would report it in a hundred lines, or end the actor
         raise BackendError(f"build() raised {type(error).__name__}: {error}") from error
-    if isinstance(given, tuple) and (len(given) != 2 or _are_parts(given)):
+    if isinstance(result, tuple) and (len(result) != 2 or _are_parts(result)):
         raise BackendError(
-            f"build() gave a tuple of {len(given)}: expected (model, tokenizer), or the model alone; the parts of one model as a "
-            "list"
+            f"build() returned a tuple of {len(result)}: expected the model, or (model, tokenizer); return the parts of one "
+            "model as a list"
         )
-    model, tokenizer = given if isinstance(given, tuple) else (given, None)
+    model, tokenizer = result if isinstance(result, tuple) else (result, None)
     backend_for(model)
-    if tokenizer is None and asked.inputs.ids is None:
+    if tokenizer is None and job.inputs.ids is None:
         raise BatchError(
-            f"the rows hold texts, in the column {asked.inputs.text[0]!r}, and build() gave no tokenizer: expected "
-            "(model, tokenizer); or name a column of ids with ids=..."
+            f"the rows hold texts, in the column {job.inputs.text[0]!r}, but build() returned no tokenizer: return "
+            "(model, tokenizer), or name a column of ids with ids=..."
         )
     return model, tokenizer
 
 
-def _that_differ(values: np.ndarray) -> np.ndarray:
-    """The first of each of the rows that are not the same: beside copies of itself a row is as it is alone."""
+def _distinct_rows(values: np.ndarray) -> np.ndarray:
+    """Return the indices of the distinct rows: beside copies of itself a row has the results that it has alone."""
     return np.unique(values.reshape(len(values), -1), axis=0, return_index=True)[1]
 
 
-def _are_parts(given: tuple[Any, ...]) -> bool:
-    """Whether all of a tuple belongs to one backend, but for a tokenizer that is a model, too."""
+def _are_parts(result: tuple[Any, ...]) -> bool:
+    """Return whether a tuple is the parts of one model, and not a model with a tokenizer that is a model too."""
     try:
-        backend_for(list(given))
+        backend_for(list(result))
     except BackendError:
         return False
     from embgrad.inputs.tfhub import is_preprocessor
 
-    return not is_preprocessor(given[-1])
+    return not is_preprocessor(result[-1])
 
 
-def _objective(given: Any, rows: pa.Table) -> Any:
-    """What these rows are asked for."""
-    if isinstance(given, Objective):
-        return given
+def _objective(objective: Any, rows: pa.Table) -> Any:
+    """Return the objective of these rows."""
+    if isinstance(objective, Objective):
+        return objective
     columns = Columns(rows)
-    takes = (
-        f"it is given the rows' columns ({listed(columns)}); for a function of the model's outputs write "
+    advice = (
+        f"it receives the rows' columns ({listed(columns)}); for a function of the model's outputs write "
         "objective=lambda rows: function"
     )
     try:
-        made = given(columns)
+        result = objective(columns)
     except EmbgradError:
         raise
-    except Exception as error:  # the user's own code
-        raise ObjectiveError(f"the objective's function raised {type(error).__name__}: {error}; {takes}") from error
-    if isinstance(made, Scalar):
+    except Exception as error:  # user code
+        raise ObjectiveError(f"the objective's function raised {type(error).__name__}: {error}; {advice}") from error
+    if isinstance(result, Scalar):
         raise UnsupportedError(
-            "the objective's function gave a Scalar, which reduces over the batch, and which rows share one is Ray's affair: "
-            "expected an objective of one number a row"
+            "the objective's function returned a Scalar, which reduces over the batch, but Ray decides which rows share one: "
+            "return an objective with one number a row"
         )
-    if isinstance(made, Objective) or (callable(made) and not isinstance(made, type)):
-        return made
-    raise ObjectiveError(f"the objective's function gave {brief(made)}: expected an objective; {takes}")
+    if isinstance(result, Objective) or (callable(result) and not isinstance(result, type)):
+        return result
+    raise ObjectiveError(f"the objective's function returned {brief(result)}: expected an objective; {advice}")
 
 
-def _may_read_padding(asked: Asked, tokenizer: Any) -> bool:
-    """Whether what fills a row up may count: which rows meet is Ray's affair, and no result is to hang on that.
+def _may_read_padding(job: Job, tokenizer: Any) -> bool:
+    """Return whether padding may change results. Ray decides which rows share a batch, and results must not depend on that.
 
-    Nobody can tell what a `call` does with the mask, and tokens behind padding stand at other positions than without.
+    A `call` may ignore the mask, and padding on the left moves the tokens to other positions.
     """
-    return "call" in asked.passed or (asked.inputs.ids is None and padding_of(tokenizer).side == "left")
+    return "call" in job.passed or (job.inputs.ids is None and padding_of(tokenizer).side == "left")
 
 
-def _ours(error: Exception) -> EmbgradError:
-    """An error of embgrad's own for one of the model's."""
+def _as_embgrad_error(error: Exception) -> EmbgradError:
+    """Return the error itself if it is embgrad's, else an embgrad error about the model's."""
     if isinstance(error, EmbgradError):
         return error
-    said = str(error).strip().partition("\n")[0]
-    return BatchError(f"the model raised {type(error).__name__}: {said}")
+    first_line = str(error).strip().partition("\n")[0]
+    return BatchError(f"the model raised {type(error).__name__}: {first_line}")
 
 
-def _again(error: EmbgradError, message: str) -> EmbgradError:
-    """An error of the same class, or its nearest of embgrad's own, with another message: it can be sent to other processes."""
-    kind = next(one for one in type(error).__mro__ if one.__module__ == "embgrad.errors")
-    made: EmbgradError = kind(message)
-    return made
+def _with_message(error: EmbgradError, message: str) -> EmbgradError:
+    """Return an error with another message, of the nearest class in `embgrad.errors`, so that other processes can load it."""
+    cls = next(base for base in type(error).__mro__ if base.__module__ == "embgrad.errors")
+    renamed: EmbgradError = cls(message)
+    return renamed

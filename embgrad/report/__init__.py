@@ -1,4 +1,4 @@
-"""Results for people: one HTML page that needs nothing else, and what notebooks show."""
+"""Reports of results: a self-contained HTML page, and the HTML that notebooks show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The colours of tokens: steps of a scale for light and dark pages, and the text colour that can be read on each."""
+"""The colours of tokens: steps of a scale for light and dark pages, with a legible text colour for each."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Final, NamedTuple
 
 __all__ = ["LEAST_CONTRAST", "LEVELS", "Step", "contrast", "ink", "mix", "tint", "token_css"]
 
-#: The steps between nothing and the scale's end; each has a class of its own in the page's stylesheet.
+#: The number of steps above zero; each has its own class in the page's stylesheet.
 LEVELS: Final = 16
 
-#: What text needs against what is behind it, by the Web Content Accessibility Guidelines 2.2, level AA.
+#: The least contrast of text with its background in the Web Content Accessibility Guidelines 2.2, level AA.
 LEAST_CONTRAST: Final = 4.5
 
-#: The paper, and the scales' ends: magnitude in purple; signed in blue below zero and orange above, which people with any of
-#: the common colour blindnesses tell apart (after Okabe and Ito, "Color universal design", 2008).
+#: The background of the page, and the ends of the scales: magnitude in purple, signed in blue below zero and orange above. These
+#: can be distinguished with all common colour blindnesses (after Okabe and Ito, "Color universal design", 2008).
 PALETTES: Final = {
     "light": {"paper": "#ffffff", "n": "#6a2c91", "p": "#d55e00", "m": "#0072b2"},
     "dark": {"paper": "#16181d", "n": "#cf9bf2", "p": "#f0a04b", "m": "#5fb4ee"},
 }
 
-#: How opaque the strongest tint in a notebook is: there the text keeps the notebook's own colour, dark or light.
+#: The opacity of the strongest tint in a notebook, where text has the notebook's colour, dark or light.
 MOST_OPAQUE: Final = 0.5
 
 
@@ -28,51 +28,51 @@ class Step(NamedTuple):
 
     Attributes:
         background: the colour behind the token, such as "#d55e00".
-        text: black or white, whichever can be read better on it.
+        text: black or white, whichever is more legible on the background.
     """
 
     background: str
     text: str
 
 
-def contrast(one: str, other: str) -> float:
-    """The contrast ratio of two colours, 1 to 21, as the guidelines define it."""
-    bright, dim = sorted((_luminance(one), _luminance(other)), reverse=True)
+def contrast(first: str, second: str) -> float:
+    """Return the contrast ratio of two colours, 1 to 21, as the guidelines define it."""
+    bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
 
 
 def mix(start: str, end: str, share: float) -> str:
-    """The colour at a share of the way from one to the other."""
+    """Return the colour at a share of the way from one colour to the other."""
     pairs = zip(_channels(start), _channels(end), strict=True)
-    return "#" + "".join(f"{round(one + (other - one) * share):02x}" for one, other in pairs)
+    return "#" + "".join(f"{round(low + (high - low) * share):02x}" for low, high in pairs)
 
 
 def ink(background: str) -> str:
-    """Black or white, whichever can be read better; one of the two always has a contrast of 4.58 at least."""
+    """Return black or white, whichever is more legible; one of the two always has a contrast of at least 4.58."""
     return max(("#000000", "#ffffff"), key=lambda text: contrast(text, background))
 
 
 def step(scheme: str, scale: str, level: int) -> Step:
-    """A step of a scale: "n" for magnitude, "p" and "m" for above and below zero, on a "light" or "dark" page."""
+    """Return a step of a scale: "n" for magnitude, "p" and "m" for above and below zero, on a "light" or "dark" page."""
     palette = PALETTES[scheme]
-    # The root spreads out the faint end, where most tokens lie.
+    # The exponent spreads the faint end, where most tokens are.
     background = mix(palette["paper"], palette[scale], (level / LEVELS) ** 0.8)
     return Step(background, ink(background))
 
 
 def token_css() -> str:
-    """The stylesheet's classes n1, p1, m1 and so on: colours, and the width of the bar that says the same without them."""
+    """Return the stylesheet's classes n1, p1, m1 and so on: colours, and the bar widths that show the same without colour."""
     lines = [f".{scale}{level}{{--w:{level / LEVELS:.2%}}}" for scale in "npm" for level in range(1, LEVELS + 1)]
     for scheme in PALETTES:
         steps = {f"{scale}{level}": step(scheme, scale, level) for scale in "npm" for level in range(1, LEVELS + 1)}
-        rules = "".join(f".{name}{{--b:{one.background};--f:{one.text}}}" for name, one in steps.items())
-        # A printed page is a light one, whatever the screen is.
+        rules = "".join(f".{name}{{--b:{colours.background};--f:{colours.text}}}" for name, colours in steps.items())
+        # Printed pages are light, whatever the screen is.
         lines.append(rules if scheme == "light" else f"@media screen and (prefers-color-scheme:dark){{{rules}}}")
     return "\n".join(lines)
 
 
 def tint(scale: str, level: int) -> str:
-    """A colour for a notebook, which lets its paper through: "rgba(213,94,0,0.50)"."""
+    """Return a translucent colour for notebooks, such as "rgba(213,94,0,0.50)"."""
     red, green, blue = _channels(PALETTES["light"][scale])
     return f"rgba({red},{green},{blue},{MOST_OPAQUE * level / LEVELS:.2f})"
 

@@ -1,4 +1,4 @@
-"""Jinja2, imported only when a page is made."""
+"""The Jinja2 environment, which imports Jinja2 only when a page is rendered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["MOST_TEXT", "environment"]
 #: The folder of the templates, inside this package.
 TEMPLATES: Final = "templates"
 
-#: The most characters of any one text on the page, such as a name; tokens and provenance are cut before.
+#: The largest number of characters in a text on the page, such as a name; tokens and provenance are cut earlier.
 MOST_TEXT: Final = 10_000
 
 
 def environment() -> Any:
-    """What renders the templates. Whatever goes into them is escaped, and what could not be seen in it is spelled out.
+    """Return the Jinja2 environment of the templates, which escapes all text and spells out invisible characters.
 
     Raises:
         EmbgradError: Jinja2 is not installed.
@@ -47,7 +47,7 @@ def _environment() -> Any:
 
 
 def _finalised(value: Any) -> Any:
-    """Markup is ours and goes out as it is; any other text may be anyone's, and of any length."""
+    """Return markup unchanged, which only embgrad writes, and other text visible and cut: it may have any origin and length."""
     if type(value) is not str:
         return value
     return visible(value) if len(value) <= MOST_TEXT else f"{visible(value[:MOST_TEXT])}… ({len(value)} characters)"

@@ -1,4 +1,4 @@
-"""What notebooks show: results and comparisons as pieces of HTML that leave everything around them as it is."""
+"""HTML fragments of results and comparisons for notebooks, which do not affect the surrounding page."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from embgrad.results.rendering import register_renderer
 
 __all__ = ["of_comparison", "of_comparisons", "of_result"]
 
-#: How much a notebook's cell holds.
+#: The limits on the tokens, positions and examples in a notebook's cell.
 MOST_CELLS, MOST_POSITIONS, MOST_EXAMPLES = 800, 100, 10
 
-#: Of lines in a picture, on dark paper and on light.
+#: The colours of lines in a plot, for dark and light backgrounds.
 COLOURS: Final = ("#2f8fc9", "#d8730f", "#1f9c78", "#c0609f", "#8a8a1c", "#808080")
 
 
 def of_result(result: EmbeddingGradients) -> str | None:
-    """The first sentences, coloured; None where Jinja2 is not installed, so that notebooks show the text."""
-    shown = sentences({"result": result}, {}, most_cells=MOST_CELLS, most_positions=MOST_POSITIONS)
-    made = origin("result", result, ())
-    endings = [note for example in shown.examples for note in example.notes if note.startswith("the first")]
+    """Return the first sentences, coloured, or None where Jinja2 is not installed, so that notebooks show plain text."""
+    first_sentences = sentences({"result": result}, {}, most_cells=MOST_CELLS, most_positions=MOST_POSITIONS)
+    provenance = origin("result", result, ())
+    endings = [note for example in first_sentences.examples for note in example.notes if note.startswith("the first")]
     return _rendered(
-        heading=f"EmbeddingGradients {dict(made.lines)['gradient']}",
-        said=f"at {result.provenance.get('point', '?')}; {made.brief}",
-        examples=shown.examples,
-        endings=[*dict.fromkeys(endings), *shown.notes],
+        heading=f"EmbeddingGradients {dict(provenance.lines)['gradient']}",
+        summary=f"at {result.provenance.get('point', '?')}; {provenance.brief}",
+        examples=first_sentences.examples,
+        endings=[*dict.fromkeys(endings), *first_sentences.notes],
     )
 
 
 def of_comparison(comparison: Comparison) -> str | None:
-    """The verdict, its causes, and the figures; None where Jinja2 is not installed."""
+    """Return the verdict, its causes and the figures, or None where Jinja2 is not installed."""
     lines = list(examples_of(comparison))
     figures = comparison.figures
     whole = Line("all", comparison.agrees, figures.relative_l2, figures.largest, figures.cosine)
     more = len(lines) - MOST_EXAMPLES
-    return _of_verdict(
+    return _rendered_verdict(
         {str(comparison.a.provenance.get("point", "?")): comparison},
         head="",
         lines=[whole, *lines[:MOST_EXAMPLES]],
@@ -53,34 +53,38 @@ def of_comparison(comparison: Comparison) -> str | None:
 
 
 def of_comparisons(comparisons: Mapping[str, Comparison]) -> str | None:
-    """The verdict, its causes, the figures at each point and their picture; None where Jinja2 is not installed."""
+    """Return the verdict, its causes, the figures at each point and their plot, or None where Jinja2 is not installed."""
     if not comparisons:
-        return _rendered(heading="Comparisons", said="of nothing")
+        return _rendered(heading="Comparisons", summary="of no points")
     lines = verdict("b", "a", comparisons, None).points
-    bounds = sorted({one.tolerance for one in comparisons.values()})
-    return _of_verdict(comparisons, head="point", lines=lines, plot=plot({"b": lines}, bounds), colours=COLOURS)
+    bounds = sorted({comparison.tolerance for comparison in comparisons.values()})
+    return _rendered_verdict(comparisons, head="point", lines=lines, plot=plot({"b": lines}, bounds), colours=COLOURS)
 
 
-def _of_verdict(comparisons: Mapping[str, Comparison], **parts: Any) -> str | None:
-    said = verdict("b", "a", comparisons, None)
+def _rendered_verdict(comparisons: Mapping[str, Comparison], **values: Any) -> str | None:
+    outcome = verdict("b", "a", comparisons, None)
     return _rendered(
-        heading=f"{'✓' if said.agrees else '✗'} {said.text}",
-        said=f"(tolerance {said.tolerance})",
-        texts=[*said.findings, *([said.advice] if said.advice else [])],
+        heading=f"{'✓' if outcome.agrees else '✗'} {outcome.text}",
+        summary=f"(tolerance {outcome.tolerance})",
+        texts=[*outcome.findings, *([outcome.advice] if outcome.advice else [])],
         **{
-            **parts,
-            "endings": [*parts.get("endings", ()), *said.notes, f"a is {said.sides[0]}; b is {said.sides[1]}."],
+            **values,
+            "endings": [
+                *values.get("endings", ()),
+                *outcome.notes,
+                f"a is {outcome.sides[0]}; b is {outcome.sides[1]}.",
+            ],
         },
     )
 
 
-def _rendered(**parts: Any) -> str | None:
-    empty = {"texts": (), "lines": (), "head": "", "examples": (), "endings": (), "plot": None, "colours": COLOURS}
+def _rendered(**values: Any) -> str | None:
+    defaults = {"texts": (), "lines": (), "head": "", "examples": (), "endings": (), "plot": None, "colours": COLOURS}
     try:
         template = environment().get_template("fragment.html")
     except EmbgradError:
         return None
-    return str(template.render(**{**empty, "tint": tint, **parts}))
+    return str(template.render(**{**defaults, "tint": tint, **values}))
 
 
 register_renderer(EmbeddingGradients, of_result)

@@ -1,4 +1,4 @@
-"""The page: results and what was found in comparing them, as one HTML file that needs nothing else."""
+"""The report page: results and their comparisons as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ def write_page(
     title: str = TITLE,
     layers: Sequence[str] | None = None,
 ) -> None:
-    """Write one self-contained HTML file: sentences with tokens coloured by saliency, and what comparing has found.
+    """Write one self-contained HTML file: sentences with tokens coloured by saliency, and the findings of comparisons.
 
-    The file holds no script and asks nothing of any host; it works from disk, on a phone, in the dark and on paper. It appears
-    whole or not at all. Its numbers are those of `EmbeddingGradients.saliency` and `embgrad.compare`.
+    The file holds no script and loads nothing from other hosts. It works from disk, on phones, in dark mode and in print. It is
+    written atomically. Its numbers are those of `EmbeddingGradients.saliency` and `embgrad.compare`.
 
     Args:
-        path: where to write it.
-        results: by label a result, or the results at several points; the first is what the others are shown beside. One
-            result alone is taken too.
-        comparisons: by label what `embgrad.compare(first, other)` gave; None to compare each with the first here, an empty
-            mapping for no comparison.
-        title: what stands above.
-        layers: the points to show, in this order; the first is the one whose sentences are shown. None for all that the
-            results have in common, and the sentences of "word", or else of the first.
+        path: the path of the file.
+        results: a mapping of labels to results, or to mappings of points to results; the others are shown beside the first. A
+            single result is accepted too.
+        comparisons: a mapping of labels to what `embgrad.compare(first, other)` returned; None to compare each result with the
+            first, an empty mapping for no comparison.
+        title: the title of the page.
+        layers: the points to show, in this order; sentences are shown at the first. None for all points that the results have
+            in common, with sentences at "word", or else at the first.
 
     Raises:
-        EmbgradError: the results or comparisons are not of these kinds, or Jinja2 is not installed.
-        PointError: a point of `layers` is in no result, or the results have none in common.
-        BatchError: the results are to be compared here and hold other texts.
+        EmbgradError: the results or comparisons are of other types, or Jinja2 is not installed.
+        PointError: a point of `layers` is not in all results, or the results have no point in common.
+        BatchError: the results cannot be compared, since they hold different texts.
         OSError: the file cannot be written.
     """
     page = render_page(results, comparisons, title=title, layers=layers)
-    # Lone surrogates are spelled out before; nothing is left that UTF-8 cannot hold.
+    # Lone surrogates, which UTF-8 cannot hold, have been spelled out before.
     write_whole(path, page.encode("utf-8"))
 
 
@@ -72,16 +72,16 @@ def render_page(
     title: str = TITLE,
     layers: Sequence[str] | None = None,
 ) -> str:
-    """The page that `write_page` writes, as text; the arguments and errors are the same."""
+    """Return the page that `write_page` writes, as text; the arguments and errors are the same."""
     jinja = environment()
     by_label = _by_label(results)
     points = _points(by_label, layers)
-    found = _by_point(by_label, comparisons, points, restricted=layers is not None)
+    compared = _by_point(by_label, comparisons, points, restricted=layers is not None)
     first = next(iter(by_label))
-    shown = points[0]
-    positions = {label: each[shown].per_position for label, each in found.items() if shown in each}
-    verdicts = [verdict(label, first, each, shown) for label, each in found.items()]
-    bounds = sorted({one.tolerance for each in found.values() for one in each.values()})
+    point = points[0]
+    positions = {label: by_point[point].per_position for label, by_point in compared.items() if point in by_point}
+    verdicts = [verdict(label, first, by_point, point) for label, by_point in compared.items()]
+    bounds = sorted({comparison.tolerance for by_point in compared.values() for comparison in by_point.values()})
     style = _style()
     return str(
         jinja.get_template("page.html").render(
@@ -91,48 +91,49 @@ def render_page(
             style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
             labels=list(by_label),
             first=first,
-            point=shown,
+            point=point,
             verdicts=verdicts,
-            plot=plot({one.label: one.points for one in verdicts}, bounds),
+            plot=plot({outcome.label: outcome.points for outcome in verdicts}, bounds),
             sentences=sentences(
-                {label: each[shown] for label, each in by_label.items()},
-                {label: each.relative_l2 for label, each in positions.items() if each is not None},
+                {label: by_point[point] for label, by_point in by_label.items()},
+                {label: figures.relative_l2 for label, figures in positions.items() if figures is not None},
             ),
-            origins=[origin(label, each[shown], list(each)) for label, each in by_label.items()],
+            origins=[origin(label, by_point[point], list(by_point)) for label, by_point in by_label.items()],
         )
     )
 
 
 def _style() -> str:
     sheet = resources.files("embgrad.report").joinpath(TEMPLATES).joinpath("page.css").read_text(encoding="utf-8")
-    # The browser compares a hash of what it has read, in which every line ends as here.
+    # The browser hashes the style after normalising line ends to "\n".
     return f"\n{sheet}{token_css()}\n".replace("\r\n", "\n")
 
 
 def _by_label(results: Any) -> dict[str, dict[str, EmbeddingGradients]]:
-    """The results by label and point."""
+    """Return the results by label and point."""
     if isinstance(results, EmbeddingGradients):
         results = {str(results.provenance.get("backend", "result")): results}
     if not isinstance(results, Mapping) or not results:
         raise EmbgradError(
-            f"results is {_kind(results)}: expected a result of embgrad.gradients, or a mapping of labels to results"
+            f"results is {_type_text(results)}: expected a result of embgrad.gradients, or a mapping of labels to results"
         )
-    # Bare results are shown side by side whatever their points are called.
-    alone = all(isinstance(each, EmbeddingGradients) for each in results.values())
-    name = next((_point(each) for each in results.values() if isinstance(each, EmbeddingGradients)), WORD)
+    # Bare results are shown side by side, whatever the names of their points.
+    all_bare = all(isinstance(entry, EmbeddingGradients) for entry in results.values())
+    name = next((_point(entry) for entry in results.values() if isinstance(entry, EmbeddingGradients)), WORD)
     by_label = {}
-    for label, each in results.items():
-        if isinstance(each, EmbeddingGradients):
-            each = {name if alone else _point(each): each}
+    for label, entry in results.items():
+        if isinstance(entry, EmbeddingGradients):
+            entry = {name if all_bare else _point(entry): entry}
         if (
-            not isinstance(each, Mapping)
-            or not each
-            or not all(isinstance(one, EmbeddingGradients) for one in each.values())
+            not isinstance(entry, Mapping)
+            or not entry
+            or not all(isinstance(result, EmbeddingGradients) for result in entry.values())
         ):
             raise EmbgradError(
-                f"results[{label!r}] is {_kind(each)}: expected a result of embgrad.gradients, or a mapping of points to results"
+                f"results[{label!r}] is {_type_text(entry)}: expected a result of embgrad.gradients, or a mapping of points to "
+                "results"
             )
-        by_label[str(label)] = {str(point): one for point, one in each.items()}
+        by_label[str(label)] = {str(point): result for point, result in entry.items()}
     return by_label
 
 
@@ -141,8 +142,10 @@ def _point(result: EmbeddingGradients) -> str:
 
 
 def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> list[str]:
-    """The points to show, that of the sentences first."""
-    common = [point for point in next(iter(results.values())) if all(point in each for each in results.values())]
+    """Return the points to show, with the point of the sentences first."""
+    common = [
+        point for point in next(iter(results.values())) if all(point in by_point for by_point in results.values())
+    ]
     if layers is not None:
         wanted = [layers] if isinstance(layers, str) else list(layers)
         for point in wanted:
@@ -155,7 +158,7 @@ def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> lis
             raise PointError(f"layers is empty: expected some of {listed(common, 40)}, or None for all")
         return wanted
     if not common:
-        held = "; ".join(f"{label} holds {listed(each)}" for label, each in results.items())
+        held = "; ".join(f"{label} holds {listed(by_point)}" for label, by_point in results.items())
         raise PointError(f"the results have no point in common: {held}; expected results at the same points")
     return sorted(common, key=lambda point: point != WORD)
 
@@ -163,7 +166,7 @@ def _points(results: Mapping[str, Results], layers: Sequence[str] | None) -> lis
 def _by_point(
     results: Mapping[str, Results], comparisons: Any, points: Sequence[str], *, restricted: bool
 ) -> dict[str, dict[str, Comparison]]:
-    """The comparisons by label and point, in the order of the results."""
+    """Return the comparisons by label and point, in the order of the results."""
     first, *others = results
     if comparisons is None:
         order = [point for point in results[first] if point in points] if not restricted else points
@@ -171,29 +174,31 @@ def _by_point(
             label: {point: compare(results[first][point], results[label][point]) for point in order} for label in others
         }
     if not isinstance(comparisons, Mapping):
-        raise EmbgradError(f"comparisons is {_kind(comparisons)}: expected a mapping of labels to comparisons, or None")
-    found: dict[str, dict[str, Comparison]] = {}
-    for label, each in ((str(key), value) for key, value in comparisons.items()):
+        raise EmbgradError(
+            f"comparisons is {_type_text(comparisons)}: expected a mapping of labels to comparisons, or None"
+        )
+    by_label: dict[str, dict[str, Comparison]] = {}
+    for label, entry in ((str(key), value) for key, value in comparisons.items()):
         if label not in others:
             hint = did_you_mean(label, others)
             raise EmbgradError(
                 f"comparisons names {label!r}: expected some of the results beside the first ({first!r}): {listed(others)}.{hint}"
             )
-        found[label] = _comparisons_of(label, each, points[0])
+        by_label[label] = _comparisons_of(label, entry, points[0])
         if restricted:
-            found[label] = {point: found[label][point] for point in points if point in found[label]}
-    return {label: found[label] for label in others if found.get(label)}
+            by_label[label] = {point: by_label[label][point] for point in points if point in by_label[label]}
+    return {label: by_label[label] for label in others if by_label.get(label)}
 
 
-def _comparisons_of(label: str, given: Any, point: str) -> dict[str, Comparison]:
-    if isinstance(given, Comparison):
-        return {point: given}
-    if isinstance(given, Mapping) and all(isinstance(one, Comparison) for one in given.values()):
-        return {str(name): one for name, one in given.items()}
-    raise EmbgradError(f"comparisons[{label!r}] is {_kind(given)}: expected what embgrad.compare gives")
+def _comparisons_of(label: str, entry: Any, point: str) -> dict[str, Comparison]:
+    if isinstance(entry, Comparison):
+        return {point: entry}
+    if isinstance(entry, Mapping) and all(isinstance(comparison, Comparison) for comparison in entry.values()):
+        return {str(name): comparison for name, comparison in entry.items()}
+    raise EmbgradError(f"comparisons[{label!r}] is {_type_text(entry)}: expected what embgrad.compare gives")
 
 
-def _kind(value: object) -> str:
+def _type_text(value: object) -> str:
     if isinstance(value, Mapping) and value:
-        return f"a mapping with values of type {listed(sorted({type(one).__name__ for one in value.values()}))}"
+        return f"a mapping with values of type {listed(sorted({type(item).__name__ for item in value.values()}))}"
     return f"of type {type(value).__name__}" + (", empty" if isinstance(value, Mapping) else "")

@@ -1,4 +1,4 @@
-"""The difference at each point as a picture: where things lie in it; the template draws."""
+"""The layout of the plot of differences by point; the template draws it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from embgrad.report.verdicts import Line, figure
 
 __all__ = ["Mark", "Plot", "Series", "plot"]
 
-#: The picture in its own units: small, so that its writing can be read on a phone.
+#: The dimensions of the plot in its own units: small, so that its labels are legible on a phone.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, FOOT = 400.0, 220.0, 46.0, 10.0, 12.0, 74.0
 
-#: The least room for a name along the bottom, and the most letters of it.
+#: The least width for a name along the bottom, and the largest number of its letters.
 ROOM, MOST_LETTERS = 13.0, 15
 
-#: The shapes by which series are told apart without colour, as SVG paths around the origin.
+#: The shapes that distinguish series without colour, as SVG paths around the origin.
 SHAPES: Final = (
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
     "M-3.5 -3.5h7v7h-7z",
@@ -30,7 +30,7 @@ SHAPES: Final = (
 
 @dataclass(frozen=True)
 class Mark:
-    """One figure in the picture."""
+    """One figure in the plot."""
 
     x: float
     y: float
@@ -39,7 +39,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """One result's figures, in order."""
+    """The figures of one result, in order."""
 
     label: str
     number: int
@@ -48,20 +48,20 @@ class Series:
 
     @property
     def line(self) -> str:
-        """The points of the line through the marks."""
+        """The points of the line through the marks, as SVG writes them."""
         return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """The picture.
+    """The plot.
 
     Attributes:
         series: the lines.
-        rungs: heights along the left with their names.
-        names: places along the bottom with the points' names.
-        bounds: heights of tolerances with their names.
-        summary: what the picture shows, in words.
+        rungs: the labelled heights of the vertical axis.
+        names: the labelled positions of the points on the horizontal axis.
+        bounds: the labelled heights of tolerances.
+        summary: the contents of the plot, in words.
     """
 
     series: tuple[Series, ...]
@@ -78,7 +78,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class _Scale:
-    """A logarithmic scale with a rung for zero below it and one for infinity above it, where there are such figures."""
+    """A logarithmic axis, with a rung for zero below and one for infinity above where there are such figures."""
 
     low: int
     high: int
@@ -86,42 +86,42 @@ class _Scale:
     infinite: bool
 
     def height(self, value: float) -> float:
-        """Where a figure lies."""
+        """Return the height of a figure."""
         start = self.low - (1 if self.zero else 0)
         end = self.high + (1 if self.infinite else 0)
-        place = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
-        return round(HEIGHT - (HEIGHT - TOP) * (place - start) / (end - start), 1)
+        exponent = start if value == 0 else end if not math.isfinite(value) else math.log10(value)
+        return round(HEIGHT - (HEIGHT - TOP) * (exponent - start) / (end - start), 1)
 
     def rungs(self) -> list[tuple[float, str]]:
-        """The powers of ten, not more than can be read."""
-        every = -(-(self.high - self.low) // 8)
-        found = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, every)]
+        """Return the labelled powers of ten, few enough to be legible."""
+        step = -(-(self.high - self.low) // 8)
+        powers = [(self.height(10.0**power), f"1e{power:+03d}") for power in range(self.low, self.high + 1, step)]
         return [
             *([(self.height(0.0), "0")] if self.zero else []),
-            *found,
+            *powers,
             *([(self.height(math.inf), "∞")] if self.infinite else []),
         ]
 
 
 def plot(lines: Mapping[str, Sequence[Line]], bounds: Sequence[float]) -> Plot | None:
-    """The picture of the relative L2 by point; None where no result has figures at more than one point.
+    """Return the plot of the relative L2 by point, or None where there are fewer than two points.
 
     Args:
-        lines: by result the figures at its points.
-        bounds: tolerances to draw.
+        lines: for each result, the figures at its points.
+        bounds: the tolerances to draw.
     """
-    points = list(dict.fromkeys(line.name for each in lines.values() for line in each))
+    points = list(dict.fromkeys(line.name for figures in lines.values() for line in figures))
     if len(points) < 2:
         return None
-    scale = _scale([line.relative_l2 for each in lines.values() for line in each], bounds)
+    scale = _scale([line.relative_l2 for figures in lines.values() for line in figures], bounds)
     step = (WIDTH - LEFT - RIGHT) / len(points)
-    places = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
+    xs = {point: round(LEFT + step * (number + 0.5), 1) for number, point in enumerate(points)}
     series = tuple(
-        Series(label, number % len(SHAPES), SHAPES[number % len(SHAPES)], tuple(_marks(label, each, places, scale)))
-        for number, (label, each) in enumerate(lines.items())
+        Series(label, number % len(SHAPES), SHAPES[number % len(SHAPES)], tuple(_marks(label, figures, xs, scale)))
+        for number, (label, figures) in enumerate(lines.items())
     )
-    every = math.ceil(ROOM / step)
-    names = tuple((places[point], _short(point)) for point in points[::every])
+    interval = math.ceil(ROOM / step)
+    names = tuple((xs[point], _short(point)) for point in points[::interval])
     drawn = tuple((scale.height(bound), f"tolerance {figure(bound)}") for bound in sorted(set(bounds)) if bound > 0)
     return Plot(series, tuple(scale.rungs()), names, drawn, "; ".join(_summary(*item) for item in lines.items()))
 
@@ -132,10 +132,10 @@ def _scale(values: Sequence[float], bounds: Sequence[float]) -> _Scale:
     return _Scale(low, max(high, low + 1), 0 in values, not all(map(math.isfinite, values)))
 
 
-def _marks(label: str, lines: Sequence[Line], places: Mapping[str, float], scale: _Scale) -> list[Mark]:
+def _marks(label: str, lines: Sequence[Line], xs: Mapping[str, float], scale: _Scale) -> list[Mark]:
     return [
         Mark(
-            places[line.name],
+            xs[line.name],
             scale.height(line.relative_l2),
             f"{label}, {line.name}: relative L2 {figure(line.relative_l2)}",
         )
@@ -149,5 +149,5 @@ def _summary(label: str, lines: Sequence[Line]) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a path says most."""
+    """Return the end of a long name, since the end of a path says most."""
     return name if len(name) <= MOST_LETTERS else "…" + name[1 - MOST_LETTERS :]

@@ -1,4 +1,4 @@
-"""Where a result comes from, as lines of a table."""
+"""The provenance of a result, as lines of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Origin", "origin"]
 
-#: The most letters of one entry.
+#: The largest number of letters in an entry.
 MOST: Final = 400
 
 
@@ -21,8 +21,8 @@ class Origin:
 
     Attributes:
         label: the result's name on the page.
-        brief: the framework and model in a line.
-        lines: everything, by name.
+        brief: the framework and model in one line.
+        lines: all entries, by name.
     """
 
     label: str
@@ -31,7 +31,7 @@ class Origin:
 
 
 def origin(label: str, result: EmbeddingGradients, points: Sequence[str]) -> Origin:
-    """The provenance of a result, one of several at these points."""
+    """Return the provenance of a result, one of several at these points."""
     source = result.provenance
     versions = source.get("versions")
     version = next(iter(versions.values()), "") if isinstance(versions, Mapping) else ""
@@ -54,7 +54,7 @@ def origin(label: str, result: EmbeddingGradients, points: Sequence[str]) -> Ori
 
 
 def _lines(source: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Each entry, those of mappings inside it one by one."""
+    """Yield the entries, with nested mappings flattened."""
     for name, value in source.items():
         if isinstance(value, Mapping):
             yield from _lines(value, f"{above}{name}, ")

@@ -1,4 +1,4 @@
-"""The sentences of the page: each token with its figures and its step of the scale, side by side for each result."""
+"""The sentences of the page: tokens with their figures and colours, side by side for each result."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from embgrad.results.gradients import SPECIAL, EmbeddingGradients
 
 __all__ = ["KINDS", "Cell", "Example", "Panel", "Row", "Sentences", "Source", "has_sentences", "sentences"]
 
-#: The kinds of saliency, with their names for people.
+#: The kinds of saliency, with their headings.
 KINDS: Final = {"norm": "Magnitude", "dot": "Signed"}
 
-#: The most tokens that a page holds, all results and both kinds counted, and the most of one example: a page of some MB.
+#: The largest number of tokens on a page, over all results and both kinds, and in one example. A full page takes some MB.
 MOST_CELLS, MOST_POSITIONS = 10_000, 512
 
 
@@ -28,12 +28,12 @@ class Cell:
     """A token on the page.
 
     Attributes:
-        text: what is shown.
-        scale: "n" for a magnitude, "p" or "m" for above or below zero; "" for zero and where there is no finite figure.
+        text: the displayed text.
+        scale: "n" for a magnitude, "p" or "m" for above or below zero; "" for zero and for figures that are not finite.
         level: the step of the scale, 0 to LEVELS.
-        special: whether it stands for itself, as "[CLS]".
-        joined: whether it goes on with the word of the token before it.
-        figures: what is said of it, one phrase each.
+        special: whether the token is a special one, such as "[CLS]".
+        joined: whether the token continues the word of the token before it.
+        figures: the figures of the token, as phrases.
     """
 
     text: str
@@ -45,13 +45,13 @@ class Cell:
 
     @property
     def style(self) -> str:
-        """The stylesheet's class, such as "n7"."""
+        """The token's class in the stylesheet, such as "n7"."""
         return f"{self.scale}{self.level}" if self.scale else ""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One example in one result: its tokens, or why there are none."""
+    """One example in one result: its tokens, or the reason why there are none."""
 
     label: str
     cells: tuple[Cell, ...] = ()
@@ -60,14 +60,14 @@ class Panel:
 
     @property
     def words(self) -> list[list[Cell]]:
-        """The tokens, those of one word together."""
-        found: list[list[Cell]] = []
+        """The tokens, grouped by word."""
+        words: list[list[Cell]] = []
         for cell in self.cells:
-            if cell.joined and found:
-                found[-1].append(cell)
+            if cell.joined and words:
+                words[-1].append(cell)
             else:
-                found.append([cell])
-        return found
+                words.append([cell])
+        return words
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Example:
-    """One example: what is said above it, and its rows."""
+    """One example: its heading, notes and rows."""
 
     number: int
     direction: str
@@ -93,7 +93,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Sentences:
-    """All examples that are shown, and what was left out."""
+    """The examples that are shown, and notes about those that are not."""
 
     examples: tuple[Example, ...]
     notes: tuple[str, ...] = ()
@@ -101,15 +101,15 @@ class Sentences:
 
 @dataclass(eq=False)
 class Source:
-    """What one result has to say of its tokens.
+    """One result with its tokens and their figures.
 
     Attributes:
-        label: its name on the page.
-        result: the result; its point has sentences.
-        examples: which of its examples belongs to each of the first result's, -1 for none.
-        differences: the relative L2 against the first result at each of this one's positions, NaN where there is none; None
-            where the two were not compared.
-        saliency: by kind.
+        label: the result's name on the page.
+        result: the result, whose values have one vector a token.
+        examples: for each example of the first result, the index of the same text in this one, -1 for none.
+        differences: the relative L2 against the first result at each position of this one, NaN where there is none; None where
+            the two were not compared.
+        saliency: the saliency by kind, float64, (example, position).
     """
 
     label: str
@@ -123,23 +123,23 @@ class Source:
         self.saliency = {kind: self.result.saliency(kind).astype(np.float64) for kind in KINDS}
 
     def groups(self, example: int) -> list[tuple[int, ...]]:
-        """The positions of each of the example's words, without padding."""
+        """Return the positions of each of the example's words, without padding."""
         if example not in self._groups:
             self._groups[example] = _groups(self.result, example)
         return self._groups[example]
 
     def positions(self, example: int) -> list[int]:
-        """The real positions of one example."""
+        """Return the real positions of one example."""
         return [position for group in self.groups(example) for position in group]
 
     def token(self, example: int, position: int) -> str | None:
-        """The token's text; None where it is not known."""
+        """Return the token's text, or None where it is not known."""
         tokens = self.result.tokens
         return None if tokens is None else tokens[example][position]
 
 
 def has_sentences(result: EmbeddingGradients) -> bool:
-    """Whether there is one vector a token: points that are named by their paths may have other axes."""
+    """Return whether the values have one vector a token; points that are named by their paths may have other axes."""
     return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
 
 
@@ -150,34 +150,34 @@ def sentences(
     most_cells: int = MOST_CELLS,
     most_positions: int = MOST_POSITIONS,
 ) -> Sentences:
-    """The examples of the first result, each with what the others have for the same text.
+    """Return the examples of the first result, each beside the same text in the others.
 
     Args:
-        results: by label; the first is what the others are shown beside.
-        differences: by label the relative L2 at each position of the first result, as `Comparison.per_position` has it.
-        most_cells: how many tokens are shown in all; the first example always is.
-        most_positions: how many of one example.
+        results: the results by label; the others are shown beside the first.
+        differences: by label, the relative L2 at each position of the first result, as in `Comparison.per_position`.
+        most_cells: the largest number of tokens in all; the first example is always shown.
+        most_positions: the largest number of tokens in one example.
     """
-    without = [label for label, result in results.items() if not has_sentences(result)]
+    unsuitable = [label for label, result in results.items() if not has_sentences(result)]
     notes = [
         f"{label} has no sentences here: its gradient has the shape {results[label].shape}, which is not one vector a token"
-        for label in without
+        for label in unsuitable
     ]
-    shown = {label: result for label, result in results.items() if label not in without}
+    shown = {label: result for label, result in results.items() if label not in unsuitable}
     if not shown:
         return Sentences((), tuple(notes))
     sources = _sources(shown, differences)
     first = sources[0]
     examples: list[Example] = []
-    left = most_cells
+    remaining = most_cells
     for number in range(len(first.result.ids)):
-        left -= len(KINDS) * len(sources) * min(len(first.positions(number)), most_positions)
-        if left < 0 and examples:
+        remaining -= len(KINDS) * len(sources) * min(len(first.positions(number)), most_positions)
+        if remaining < 0 and examples:
             break
         examples.append(_example(number, sources, most_positions))
     more = len(first.result.ids) - len(examples)
     if more:
-        notes.append(f"{more} of {len(first.result.ids)} examples are left out to keep the page small: the last ones")
+        notes.append(f"the last {more} of {len(first.result.ids)} examples are not shown, to keep the page small")
     return Sentences(tuple(examples), (*notes, *_unpaired(sources)))
 
 
@@ -187,14 +187,14 @@ def _sources(results: Mapping[str, EmbeddingGradients], differences: Mapping[str
     for label, result in others:
         try:
             alignment = aligned(first, result)
-        except BatchError:  # other texts: shown as missing beside each of the first's
+        except BatchError:  # it holds other texts, and is shown as missing beside each example
             sources.append(Source(label, result, np.full(len(first.ids), -1)))
             continue
-        found = None
+        own_differences = None
         if label in differences and differences[label].shape == first.ids.shape:
-            back = alignment.reversed((result.ids.shape[0], result.ids.shape[1]))
-            found = np.where(back.matched, back.bring(differences[label]), np.nan)
-        sources.append(Source(label, result, alignment.examples(), found))
+            inverse = alignment.reversed((result.ids.shape[0], result.ids.shape[1]))
+            own_differences = np.where(inverse.matched, inverse.bring(differences[label]), np.nan)
+        sources.append(Source(label, result, alignment.examples(), own_differences))
     return sources
 
 
@@ -210,23 +210,25 @@ def _groups(result: EmbeddingGradients, example: int) -> list[tuple[int, ...]]:
     if result.tokens is None:
         return [(position,) for position in np.flatnonzero(result.real[example]).tolist()]
     names = ("values", "activations", "ids", "mask", "tokens", "words_of")
-    held = {name: getattr(result, name) for name in names}
-    alone: dict[str, Any] = {name: None if one is None else one[example : example + 1] for name, one in held.items()}
-    return [word.positions for word in replace(result, **alone).words()[0]]
+    fields = {name: getattr(result, name) for name in names}
+    single: dict[str, Any] = {
+        name: None if value is None else value[example : example + 1] for name, value in fields.items()
+    }
+    return [word.positions for word in replace(result, **single).words()[0]]
 
 
 def _example(number: int, sources: Sequence[Source], most: int) -> Example:
     first = sources[0]
-    spoken = [first.token(number, position) or "" for position in first.positions(number)]
+    tokens = [first.token(number, position) or "" for position in first.positions(number)]
     notes = []
-    padded = first.result.ids.shape[1] - len(spoken)
+    padded = first.result.ids.shape[1] - len(tokens)
     if padded:
         notes.append(f"{padded} padded positions not shown")
-    if len(spoken) > most:
-        notes.append(f"the first {most} of {len(spoken)} tokens")
+    if len(tokens) > most:
+        notes.append(f"the first {most} of {len(tokens)} tokens")
     return Example(
         number=number,
-        direction=direction(token for token in spoken if not SPECIAL.fullmatch(token)),
+        direction=direction(token for token in tokens if not SPECIAL.fullmatch(token)),
         objective=_objective(number, sources),
         notes=tuple(notes),
         rows=tuple(_row(number, kind, sources, most) for kind in KINDS),
@@ -234,15 +236,15 @@ def _example(number: int, sources: Sequence[Source], most: int) -> Example:
 
 
 def _objective(number: int, sources: Sequence[Source]) -> str:
-    """The example's L in each result that holds one for each example."""
-    told = []
+    """Return the example's objective in each result that has one for each example, as text."""
+    texts = []
     for source in sources:
         value, example = source.result.objective, source.examples[number]
         if value is not None and example >= 0 and np.shape(value) == (len(source.result.ids),):
-            told.append(
+            texts.append(
                 f"{float(value[example]):.6g} in {source.label}" if len(sources) > 1 else f"{float(value[example]):.6g}"
             )
-    return ", ".join(told)
+    return ", ".join(texts)
 
 
 def _row(number: int, kind: str, sources: Sequence[Source], most: int) -> Row:
@@ -252,24 +254,24 @@ def _row(number: int, kind: str, sources: Sequence[Source], most: int) -> Row:
 
 
 def _scale(number: int, kind: str, sources: Sequence[Source]) -> float:
-    """The figure that has full colour: the largest of the text's own tokens in any result, so that colours can be compared.
+    """Return the figure that has full colour: the largest of the example's tokens in any result, so that colours compare.
 
-    Special tokens, which often are far larger, do not count unless there are no others.
+    Special tokens, whose figures are often far larger, count only where there are no others.
     """
-    own: list[float] = []
+    ordinary: list[float] = []
     special: list[float] = []
     for source in sources:
         example = int(source.examples[number])
         for position in source.positions(example) if example >= 0 else ():
             figure = abs(float(source.saliency[kind][example, position]))
             if np.isfinite(figure):
-                (special if SPECIAL.fullmatch(source.token(example, position) or "") else own).append(figure)
-    return max(own, default=0.0) or max(special, default=0.0)
+                (special if SPECIAL.fullmatch(source.token(example, position) or "") else ordinary).append(figure)
+    return max(ordinary, default=0.0) or max(special, default=0.0)
 
 
 def _panel(source: Source, example: int, kind: str, end: float, most: int, first: Source) -> Panel:
     if example < 0:
-        return Panel(source.label, missing=f"{source.label} has no such text")
+        return Panel(source.label, missing=f"{source.label} does not hold this text")
     cells = tuple(_cells(source, example, kind, end, most, first.label))
     figures = source.saliency[kind][example]
     finite = [position for position in source.positions(example) if np.isfinite(figures[position])]
@@ -325,7 +327,7 @@ def _figures(source: Source, example: int, position: int, first: str) -> Iterato
 
 
 def _shown(source: Source, example: int, position: int) -> str:
-    """The token without the marks by which tokenizers join sub-words; the id where the text is not known."""
+    """Return the token without the marks by which tokenizers join sub-words, or its id where the text is not known."""
     token = source.token(example, position)
     if token is None:
         return str(source.result.ids[example, position])

@@ -1,4 +1,4 @@
-"""Tokens of unknown origin as they are shown: never empty, never invisible, and not too long."""
+"""The display of tokens of unknown origin: never empty, never invisible, and not too long."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from embgrad.common.text import visible
 
 __all__ = ["EMPTY", "MOST_SHOWN", "direction", "token_text"]
 
-#: What is shown in the place of a token without text.
+#: The sign for a token without text.
 EMPTY: Final = "∅"
 
-#: The characters of a token that are shown; the rest is counted.
+#: The number of characters of a token that are shown; the rest is counted.
 MOST_SHOWN: Final = 48
 
 
 def token_text(token: str, most: int = MOST_SHOWN) -> str:
-    """A token as it is shown: spaces marked, cut after `most` characters, never empty."""
+    """Return a token for display: with spaces marked, cut after `most` characters, never empty."""
     if not token:
         return EMPTY
     cut = token[:most]
@@ -26,15 +26,15 @@ def token_text(token: str, most: int = MOST_SHOWN) -> str:
         cut = cut.replace(" ", "␣")
     text = visible(cut)
     if unicodedata.combining(text[0]):
-        text = "◌" + text  # a mark without a letter would sit on the neighbour's
+        text = "◌" + text  # a combining mark would attach to the letter before the token
     return text if len(token) <= most else f"{text}… ({len(token)} characters)"
 
 
 def direction(tokens: Iterable[str]) -> str:
-    """ "rtl" where the first letter that has a direction runs from right to left, else "ltr"."""
+    """Return "rtl" where the first letter that has a direction is written from right to left, else "ltr"."""
     for token in tokens:
         for character in token:
-            kind = unicodedata.bidirectional(character)
-            if kind in ("L", "R", "AL"):
-                return "ltr" if kind == "L" else "rtl"
+            bidirectional_class = unicodedata.bidirectional(character)
+            if bidirectional_class in ("L", "R", "AL"):
+                return "ltr" if bidirectional_class == "L" else "rtl"
     return "ltr"

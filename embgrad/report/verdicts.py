@@ -1,4 +1,4 @@
-"""The comparisons in words and figures: what agrees, what differs, and why."""
+"""The comparisons in words and figures: agreements, differences and their causes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from embgrad.comparison.result import Comparison
 
 __all__ = ["Line", "Verdict", "examples_of", "figure", "verdict"]
 
-#: The most examples whose figures are listed.
+#: The largest number of examples whose figures are listed.
 MOST_EXAMPLES: Final = 50
 
-#: The most findings that are listed, over all points.
+#: The largest number of findings that are listed, over all points.
 MOST_FINDINGS: Final = 8
 
 
@@ -23,9 +23,9 @@ class Line:
     """The figures at one point, or of one example.
 
     Attributes:
-        name: of the point or the example.
-        agrees: within the tolerance or not; None where there is no verdict on it alone.
-        relative_l2: as the comparison has it, and the next two.
+        name: the name of the point or the example.
+        agrees: whether it agrees within the tolerance; None where there is no separate verdict.
+        relative_l2: the relative L2 of the comparison, likewise `largest` and `cosine`.
     """
 
     name: str
@@ -41,27 +41,27 @@ class Line:
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        """The figures as they are shown."""
+        """The figures as text."""
         return figure(self.relative_l2), figure(self.largest), f"{self.cosine:.8f}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One result against the first.
+    """The comparison of one result with the first.
 
     Attributes:
         label: the result's name on the page.
-        agrees: at every point.
-        text: the same in words.
-        sides: what a and b are, of which the notes and findings speak.
-        tolerance: up to which the two agree, as it is shown.
+        agrees: whether the two agree at every point.
+        text: the verdict in words.
+        sides: the descriptions of a and b, which the notes and findings mention.
+        tolerance: the tolerance, as text.
         points: the figures at each point.
-        examples: the figures of each example at the point whose sentences are shown.
-        findings: what explains the difference, each with where.
-        notes: what the comparison has found besides.
-        advice: what to do next.
-        left_out: how many examples have no line.
-        point: at which these examples' figures are.
+        examples: the figures of each example, at `point`.
+        findings: the explanations of the difference, each with its points.
+        notes: further observations of the comparison.
+        advice: the suggested next step.
+        left_out: the number of examples that are not listed.
+        point: the point of the examples' figures.
     """
 
     label: str
@@ -79,36 +79,36 @@ class Verdict:
 
 
 def figure(number: float) -> str:
-    """A figure with three digits; infinity as a sign."""
+    """Return a figure with three digits, or a sign for infinity."""
     if number == float("inf"):
         return "∞"
     return f"{number:.3g}" if number == 0 or 1e-2 <= abs(number) < 1e3 else f"{number:.2e}"
 
 
 def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown: str | None) -> Verdict:
-    """What is said of one result.
+    """Return the verdict on one result.
 
     Args:
         label: the result's name.
-        first: the name of what it was compared with.
-        comparisons: by point.
-        shown: the point whose examples are listed.
+        first: the name of the result that it was compared with.
+        comparisons: the comparisons by point.
+        shown: the point whose examples are listed; the first where it is None or was not compared.
     """
     point = shown if shown is not None and shown in comparisons else next(iter(comparisons))
-    one = comparisons[point]
-    examples = list(examples_of(one))
-    apart = [name for name, comparison in comparisons.items() if not comparison.agrees]
+    comparison = comparisons[point]
+    examples = list(examples_of(comparison))
+    differing = [name for name, comparison in comparisons.items() if not comparison.agrees]
     advices = [comparison.advice for comparison in comparisons.values() if not comparison.agrees and comparison.advice]
     tolerances = sorted({comparison.tolerance for comparison in comparisons.values()})
     return Verdict(
         label=label,
-        agrees=not apart,
-        text=_text(label, first, comparisons, apart),
-        sides=one.labels,
+        agrees=not differing,
+        text=_text(label, first, comparisons, differing),
+        sides=comparison.labels,
         tolerance=" to ".join(figure(bound) for bound in dict.fromkeys((tolerances[0], tolerances[-1]))),
         points=tuple(
-            Line(name, each.agrees, each.figures.relative_l2, each.figures.largest, each.figures.cosine)
-            for name, each in comparisons.items()
+            Line(name, entry.agrees, entry.figures.relative_l2, entry.figures.largest, entry.figures.cosine)
+            for name, entry in comparisons.items()
         ),
         examples=tuple(examples[:MOST_EXAMPLES]),
         findings=tuple(_findings(comparisons)),
@@ -120,50 +120,54 @@ def verdict(label: str, first: str, comparisons: Mapping[str, Comparison], shown
 
 
 def examples_of(comparison: Comparison) -> Iterator[Line]:
-    """The figures of each example that both have, by its number in a."""
-    for number, one in zip(comparison.examples, comparison.per_example, strict=True):
-        yield Line(f"example {number}", None, one.relative_l2, one.largest, one.cosine)
+    """Yield the figures of each example that both results have, named by its number in a."""
+    for number, figures in zip(comparison.examples, comparison.per_example, strict=True):
+        yield Line(f"example {number}", None, figures.relative_l2, figures.largest, figures.cosine)
 
 
-def _text(label: str, first: str, comparisons: Mapping[str, Comparison], apart: Sequence[str]) -> str:
+def _text(label: str, first: str, comparisons: Mapping[str, Comparison], differing: Sequence[str]) -> str:
     largest = max(
-        (one.figures.relative_l2 for one in comparisons.values()), key=lambda figure: (figure != figure, figure)
+        (comparison.figures.relative_l2 for comparison in comparisons.values()),
+        key=lambda figure: (figure != figure, figure),
     )
-    said = f"relative L2 {figure(largest)}"
+    summary = f"relative L2 {figure(largest)}"
     if len(comparisons) == 1:
-        return f"{label} {'differs from' if apart else 'agrees with'} {first}: {said}"
-    if not apart:
-        return f"{label} agrees with {first} at all {len(comparisons)} points: {said} at most"
-    named = ", ".join(apart[:4]) + (f" and {len(apart) - 4} more" if len(apart) > 4 else "")
-    return f"{label} differs from {first} at {len(apart)} of {len(comparisons)} points ({named}): {said} at most"
+        return f"{label} {'differs from' if differing else 'agrees with'} {first}: {summary}"
+    if not differing:
+        return f"{label} agrees with {first} at all {len(comparisons)} points: {summary} at most"
+    names = ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
+    return f"{label} differs from {first} at {len(differing)} of {len(comparisons)} points ({names}): {summary} at most"
 
 
 def _findings(comparisons: Mapping[str, Comparison]) -> list[str]:
-    """What explains the differences, with the points where that is not all of those that differ.
+    """Return the explanations of the differences, each with its points unless it holds at all points that differ.
 
-    Findings that say the same are told once, with the least of what they explain; a factor of 2 and one of 3 are not the same.
+    Equal findings are listed once, with the figures of the point where they explain least. Findings with different numbers,
+    such as factors of 2 and 3, are not equal.
     """
-    apart = [point for point, one in comparisons.items() if not one.agrees]
-    found: dict[str, dict[str, Finding]] = {}
-    for point in apart:
+    differing = [point for point, comparison in comparisons.items() if not comparison.agrees]
+    by_text: dict[str, dict[str, Finding]] = {}
+    for point in differing:
         for finding in comparisons[point].findings:
-            found.setdefault(finding.text, {})[point] = finding
-    ordered = sorted(found.values(), key=lambda same: (-len(same), min(one.left for one in same.values())))
-    told = []
-    for same in ordered:
-        least = max(same.values(), key=lambda one: one.left)
-        told.append(str(least) if len(same) == len(apart) else f"at {', '.join(same)}: {least}")
-    more = len(told) - MOST_FINDINGS
-    return told if more <= 0 else [*told[:MOST_FINDINGS], f"{more} more findings, each at other points, are not listed"]
+            by_text.setdefault(finding.text, {})[point] = finding
+    ordered = sorted(by_text.values(), key=lambda equal: (-len(equal), min(finding.left for finding in equal.values())))
+    texts = []
+    for equal in ordered:
+        least = max(equal.values(), key=lambda finding: finding.left)
+        texts.append(str(least) if len(equal) == len(differing) else f"at {', '.join(equal)}: {least}")
+    more = len(texts) - MOST_FINDINGS
+    return (
+        texts if more <= 0 else [*texts[:MOST_FINDINGS], f"{more} more findings, each at other points, are not listed"]
+    )
 
 
 def _notes(comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
-    """What was found besides, each sentence once, with the points where that is not all."""
-    places: dict[str, list[str]] = {}
+    """Return the further observations, each once, with its points unless it holds at all points."""
+    points_by_text: dict[str, list[str]] = {}
     for point, comparison in comparisons.items():
         for text in comparison.notes:
-            places.setdefault(text, []).append(point)
+            points_by_text.setdefault(text, []).append(point)
     return tuple(
         text if len(points) == len(comparisons) else f"at {', '.join(points)}: {text}"
-        for text, points in places.items()
+        for text, points in points_by_text.items()
     )

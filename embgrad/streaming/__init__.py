@@ -1,1 +1,1 @@
-"""What `embgrad.stream` is made of: reading a source ahead, batches by length, folders of shards."""
+"""The parts of `embgrad.stream`: reading a source ahead, batches by length, folders of shards."""

@@ -1,4 +1,4 @@
-"""Puts batches together by length, over so many examples in a row, and the results back in the source's order."""
+"""Batches of examples of similar length, and their results restored to the order of the source."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ __all__ = ["Group", "Piece", "grouped", "restored"]
 
 Results = Mapping[str, EmbeddingGradients]
 
-#: What a result holds for each position, beside what it has of the batch; zeros stand where no position was run.
+#: The per-position arrays of a result, apart from those of the batch. Positions that were not run are filled with zeros.
 _PADDED: Final = ("values", "activations", "before", "ids")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Examples that are run together.
+    """A batch of examples that are run together.
 
     Attributes:
-        batch: they.
-        places: of each example its portion, as a place in the group, and its row there; in the piece's order.
+        batch: the examples.
+        members: for each example of the batch, the index of its portion in the group and its row in that portion.
     """
 
     batch: TokenBatch
-    places: tuple[tuple[int, int], ...]
+    members: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Portions whose examples are run in pieces of their own.
+    """Consecutive portions of the source, and the batches in which their examples are run.
 
     Attributes:
-        portions: in the source's order.
-        pieces: in the order in which they are run; empty where the portions are only passed by.
+        portions: the portions, in the source's order.
+        pieces: the batches, in the order in which they are run; empty where the portions are skipped.
     """
 
     portions: tuple[Portion, ...]
@@ -52,23 +52,23 @@ class Group:
 def grouped(
     portions: Generator[Portion, None, None], size: int, window: int | None, padding: Padding, finished: int = 0
 ) -> Generator[Group, None, None]:
-    """The portions as they are run.
+    """Yield the portions in groups, each with the batches in which its examples are run.
 
     Args:
-        portions: in the source's order; closed with the groups.
-        size: the most examples of a piece.
-        window: of how many examples in a row the pieces are put together by length; None for each portion by itself.
-        padding: what fills up the shorter examples of a piece.
-        finished: of how many portions nothing is wanted; pieces of theirs alone are left out.
+        portions: the portions in the source's order; the generator is closed together with the groups.
+        size: the largest number of examples in a batch.
+        window: the number of consecutive examples that are sorted by length; None to run each portion as it is.
+        padding: how shorter examples of a batch are padded.
+        finished: the number of portions whose results exist already; batches that serve only these are skipped.
     """
     with contextlib.closing(portions):
         if window is None:
-            yield from (_alone(portion, finished) for portion in portions)
+            yield from (_unsorted_group(portion, finished) for portion in portions)
         else:
             yield from _sorted_groups(portions, size, window, padding, finished)
 
 
-def _alone(portion: Portion, finished: int) -> Group:
+def _unsorted_group(portion: Portion, finished: int) -> Group:
     if portion.batch is None or portion.number < finished:
         return Group((portion,), ())
     return Group((portion,), (Piece(portion.batch, tuple((0, row) for row in range(portion.count))),))
@@ -77,43 +77,44 @@ def _alone(portion: Portion, finished: int) -> Group:
 def _sorted_groups(
     portions: Iterable[Portion], size: int, window: int, padding: Padding, finished: int
 ) -> Generator[Group, None, None]:
-    held: list[Portion] = []
+    pending: list[Portion] = []
     for portion in portions:
-        held.append(portion)
-        if len(held) == per_window(window, size):
-            yield _sorted_group(held, size, padding, finished)
-            held = []
-    if held:
-        yield _sorted_group(held, size, padding, finished)
+        pending.append(portion)
+        if len(pending) == per_window(window, size):
+            yield _sorted_group(pending, size, padding, finished)
+            pending = []
+    if pending:
+        yield _sorted_group(pending, size, padding, finished)
 
 
 def per_window(window: int, size: int) -> int:
-    """How many portions a window has."""
+    """Return the number of portions in a window."""
     return -(-window // size)
 
 
 def _sorted_group(portions: Sequence[Portion], size: int, padding: Padding, finished: int) -> Group:
     if any(portion.batch is None for portion in portions):
         return Group(tuple(portions), ())
-    places = [(number, row) for number, portion in enumerate(portions) for row in range(portion.count)]
-    kinds: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-    for number, row in places:
-        kinds.setdefault(_kind(portions[number], row), []).append((number, row))
+    members = [(number, row) for number, portion in enumerate(portions) for row in range(portion.count)]
+    by_properties: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for number, row in members:
+        by_properties.setdefault(_batch_properties(portions[number], row), []).append((number, row))
     pieces = []
-    for (*_, empty), alike in kinds.items():
-        alike.sort(key=lambda place: len(portions[place[0]].texts[place[1]].ids))  # stable: ties stay in order
-        for start in range(0, len(alike), size):
-            own = alike[start : start + size]
-            if any(portions[number].number >= finished for number, _ in own):
-                texts = [portions[number].texts[row] for number, row in own]
-                pieces.append(Piece(padded(texts, padding, empty), tuple(own)))
+    for (*_, empty), similar in by_properties.items():
+        similar.sort(key=lambda member: len(portions[member[0]].texts[member[1]].ids))  # stable: ties stay in order
+        for start in range(0, len(similar), size):
+            chosen = similar[start : start + size]
+            if any(portions[number].number >= finished for number, _ in chosen):
+                texts = [portions[number].texts[row] for number, row in chosen]
+                pieces.append(Piece(padded(texts, padding, empty), tuple(chosen)))
     return Group(tuple(portions), tuple(pieces))
 
 
-def _kind(portion: Portion, row: int) -> tuple[Any, ...]:
-    """What a batch tells the model of all its examples alike: examples that differ in it are not run together.
+def _batch_properties(portion: Portion, row: int) -> tuple[Any, ...]:
+    """Return the properties that all examples of one batch must share; examples that differ in them are not run together.
 
-    The last is how long a text without a token is padded, to which nothing but its padding is told: as in its own batch.
+    The last entry is the padded length of a text without tokens: such a text consists of padding alone, so that it keeps the
+    length that it has in its own batch.
     """
     text = portion.texts[row]
     assert portion.batch is not None, "what is run was encoded"
@@ -130,27 +131,29 @@ def restored(
     window: int,
     padding: Padding,
 ) -> dict[str, EmbeddingGradients]:
-    """The results of one of a group's portions.
+    """Return the results of one portion of a group, assembled from the results of the group's batches.
 
     Args:
-        group: whose pieces were run.
-        results: of each piece.
-        number: which portion, as a place in the group.
-        by_position: by the points' names whether the second axis of their values is the positions.
-        objective: what is remembered of the portion's objective.
-        window: what is remembered of how the pieces were made.
-        padding: what fills up the shorter examples.
+        group: the group whose batches were run.
+        results: the results of each batch.
+        number: the index of the portion in the group.
+        by_position: for each point, whether the second axis of its values is the position.
+        objective: the description of the portion's objective, for the provenance.
+        window: the size of the window, for the provenance.
+        padding: how shorter examples are padded.
     """
-    found: dict[int, tuple[int, int]] = {}
-    for piece, one in enumerate(group.pieces):
-        found.update({row: (piece, place) for place, (owner, row) in enumerate(one.places) if owner == number})
+    origin_of_row: dict[int, tuple[int, int]] = {}
+    for index, batch in enumerate(group.pieces):
+        origin_of_row.update(
+            {row: (index, position) for position, (owner, row) in enumerate(batch.members) if owner == number}
+        )
     portion = group.portions[number]
-    origins = [found[row] for row in range(portion.count)]
+    origins = [origin_of_row[row] for row in range(portion.count)]
     return {
         name: _restored(
             name,
             portion,
-            [(results[piece][name], place) for piece, place in origins],
+            [(results[index][name], position) for index, position in origins],
             by_position[name],
             objective,
             window,
@@ -171,44 +174,44 @@ def _restored(
 ) -> EmbeddingGradients:
     batch, first = portion.batch, rows[0][0]
     assert batch is not None, "what was run was encoded"
-    of_batch = first.mask is not None  # else the ids are the lookup's own
+    has_batch_ids = first.mask is not None  # else the ids are the indices of another lookup
     arrays: dict[str, Any] = {}
     for key in _PADDED:
         if getattr(first, key) is None:
             arrays[key] = None
             continue
-        parts = [getattr(one, key)[row] for one, row in rows]
-        if by_position or (key == "ids" and of_batch):
-            arrays[key] = _together(parts, batch.shape[1], padding.side)
+        rows_of_key = [getattr(result, key)[row] for result, row in rows]
+        if by_position or (key == "ids" and has_batch_ids):
+            arrays[key] = _stacked(rows_of_key, batch.shape[1], padding.side)
         else:
-            arrays[key] = np.stack(parts)
-    if of_batch and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
-        arrays["ids"] = batch.ids.copy()  # the batch's own, and so the ids of its padding
-    pieces = list({id(one): one for one, _ in rows}.values())
+            arrays[key] = np.stack(rows_of_key)
+    if has_batch_ids and np.array_equal(np.where(batch.real, arrays["ids"], batch.ids), batch.ids):
+        arrays["ids"] = batch.ids.copy()  # with the ids that the batch has at its padding
+    distinct = list({id(result): result for result, _ in rows}.values())
     return replace(
         first,
         **arrays,
-        objective=np.array([one.objective[row] for one, row in rows]),
-        mask=None if not of_batch or batch.mask is None else batch.mask.copy(),
-        types=None if not of_batch or batch.types is None else batch.types.copy(),
+        objective=np.array([result.objective[row] for result, row in rows]),
+        mask=None if not has_batch_ids or batch.mask is None else batch.mask.copy(),
+        types=None if not has_batch_ids or batch.types is None else batch.types.copy(),
         tokens=batch.tokens if first.tokens is not None else None,
         words_of=None if first.words_of is None or batch.words is None else batch.words.copy(),
-        pad_leak=max(one.pad_leak for one in pieces),
+        pad_leak=max(result.pad_leak for result in distinct),
         provenance=_provenance(first, batch, objective, window),
-        certificate=None if first.certificate is None else worst([one.certificate for one in pieces]),
+        certificate=None if first.certificate is None else worst([result.certificate for result in distinct]),
     )
 
 
-def _together(parts: Sequence[np.ndarray], length: int, side: str) -> np.ndarray:
-    """One array as long as the batch: what is beyond an example's end is cut, or zeros where no position was run."""
-    made = np.zeros((len(parts), length, *parts[0].shape[1:]), parts[0].dtype)
-    for row, part in enumerate(parts):
-        common = min(length, len(part))
+def _stacked(arrays: Sequence[np.ndarray], length: int, side: str) -> np.ndarray:
+    """Return the arrays stacked and brought to the length of the batch: padding is cut off, or filled with zeros."""
+    stacked = np.zeros((len(arrays), length, *arrays[0].shape[1:]), arrays[0].dtype)
+    for row, array in enumerate(arrays):
+        common = min(length, len(array))
         if side == "left":
-            made[row, length - common :] = part[len(part) - common :]
+            stacked[row, length - common :] = array[len(array) - common :]
         else:
-            made[row, :common] = part[:common]
-    return made
+            stacked[row, :common] = array[:common]
+    return stacked
 
 
 def _provenance(

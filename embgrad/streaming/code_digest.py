@@ -1,4 +1,4 @@
-"""What functions and objects do, as plain values that can be compared: their code, and all that it reads around them."""
+"""Plain values that describe functions and objects for comparison: their code, and everything that the code reads."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from embgrad.streaming.object_parts import compares, is_hidden, parts_of
 
 __all__ = ["UnreadableError", "is_function", "read"]
 
-#: The text of an object of a library's that has no attributes tells what it is (a bit of `operator`), up to this length.
+#: The longest `repr` by which a library's object without attributes is described (an `operator.itemgetter`, for example).
 LONGEST: Final = 200
 
 
 class UnreadableError(Exception):
-    """What an object holds cannot be read.
+    """The content of an object cannot be read.
 
     Attributes:
         value: the object.
@@ -48,58 +48,59 @@ class UnreadableError(Exception):
 
 
 def read(value: Any, digest: Callable[[Any], str], known: Sequence[Any] = (), *, whole: bool = False) -> Any:
-    """Plain values, arrays, and lists and dicts of them, that are the same where the value does the same.
+    """Return a description of a value: plain values, arrays, lists and dicts that are equal where the value does the same.
 
-    A function goes by its code and by what it reads: cells, defaults, its object where it is a method, and the globals that it
-    does not write to; an object by its attributes and its class; a class by what it and its bases hold; a model in any framework
-    by its weights. What else Python or an installed package brought goes by its name, but for arrays and for what compares as a
-    value, such as a date; an object of a class that is made of one has its plain attributes.
+    A function is described by its code and by what it reads: closure cells, defaults, the object of a method, and the globals
+    that it does not write to. An object is described by its attributes and its class, a class by its members and bases, and a
+    model in any framework by its weights. Everything else from Python or an installed package is described by its name,
+    except arrays and objects that compare by value, such as dates. An object of a user's class that derives from a package's
+    class is described by its plain attributes.
 
     Args:
-        value: anything.
-        digest: tells plain values apart by a text: the elements of a set are in its order, and of weights nothing else is kept.
-        known: what is not looked into, and goes by its place here.
-        whole: the value is data, and so is what it holds: nothing of it but functions and classes goes by its name.
+        value: the value, of any type.
+        digest: returns a text that identifies plain values. It orders the elements of sets and stands in for weights.
+        known: objects that are not examined, but described by their index in this sequence.
+        whole: whether the value is data, so that only functions and classes in it may be described by name.
 
     Raises:
-        UnreadableError: with `whole`, what an object holds cannot be read.
+        UnreadableError: `whole` is set and the content of an object cannot be read.
     """
-    return _Reading(digest, {id(one): (one, place) for place, one in enumerate(known)}, whole).of(value)
+    return _Walk(digest, {id(value): (value, index) for index, value in enumerate(known)}, whole).describe(value)
 
 
 def is_function(value: Any) -> bool:
-    """Whether a value goes by what it does: a function, a method or a class."""
+    """Return whether a value is described by its code: a function, a method or a class."""
     return isinstance(value, (type, functools.partial)) or (callable(value) and hasattr(value, "__name__"))
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it is text, numbers, arrays, or a list, set or dict of nothing else."""
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset):
+    """Return whether a value is text, a number or an array, or consists of lists, sets and dicts of these alone."""
+    cls = type(value)
+    if cls in (list, tuple, set, frozenset):
         return all(map(_is_plain, value))
-    if kind is dict:
+    if cls is dict:
         return all(map(_is_plain, (*value, *value.values())))
-    if kind is np.ndarray or isinstance(value, np.generic):
+    if cls is np.ndarray or isinstance(value, np.generic):
         return not value.dtype.hasobject
-    return value is None or kind in (bool, int, float, complex, str, bytes)
+    return value is None or cls in (bool, int, float, complex, str, bytes)
 
 
-class _Reading:
-    """One walk through a value. What it comes by again goes by the number that it had.
+class _Walk:
+    """One walk through a value. An object that is reached again is described by the number of its first visit.
 
     Args:
-        digest: see `read`; so is `whole`.
-        seen: by identity what was come by before, and its number; it is kept, so that no other has its identity.
+        digest: see `read`, likewise `whole`.
+        seen: the visited objects and their numbers, by `id`; holding the objects keeps their ids from being reused.
     """
 
     def __init__(self, digest: Callable[[Any], str], seen: dict[int, tuple[Any, int]], whole: bool) -> None:
         self._digest = digest
         self._seen = seen
         self._whole = whole
-        self._told: set[tuple[ModuleType, str]] = set()
+        self._described_members: set[tuple[ModuleType, str]] = set()
 
-    def of(self, value: Any) -> Any:
-        """What stands for a value."""
+    def describe(self, value: Any) -> Any:
+        """Return the description of a value."""
         if _is_plain(value):
             return value
         if isinstance(value, ModuleType):
@@ -108,76 +109,99 @@ class _Reading:
             return ["again", self._seen[id(value)][1]]
         self._seen[id(value)] = (value, len(self._seen))
         if isinstance(value, (list, tuple, collections.deque, KeysView, ValuesView, ItemsView)):
-            return self._with_own(value, [self.of(one) for one in value])
+            return self._container(value, [self.describe(item) for item in value])
         if isinstance(value, (set, frozenset)):
-            found = [_Reading(self._digest, dict(self._seen), self._whole).of(one) for one in value]
-            return self._with_own(value, sorted(map(self._digest, found)))
+            descriptions = [_Walk(self._digest, dict(self._seen), self._whole).describe(item) for item in value]
+            return self._container(value, sorted(map(self._digest, descriptions)))
         if isinstance(value, Mapping):
-            return self._with_own(value, [[self.of(name), self.of(value[name])] for name in self._names(value)])
+            return self._container(
+                value, [[self.describe(name), self.describe(value[name])] for name in self._names(value)]
+            )
         if isinstance(value, type):
-            return _named(value) if is_installed(value.__module__) else [_named(value), *self._loose._class(value)]
+            return (
+                _qualified_name(value)
+                if is_installed(value.__module__)
+                else [_qualified_name(value), *self._code_walk._class_content(value)]
+            )
         if (array := _as_array(value)) is not None:
-            return self._with_own(value, self._array(value, array))
+            return self._container(value, self._array(value, array))
         if self._whole:
-            return self._loose._function(value) if is_function(value) else self._data(value)
+            return self._code_walk._function(value) if is_function(value) else self._data(value)
         return self._function(value) if callable(value) else self._object(value)
 
     @property
-    def _loose(self) -> _Reading:
-        """The same walk through what is no data: a function, say, may hold what does not tell what it holds."""
+    def _code_walk(self) -> _Walk:
+        """This walk with `whole` off, for functions and classes, which may refer to objects that cannot be read."""
         if not self._whole:
             return self
-        loose = _Reading(self._digest, self._seen, False)
-        loose._told = self._told
-        return loose
+        walk = _Walk(self._digest, self._seen, False)
+        walk._described_members = self._described_members
+        return walk
 
-    def _with_own(self, value: Any, held: Any) -> Any:
-        """What a container holds, and the attributes that a class of the user's has given it."""
-        own = {} if is_installed(type(value).__module__) else attributes_of(value)
-        return [held, self.of(own)] if own else held
+    def _container(self, value: Any, content: Any) -> Any:
+        """Return a container's described content, with the attributes that a user's subclass has added."""
+        attributes = {} if is_installed(type(value).__module__) else attributes_of(value)
+        return [content, self.describe(attributes)] if attributes else content
 
     def _array(self, value: Any, array: np.ndarray) -> Any:
         if array.dtype.hasobject:
-            return [array.shape, self.of(array.tolist())]
-        kind = str(getattr(value, "dtype", ""))
-        return array if array.dtype.name in kind else [kind, array]  # it was widened
+            return [array.shape, self.describe(array.tolist())]
+        dtype = str(getattr(value, "dtype", ""))
+        return (
+            array if array.dtype.name in dtype else [dtype, array]
+        )  # NumPy lacks the dtype, so that the array was widened
 
     def _names(self, value: Mapping[Any, Any]) -> list[Any]:
-        """A mapping's keys in an order that counts."""
+        """Return the keys of a mapping: in its own order where that matters, else sorted."""
         if isinstance(value, collections.OrderedDict) or not all(map(_is_plain, value)):
             return list(value)
-        return sorted(value, key=self._digest)  # the text of a set is another in each process
+        return sorted(value, key=self._digest)  # the order of a set differs from process to process
 
     def _function(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
-            return ["partial", *map(self.of, (value.func, value.args, value.keywords))]
+            return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
         if isinstance(value, MethodType):
-            return ["method", self.of(value.__func__), self.of(value.__self__)]
+            return ["method", self.describe(value.__func__), self.describe(value.__self__)]
         if isinstance(value, FunctionType):
-            return _named(value) if is_installed(value.__module__) else [_named(value), *self._code(value)]
+            return (
+                _qualified_name(value)
+                if is_installed(value.__module__)
+                else [_qualified_name(value), *self._code(value)]
+            )
         if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, (ModuleType, type, NoneType)):
-            return [value.__name__, self.of(value.__self__)]  # such as the method `get` of a dict
+            return [value.__name__, self.describe(value.__self__)]  # such as the method `get` of a dict
         if isinstance(getattr(value, "__wrapped__", None), FunctionType):  # as functools.lru_cache makes them
-            return [type(value).__qualname__, self.of(value.__wrapped__)]
-        return _named(value) if hasattr(value, "__name__") else self._object(value)  # such as a ufunc
+            return [type(value).__qualname__, self.describe(value.__wrapped__)]
+        return _qualified_name(value) if hasattr(value, "__name__") else self._object(value)  # such as a ufunc
 
     def _code(self, function: FunctionType) -> list[Any]:
-        code, own = function.__code__, function.__globals__
+        code, namespace = function.__code__, function.__globals__
         names = names_in(code)
-        cells = [self._held(content_of(cell), names) for cell in function.__closure__ or ()]
-        around = [[name, self._held(own[name], names)] for name in _read(code) if name in own]
-        given = [self.of(function.__defaults__), self.of(function.__kwdefaults__)]
-        return [_of_code(code), cells, around, *given, *([self.of(vars(function))] if vars(function) else [])]
+        cells = [self._referenced(content_of(cell), names) for cell in function.__closure__ or ()]
+        global_values = [
+            [name, self._referenced(namespace[name], names)] for name in _globals_read(code) if name in namespace
+        ]
+        defaults = [self.describe(function.__defaults__), self.describe(function.__kwdefaults__)]
+        return [
+            _code_content(code),
+            cells,
+            global_values,
+            *defaults,
+            *([self.describe(vars(function))] if vars(function) else []),
+        ]
 
-    def _held(self, value: Any, names: frozenset[str]) -> Any:
-        """What a function reads; of a module of the user's what it may mean by the names in it, and no other has told."""
+    def _referenced(self, value: Any, names: frozenset[str]) -> Any:
+        """Return the description of an object that a function reads.
+
+        A user's module is described by those of its members that the function's names may refer to, each once in a walk.
+        """
         if not isinstance(value, ModuleType) or is_installed(value.__name__):
-            return self.of(value)
-        asked = [name for name in sorted(names & vars(value).keys()) if (value, name) not in self._told]
-        self._told.update([(value, name) for name in asked])
+            return self.describe(value)
+        members = [name for name in sorted(names & vars(value).keys()) if (value, name) not in self._described_members]
+        self._described_members.update([(value, name) for name in members])
         return [
             FORMER.get(value.__name__, value.__name__),
-            [[name, self._held(vars(value)[name], names)] for name in asked],
+            [[name, self._referenced(vars(value)[name], names)] for name in members],
         ]
 
     def _data(self, value: Any) -> Any:
@@ -186,100 +210,104 @@ class _Reading:
             parts = _as_table(value)
         if parts is None:
             raise UnreadableError(value)
-        return [self.of(type(value)), self.of(parts)]
+        return [self.describe(type(value)), self.describe(parts)]
 
     def _object(self, value: Any) -> Any:
-        kind, own = type(value), attributes_of(value)
-        if not is_installed(kind.__module__):
-            return self._of_users(value, own)
-        weights = [] if _is_open(kind) else self._weights(value)
+        cls, attributes = type(value), attributes_of(value)
+        if not is_installed(cls.__module__):
+            return self._users_object(value, attributes)
+        weights = [] if _is_open(cls) else self._weights(value)
         if weights:
-            return [_named(kind), weights]
-        if kind.__module__ in HOLDERS or dataclasses.is_dataclass(kind) or root_of(kind) == "embgrad":
-            return [_named(kind), self.of(own)]
-        if compares(kind) and (parts := parts_of(value)) is not None:
-            return [_named(kind), self._all_of(parts)]
+            return [_qualified_name(cls), weights]
+        if cls.__module__ in HOLDERS or dataclasses.is_dataclass(cls) or root_of(cls) == "embgrad":
+            return [_qualified_name(cls), self.describe(attributes)]
+        if compares(cls) and (parts := parts_of(value)) is not None:
+            return [_qualified_name(cls), self._content(parts)]
         if (array := _as_table(value)) is not None:
             return self._array(value, array)
-        text = LONGEST * "." if kind.__dictoffset__ else repr(value)
-        return [_named(kind), text] if len(text) < LONGEST and " at 0x" not in text else _named(kind)
+        text = LONGEST * "." if cls.__dictoffset__ else repr(value)
+        return [_qualified_name(cls), text] if len(text) < LONGEST and " at 0x" not in text else _qualified_name(cls)
 
-    def _all_of(self, parts: Any) -> Any:
-        """What a value of a library's is made of, such as a table of pandas, as far down as it tells."""
-        whole = _Reading(self._digest, dict(self._seen), True)
+    def _content(self, parts: Any) -> Any:
+        """Return the description of a library's object, such as a pandas table, in full where all of its content can be read."""
+        whole = _Walk(self._digest, dict(self._seen), True)
         try:
-            held = whole.of(parts)
+            description = whole.describe(parts)
         except UnreadableError:
-            return self.of(parts)
+            return self.describe(parts)
         self._seen.update(whole._seen)
-        return held
+        return description
 
-    def _of_users(self, value: Any, own: Mapping[str, Any]) -> list[Any]:
-        """An object of a class of the user's."""
-        kind = type(value)
-        hidden = self.of(parts_of(value)) if is_hidden(kind) and compares(kind) else None
-        if _is_open(kind):
-            return [self.of(kind), self.of(own), [], hidden]
-        plain = {name: one for name, one in own.items() if _is_plain(one)}
-        return [self.of(kind), self.of(plain), self._weights(value), hidden]
+    def _users_object(self, value: Any, attributes: Mapping[str, Any]) -> list[Any]:
+        """Return the description of an object of a user's class."""
+        cls = type(value)
+        hidden = self.describe(parts_of(value)) if is_hidden(cls) and compares(cls) else None
+        if _is_open(cls):
+            return [self.describe(cls), self.describe(attributes), [], hidden]
+        plain = {name: item for name, item in attributes.items() if _is_plain(item)}
+        return [self.describe(cls), self.describe(plain), self._weights(value), hidden]
 
     def _weights(self, value: Any) -> list[str]:
-        """A digest of each of a model's weights; none of what is no model."""
+        """Return a digest of each weight of a model, or an empty list for an object that is no model."""
         try:
-            return [self._digest([one.name, one.dtype, one.get()]) for one in weights_of(value)]
+            return [self._digest([weight.name, weight.dtype, weight.get()]) for weight in weights_of(value)]
         except (BackendError, UnsupportedError):
             return []
 
-    def _class(self, kind: type) -> list[Any]:
-        """What a class of the user's holds, and its bases."""
-        return [self.of(members_of(kind)), [self.of(base) for base in kind.__bases__]]
+    def _class_content(self, cls: type) -> list[Any]:
+        """Return the descriptions of a user's class: its members and its bases."""
+        return [self.describe(members_of(cls)), [self.describe(base) for base in cls.__bases__]]
 
 
 def _as_array(value: Any) -> np.ndarray | None:
-    """The values of an array of any framework; None of what is none, and of one whose values NumPy cannot hold."""
+    """Return the values of an array of any framework, or None for other objects and for dtypes that NumPy cannot hold."""
     if isinstance(value, np.ndarray):
         return None if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
     if not is_tensor(value) or not hasattr(type(value), "shape"):
         return None
-    array = _converted(value)
+    array = _as_numpy(value)
     return None if array is not None and array.dtype == object and not array.ndim else array
 
 
 def _as_table(value: Any) -> np.ndarray | None:
-    """The values of what NumPy reads as an array, such as one in a file; None of what is none."""
-    return _converted(value) if hasattr(type(value), "__array__") else None
+    """Return the values of an object that has `__array__`, such as an array in a file, or None for other objects."""
+    return _as_numpy(value) if hasattr(type(value), "__array__") else None
 
 
-def _converted(value: Any) -> np.ndarray | None:
+def _as_numpy(value: Any) -> np.ndarray | None:
     try:
         return widened(value)
-    except Exception:  # of the framework, which has nothing to give to NumPy: it may tell what it holds in another way
+    except Exception:  # the framework cannot convert it: its content may be readable in another way
         return None
 
 
-def _named(value: Any) -> str:
-    """How a function or a class is called, with its module."""
+def _qualified_name(value: Any) -> str:
+    """Return the name of a function or class, with its module."""
     module = getattr(value, "__module__", "")
     return f"{FORMER.get(module, module)}.{getattr(value, '__qualname__', value.__name__)}"
 
 
-def _read(code: CodeType) -> list[str]:
-    """The globals that a function reads, but for those that it writes to: a count of its calls is another each time."""
+def _globals_read(code: CodeType) -> list[str]:
+    """Return the globals that a function reads and does not write to: a count of its calls, say, changes with every call."""
     written = written_by(code)
     return [name for name in globals_of(code) if name not in written]
 
 
-def _of_code(code: CodeType) -> list[Any]:
-    constants = [_of_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts if _is_stable(one)]
-    sets = [one for one in code.co_consts if not _is_stable(one)]
+def _code_content(code: CodeType) -> list[Any]:
+    constants = [
+        _code_content(constant) if isinstance(constant, CodeType) else repr(constant)
+        for constant in code.co_consts
+        if _is_stable(constant)
+    ]
+    sets = [constant for constant in code.co_consts if not _is_stable(constant)]
     return [code.co_code, list(code.co_names), constants, sets]
 
 
 def _is_stable(constant: Any) -> bool:
-    """Whether its text is the same in every process; a set's is not."""
+    """Return whether the `repr` of a constant is the same in every process; that of a set is not."""
     return not isinstance(constant, frozenset)
 
 
-def _is_open(kind: type) -> bool:
-    """Whether a class is made of the user's, Python's and ours alone, so that its objects are looked into."""
-    return all(root_of(one) in OPEN or not is_installed(one.__module__) for one in kind.__mro__)
+def _is_open(cls: type) -> bool:
+    """Return whether a class and its bases belong to the user, Python or embgrad, so that its objects are examined."""
+    return all(root_of(base) in OPEN or not is_installed(base.__module__) for base in cls.__mro__)

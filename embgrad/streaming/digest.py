@@ -1,4 +1,4 @@
-"""Digests that tell whether two runs are of the same model, options and source."""
+"""Digests that identify the model, the options and the source of a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embgrad.streaming.code_digest import is_function, read
 __all__ = ["digest_of", "function_digest", "object_digest", "tokenizer_digest", "update"]
 
 
-#: The types of Python's numbers, by whose texts they are told.
+#: The number types of Python, which are digested as text.
 _NUMBERS: Final = (bool, int, float, complex)
 
 
-#: What decides on a tokenizer's ids beside its description: of Hugging Face's, and of the library `tokenizers`' own.
+#: Settings outside its description that decide on a tokenizer's ids, in Hugging Face's and in the library `tokenizers`.
 _SETTINGS: Final = ("truncation_side", "split_special_tokens", "model_input_names", "encode_special_tokens")
 
 
@@ -32,117 +32,126 @@ class _Hash(Protocol):
 
 
 def digest_of(value: Any) -> str:
-    """Sixteen hexadecimal digits that tell one value from another, the same in every process."""
-    made = hashlib.sha256()
-    update(made, value)
-    return made.hexdigest()[:16]
+    """Return sixteen hexadecimal digits that identify a value; they are the same in every process."""
+    sha256 = hashlib.sha256()
+    update(sha256, value)
+    return sha256.hexdigest()[:16]
 
 
-def update(made: _Hash, value: Any) -> None:
-    """Take a value into a digest: text, numbers, arrays, functions, batches, lists, sets and dicts of them, and other objects.
+def update(hasher: _Hash, value: Any) -> None:
+    """Add a value to a hash: text, numbers, arrays, functions, batches, lists, sets and dicts of them, and other objects.
 
-    Functions and classes go by what they do, all else by all that it holds.
+    Functions and classes are represented by their code, everything else by its whole content.
 
     Raises:
-        UnreadableError: what it holds cannot be read.
+        UnreadableError: the content of an object cannot be read.
     """
-    kind = type(value)
-    if value is None or kind in _NUMBERS:
-        text = hex(value) if kind is int else repr(value)  # of a very long number Python gives no decimal text
-        _put(made, kind.__name__, text.encode())
-    elif kind is str:
-        _put(made, "str", value.encode("utf-8", "surrogatepass"))
-    elif kind is bytes:
-        _put(made, "bytes", value)
-    elif kind is np.ndarray:
-        _update_with_array(made, value)
+    cls = type(value)
+    if value is None or cls in _NUMBERS:
+        text = hex(value) if cls is int else repr(value)  # Python limits the length of decimal text
+        _put(hasher, cls.__name__, text.encode())
+    elif cls is str:
+        _put(hasher, "str", value.encode("utf-8", "surrogatepass"))
+    elif cls is bytes:
+        _put(hasher, "bytes", value)
+    elif cls is np.ndarray:
+        _update_with_array(hasher, value)
     elif isinstance(value, np.generic):
-        _update_with_scalar(made, value)
+        _update_with_scalar(hasher, value)
     elif isinstance(value, TokenBatch):
-        update(made, {**{name: getattr(value, name) for name in TokenBatch.__slots__}, "extras": dict(value.extras)})
-    elif kind is dict:
-        _put(made, "dict", str(len(value)).encode())
+        update(hasher, {**{name: getattr(value, name) for name in TokenBatch.__slots__}, "extras": dict(value.extras)})
+    elif cls is dict:
+        _put(hasher, "dict", str(len(value)).encode())
         for key in sorted(value, key=None if all(type(key) is str for key in value) else digest_of):
-            update(made, key)
-            update(made, value[key])
-    elif kind in (list, tuple):
-        _put(made, "list", str(len(value)).encode())
-        for one in value:
-            update(made, one)
-    elif kind in (set, frozenset):
-        _put(made, "set", str(len(value)).encode())
-        for digest in sorted(map(digest_of, value)):  # a set has another order in each process
-            _put(made, "element", digest.encode())
+            update(hasher, key)
+            update(hasher, value[key])
+    elif cls in (list, tuple):
+        _put(hasher, "list", str(len(value)).encode())
+        for item in value:
+            update(hasher, item)
+    elif cls in (set, frozenset):
+        _put(hasher, "set", str(len(value)).encode())
+        for digest in sorted(map(digest_of, value)):  # the order of a set differs from process to process
+            _put(hasher, "element", digest.encode())
     elif is_function(value):
-        _put(made, "function", function_digest(value).encode())
+        _put(hasher, "function", function_digest(value).encode())
     else:
-        _put(made, "object", digest_of(read(value, digest_of, whole=True)).encode())
+        _put(hasher, "object", digest_of(read(value, digest_of, whole=True)).encode())
 
 
 def function_digest(function: Any, known: Sequence[Any] = ()) -> str:
-    """A function's name, or its class's, with a digest of what it does, see `embgrad.streaming.code_digest`."""
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    module = getattr(kind, "__module__", "")
-    name, made = f"{FORMER.get(module, module)}.{kind.__qualname__}", read(function, digest_of, known)
-    return name if made == name else f"{name} {digest_of(made)}"  # a library's goes by its name alone
+    """Return the name of a function or of its class, with a digest of its code, see `embgrad.streaming.code_digest`."""
+    cls = function if hasattr(function, "__qualname__") else type(function)
+    module = getattr(cls, "__module__", "")
+    name, description = f"{FORMER.get(module, module)}.{cls.__qualname__}", read(function, digest_of, known)
+    return (
+        name if description == name else f"{name} {digest_of(description)}"
+    )  # a library's function is identified by its name alone
 
 
 def object_digest(value: Any, known: Sequence[Any] = ()) -> str:
-    """An object's class with a digest of its attributes and of that class."""
+    """Return the name of an object's class, with a digest of the object's attributes and of the class."""
     return f"{type(value).__qualname__} {digest_of(read(value, digest_of, known))}"
 
 
 def tokenizer_digest(tokenizer: Any) -> str | None:
-    """What tells a tokenizer: its own description where it has one, else its vocabulary, else what it does; and how it pads."""
+    """Return a text that identifies a tokenizer, or None for None.
+
+    It covers the tokenizer's own description where it has one, else its vocabulary, else its code; and how it pads.
+    """
     if tokenizer is None:
         return None
-    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    class_name = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     padding = dataclasses.astuple(padding_of(tokenizer))
-    own = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
     vocabulary = getattr(tokenizer, "get_vocab", None)
-    told = description_of(own) if hasattr(own, "to_str") else None
-    if told is not None:
+    description = description_of(fast) if hasattr(fast, "to_str") else None
+    if description is not None:
         settings = {name: getattr(tokenizer, name, None) for name in _SETTINGS}
-        return f"{kind} {digest_of([_description(told, wrapped=own is not tokenizer), settings, padding])}"
+        return (
+            f"{class_name} {digest_of([_description(description, wrapped=fast is not tokenizer), settings, padding])}"
+        )
     if callable(vocabulary):
         settings = {
-            name: one for name, one in getattr(tokenizer, "init_kwargs", {}).items() if isinstance(one, (bool, int))
+            name: value
+            for name, value in getattr(tokenizer, "init_kwargs", {}).items()
+            if isinstance(value, (bool, int))
         }
-        return f"{kind} {digest_of([dict(vocabulary()), settings, padding])}"
+        return f"{class_name} {digest_of([dict(vocabulary()), settings, padding])}"
     return function_digest(tokenizer) if callable(tokenizer) else object_digest(tokenizer)
 
 
 def _description(description: str, *, wrapped: bool) -> Any:
-    """A tokenizer's description, around which Hugging Face's tokenizers set truncation and padding at each call."""
+    """Return a tokenizer's description, without the truncation and padding that Hugging Face's tokenizers set at each call."""
     try:
-        read = json.loads(description)
+        parsed = json.loads(description)
     except ValueError:
         return description
-    left_out = {"truncation", "padding"} if wrapped else set()
-    return {key: value for key, value in read.items() if key not in left_out} if isinstance(read, dict) else read
+    ignored = {"truncation", "padding"} if wrapped else set()
+    return {key: value for key, value in parsed.items() if key not in ignored} if isinstance(parsed, dict) else parsed
 
 
-def _update_with_scalar(made: _Hash, value: np.generic) -> None:
-    own = value.item()
-    if type(own) in (*_NUMBERS, str, bytes) and value.dtype.kind not in "mM":  # whose unit would be lost
-        update(made, own)
+def _update_with_scalar(hasher: _Hash, value: np.generic) -> None:
+    scalar = value.item()
+    if type(scalar) in (*_NUMBERS, str, bytes) and value.dtype.kind not in "mM":  # times would lose their unit
+        update(hasher, scalar)
     else:
-        _update_with_array(made, np.asarray(value))
+        _update_with_array(hasher, np.asarray(value))
 
 
-def _update_with_array(made: _Hash, array: np.ndarray) -> None:
+def _update_with_array(hasher: _Hash, array: np.ndarray) -> None:
     if array.dtype.names is not None:
-        update(made, [array.shape, *([name, array[name]] for name in array.dtype.names)])
-    elif array.dtype.kind in "OT":  # whose memory holds pointers
-        update(made, [array.shape, array.astype(object).ravel().tolist()])
-    elif array.dtype.char in "gG":  # whose memory has gaps
-        update(made, [array.dtype.str, array.shape, [repr(one) for one in array.ravel()]])
+        update(hasher, [array.shape, *([name, array[name]] for name in array.dtype.names)])
+    elif array.dtype.kind in "OT":  # the memory holds pointers
+        update(hasher, [array.shape, array.astype(object).ravel().tolist()])
+    elif array.dtype.char in "gG":  # the memory has gaps
+        update(hasher, [array.dtype.str, array.shape, [repr(number) for number in array.ravel()]])
     else:
-        own = f"{array.dtype.str} {array.dtype.name}"  # of the types of `ml_dtypes` the name alone tells
-        _put(made, f"array {own} {array.shape}", np.ascontiguousarray(array).tobytes())
+        dtype = f"{array.dtype.str} {array.dtype.name}"  # the dtypes of `ml_dtypes` differ in their names alone
+        _put(hasher, f"array {dtype} {array.shape}", np.ascontiguousarray(array).tobytes())
 
 
-def _put(made: _Hash, kind: str, data: bytes) -> None:
-    """With its kind and length, so that no two sequences of values read alike."""
-    made.update(f"{kind}:{len(data)}:".encode())
-    made.update(data)
+def _put(hasher: _Hash, label: str, data: bytes) -> None:
+    """Add data with its type and length, so that no two sequences of values give the same bytes."""
+    hasher.update(f"{label}:{len(data)}:".encode())
+    hasher.update(data)

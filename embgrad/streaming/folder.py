@@ -1,4 +1,4 @@
-"""Folders of results: read lazily and in order, every shard checked against the manifest before it is believed."""
+"""Folders of results: read lazily and in order, with every shard checked against the manifest before it is used."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from embgrad.streaming.totals import Total, load_tables
 
 __all__ = ["Kept", "StreamFolder", "open_stream", "read_shard", "table_of", "tables_of"]
 
-#: What is kept of one batch: by the points' names.
+#: The stored results of one batch, by the names of the points.
 Kept = Mapping[str, EmbeddingGradients] | Mapping[str, Saliencies]
 
 
 def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
-    """The results that `embgrad.stream(..., to=folder)` has written, also while it still writes, or where it was interrupted.
+    """Return the results that `embgrad.stream(..., to=folder)` has written, even while it is writing or after an interruption.
 
-    While it writes, what is finished later is seen when the folder is opened again; so is a last shard that grew meanwhile.
+    Results that are finished after the folder was opened appear when it is opened again, and so does a last shard that grew.
 
     Args:
-        folder: where to.
+        folder: the folder that was given as `to`.
 
     Raises:
-        FileNotFoundError: there is no such folder, or no manifest in it.
-        FileFormatError: the manifest is not as embgrad writes it, or of a later version.
-        EmbgradError: `folder` is no path.
+        FileNotFoundError: the folder does not exist, or holds no manifest.
+        FileFormatError: the manifest was not written by embgrad, or by a later version.
+        EmbgradError: `folder` is not a path.
     """
     path = checked_path(folder, "folder")
     return StreamFolder(path, read_manifest(path))
@@ -43,14 +43,15 @@ def open_stream(folder: str | os.PathLike[str]) -> StreamFolder:
 class StreamFolder:
     """The results in a folder, in the source's order, read shard by shard.
 
-    Iterating gives what `embgrad.stream` gave, bit for bit; a shard that is missing or has been changed raises FileFormatError.
+    Iterating yields the results of `embgrad.stream`, bit for bit. A shard that is missing or was modified raises
+    FileFormatError.
 
     Attributes:
-        folder: where they are.
-        keep: what is kept of each result: "all", "saliency" or "table".
+        folder: the path of the folder.
+        keep: the stored part of each result: "all", "saliency" or "table".
         complete: whether the source was read to its end.
-        examples: how many examples the finished results are of.
-        run: what tells the run from others: digests of the model's weights and of the options.
+        examples: the number of examples in the finished results.
+        run: what identifies the run: digests of the model's weights and of the options.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
@@ -73,34 +74,34 @@ class StreamFolder:
     def __iter__(self) -> Iterator[Any]:
         self._expect_results()
         for shard in self._manifest.shards:
-            for kept in read_shard(self.folder, self._manifest, shard):
-                yield self._seen(kept)
+            for stored in read_shard(self.folder, self._manifest, shard):
+                yield self._for_users(stored)
 
     def __getitem__(self, number: int | slice) -> Any:
-        """One result, or a list of those of a slice; the last shard that was read stays in memory until another one is.
+        """Return one result, or a list of results for a slice. The shard that was read last stays in memory.
 
         Raises:
-            IndexError: there are not so many.
-            EmbgradError: it is no number; or the folder keeps no results.
+            IndexError: the folder holds fewer results.
+            EmbgradError: `number` is neither a whole number nor a slice, or the folder was written with keep="table".
         """
         self._expect_results()
         if isinstance(number, slice):
-            return [self[place] for place in _places(number, len(self))]
-        place = _places(number, len(self))
-        shard = next(one for one in self._manifest.shards if one.first <= place < one.first + one.results)
-        last = self._last  # another thread may put another one in its place
+            return [self[index] for index in _indices(number, len(self))]
+        index = _indices(number, len(self))
+        shard = next(entry for entry in self._manifest.shards if entry.first <= index < entry.first + entry.results)
+        last = self._last  # another thread may replace it meanwhile
         if last is None or last[0] != shard:
             last = self._last = shard, read_shard(self.folder, self._manifest, shard)
-        return self._seen(deepcopy(last[1][place - shard.first]))  # each time as in the file, whatever is done to it
+        return self._for_users(deepcopy(last[1][index - shard.first]))  # a copy, which the caller may modify
 
     def table(self) -> Any:
-        """The sum of all examples' table gradients, a RowSparse; with several points a dict of them.
+        """Return the sum of all examples' table gradients, a RowSparse, or a dict of them by point where there are several.
 
-        Added up in float64, shard by shard.
+        The sum is computed in float64, shard by shard.
 
         Raises:
-            EmbgradError: only saliencies were kept, or nothing is finished.
-            PointError: a point is no lookup.
+            EmbgradError: the folder was written with keep="saliency", or no result is finished.
+            PointError: a point is not a lookup.
         """
         if self.keep == "saliency":
             raise EmbgradError(
@@ -111,39 +112,41 @@ class StreamFolder:
         else:
             totals = {name: Total() for name in self._manifest.names}
             for shard in self._manifest.shards:
-                for kept in read_shard(self.folder, self._manifest, shard):
-                    for name, result in kept.items():
+                for stored in read_shard(self.folder, self._manifest, shard):
+                    for name, result in stored.items():
                         totals[name].add(result.table())
         return table_of(totals, self._manifest.single)
 
-    def _seen(self, kept: Kept) -> Any:
-        return kept[self._manifest.names[0]] if self._manifest.single else dict(kept)
+    def _for_users(self, stored: Kept) -> Any:
+        return stored[self._manifest.names[0]] if self._manifest.single else dict(stored)
 
     def _expect_results(self) -> None:
         if self.keep == "table":
-            raise EmbgradError("the folder keeps the sum of the tables alone, with keep='table': expected .table()")
+            raise EmbgradError(
+                "the folder was written with keep='table' and holds only the sum of the tables: call .table()"
+            )
 
 
-def _places(number: Any, count: int) -> Any:
-    """The place of a result, counted from the beginning; of a slice a range of them.
+def _indices(number: Any, count: int) -> Any:
+    """Return the index of a result, counted from the beginning, or a range of indices for a slice.
 
     Raises:
-        IndexError: there are not so many.
-        EmbgradError: it is neither a number nor a slice.
+        IndexError: there are fewer results.
+        EmbgradError: `number` is neither a whole number nor a slice.
     """
     try:
         return range(count)[number]
-    except (TypeError, ValueError) as error:  # a slice with a step of zero has no places either
+    except (TypeError, ValueError) as error:  # ValueError: a slice with a step of zero
         raise EmbgradError(
             f"the number of a result is {brief(number)}: expected a whole number, from 0 on or counted back from -1, or a slice"
         ) from error
 
 
 def table_of(totals: Mapping[str, Total], single: bool) -> Any:
-    """The sums as the user sees them.
+    """Return the sums in the form that users see: one RowSparse, or a dict by point.
 
     Raises:
-        EmbgradError: nothing was added.
+        EmbgradError: no gradient was added.
     """
     tables: dict[str, RowSparse] = {}
     for name, total in totals.items():
@@ -155,48 +158,50 @@ def table_of(totals: Mapping[str, Total], single: bool) -> Any:
 
 
 def tables_of(folder: Path, manifest: Manifest) -> dict[str, Total]:
-    """The sums so far, of a folder that keeps them; empty ones where nothing is finished.
+    """Return the sums stored in a folder, by point; empty sums where no result is finished.
 
     Raises:
-        FileFormatError: the file is not what the manifest says.
+        FileFormatError: the file does not match the manifest.
     """
     if not manifest.shards:
         return {name: Total() for name in manifest.names}
-    path = _expected(folder, manifest.shards[-1])
-    found = load_tables(path)
-    if tuple(found) != manifest.names:
+    path = _checked_file(folder, manifest.shards[-1])
+    sums = load_tables(path)
+    if tuple(sums) != manifest.names:
         raise FileFormatError(
-            f"{path} holds the sums {list(found)}: expected {list(manifest.names)}, as the manifest says"
+            f"{path} holds the sums {list(sums)}: expected {list(manifest.names)}, as the manifest says"
         )
-    return {name: Total(table, dtype) for name, (table, dtype) in found.items()}
+    return {name: Total(table, dtype) for name, (table, dtype) in sums.items()}
 
 
 def read_shard(folder: Path, manifest: Manifest, shard: Shard) -> list[Any]:
-    """The results of a shard, each by the points' names.
+    """Return the results of a shard, each a dict by the names of the points.
 
     Raises:
-        FileFormatError: the shard is missing, not the one that the manifest tells of, or broken.
+        FileFormatError: the shard is missing, does not match the manifest, or is broken.
     """
-    path = _expected(folder, shard)
-    found: Any = load(path) if manifest.keep == "all" else load_saliencies(path)
+    path = _checked_file(folder, shard)
+    contents: Any = load(path) if manifest.keep == "all" else load_saliencies(path)
     expected = [f"{number} {name}" for number in range(shard.results) for name in manifest.names]
-    if not isinstance(found, dict) or list(found) != expected:
+    if not isinstance(contents, dict) or list(contents) != expected:
         raise FileFormatError(
             f"{path} holds other results than the manifest says: expected {len(expected)}; fetch it again"
         )
-    many = len(manifest.names)
-    values = list(found.values())
-    return [dict(zip(manifest.names, values[at : at + many], strict=True)) for at in range(0, len(values), many)]
+    count = len(manifest.names)
+    values = list(contents.values())
+    return [
+        dict(zip(manifest.names, values[start : start + count], strict=True)) for start in range(0, len(values), count)
+    ]
 
 
-def _expected(folder: Path, shard: Shard) -> Path:
-    """The path of the file that the manifest tells of, after a look at all of it."""
+def _checked_file(folder: Path, shard: Shard) -> Path:
+    """Return the path of a shard's file after checking the file's digest."""
     path = folder / shard.file
     if not path.is_file():
         raise FileFormatError(f"{path} is missing, which the manifest names: fetch the folder again, or write it anew")
     try:
         digest = file_digest(path)
-    except (OSError, ValueError) as error:  # it was there a moment ago
+    except (OSError, ValueError) as error:  # it was removed or replaced meanwhile
         raise FileFormatError(f"{path} cannot be read: {error}; fetch it again, or write the folder anew") from error
     if digest != shard.sha256:
         raise FileFormatError(

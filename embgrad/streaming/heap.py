@@ -1,4 +1,4 @@
-"""Hands memory that is free back to the system: a heap of arrays of ever other sizes keeps more and more of it."""
+"""Returns free memory to the system: a heap on which arrays of many sizes come and go retains more and more of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 __all__ = ["EVERY", "trim"]
 
-#: After how many results: often enough that little gathers, and seldom enough to cost nothing.
+#: The number of results after which memory is returned: often enough to bound it, and seldom enough to cost nothing.
 EVERY: Final = 25
 
 
 def trim() -> None:
-    """Hand it back, where the C library can be asked to; nothing that is in use changes."""
+    """Return free memory to the system where the C library has a function for it."""
     trimmed = _malloc_trim()
     if trimmed is not None:
         trimmed(0)
@@ -22,7 +22,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], Any] | None:
-    """glibc's own function; other systems' allocators have none, and need none."""
+    """Return glibc's `malloc_trim`, or None: other allocators have no such function, and need none."""
     if not sys.platform.startswith("linux"):
         return None
     import ctypes

@@ -1,4 +1,4 @@
-"""The manifest of a folder of shards: what run they are of, and which of them are whole."""
+"""The manifest of a folder of shards: the identity of the run, and the shards that are finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FORMAT", "KEEP", "Manifest", "Shard", "file_digest", "read_manifest"
 #: The version of the folders' format; a reader refuses a later one.
 FORMAT: Final = 1
 
-#: What a folder may keep of each result.
+#: The parts of each result that a folder may store.
 KEEP: Final = ("all", "saliency", "table")
 
 #: The most bytes of a manifest: a quarter of a million shards.
@@ -32,12 +32,12 @@ class Shard:
     """A file of results.
 
     Attributes:
-        first: the number of its first result.
-        results: how many it holds; in a file of sums, how many they are of.
-        examples: how many examples these are of.
-        full: whether it holds as many as one shall; else a resumed run writes it anew, with more.
+        first: the number of the file's first result.
+        results: the number of results in the file; in a file of sums, the number of summed results.
+        examples: the number of examples in these results.
+        full: whether the file has reached its size; if not, a resumed run replaces it by one with more results.
         source: the digest of the source from its beginning up to the shard's end.
-        sha256: of the file.
+        sha256: the SHA-256 of the file.
     """
 
     first: int
@@ -49,20 +49,20 @@ class Shard:
 
     @property
     def file(self) -> str:
-        """The file's name: it follows from what the shard holds, so that no manifest can name another."""
+        """The file's name, which follows from the shard's contents, so that no manifest can name any other file."""
         return f"shard-{self.first:08}-{self.results:06}.safetensors"
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
-        keep: of `KEEP`.
-        names: the points, as `at` names them.
-        single: whether a result stands for itself, and not in a dict by its point's name.
-        run: what tells the run from others.
-        shards: in order.
+        keep: the stored part of each result, one of `KEEP`.
+        names: the names of the points, as given in `at`.
+        single: whether users see the bare result of one point, and not a dict by point.
+        run: what identifies the run, by option.
+        shards: the shards, in order.
         complete: whether the source was read to its end.
     """
 
@@ -75,39 +75,39 @@ class Manifest:
 
     @property
     def results(self) -> int:
-        """How many results are finished."""
+        """The number of finished results."""
         return self.shards[-1].first + self.shards[-1].results if self.shards else 0
 
     @property
     def examples(self) -> int:
-        """How many examples these are of."""
+        """The number of examples in the finished results."""
         return sum(shard.examples for shard in self.shards)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it; a reader sees the one before or this one."""
+    """Write the manifest atomically: a reader sees either the former manifest or this one."""
     text = json.dumps({"embgrad-stream": FORMAT, **asdict(manifest)}, indent=1)
     write_whole(folder / NAME, text.encode(), durable=True)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder.
+    """Return the manifest of a folder.
 
     Raises:
-        FileNotFoundError: there is no such folder, or no manifest in it.
-        PermissionError: it may not be read.
-        FileFormatError: it is not as embgrad writes it, or of a later version.
+        FileNotFoundError: the folder does not exist, or holds no manifest.
+        PermissionError: the manifest may not be read.
+        FileFormatError: the manifest was not written by embgrad, or by a later version.
     """
     path = folder / NAME
     try:
-        read = read_json(path, MOST_MANIFEST)
-        version = read.pop("embgrad-stream")
+        entries = read_json(path, MOST_MANIFEST)
+        version = entries.pop("embgrad-stream")
         if type(version) is not int or version < 1:
             raise ValueError(f"its format is {brief(version)}")
     except (FileNotFoundError, NotADirectoryError):
-        what = "holds no manifest.json" if folder.is_dir() else "is no folder"
-        raise FileNotFoundError(f"{folder} {what}: expected what embgrad.stream(..., to=folder) writes") from None
-    except PermissionError:  # it may be whole, and what it tells of is not to be written again
+        problem = "holds no manifest.json" if folder.is_dir() else "is no folder"
+        raise FileNotFoundError(f"{folder} {problem}: expected what embgrad.stream(..., to=folder) writes") from None
+    except PermissionError:  # the manifest may be intact, and its run must not be written again
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise FileFormatError(f"{path} is no manifest of embgrad's: {error!r}; write the folder again") from error
@@ -116,54 +116,58 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path} has format {version}, and this embgrad reads up to {FORMAT}: install a newer embgrad"
         )
     try:
-        return _checked(read)
+        return _checked(entries)
     except (ValueError, KeyError, TypeError) as error:
         raise FileFormatError(f"{path} is not as embgrad writes it: {error}; write the folder again") from error
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
-    made = hashlib.sha256()
+    """Return the SHA-256 of a file."""
+    sha256 = hashlib.sha256()
     with opened(path) as file:
         while block := file.read(2**20):
-            made.update(block)
-    return made.hexdigest()
+            sha256.update(block)
+    return sha256.hexdigest()
 
 
-def _checked(read: Mapping[str, Any]) -> Manifest:
-    expected = {one.name for one in fields(Manifest)}
-    if set(read) != expected:
-        raise ValueError(f"it holds {brief(sorted(read))}, and not {sorted(expected)}")
-    names = read["names"]
+def _checked(entries: Mapping[str, Any]) -> Manifest:
+    expected = {field.name for field in fields(Manifest)}
+    if set(entries) != expected:
+        raise ValueError(f"it holds {brief(sorted(entries))}, and not {sorted(expected)}")
+    names = entries["names"]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"names is {brief(names)}")
-    plain = isinstance(read["single"], bool) and isinstance(read["complete"], bool) and isinstance(read["run"], dict)
-    if read["keep"] not in KEEP or not plain or not isinstance(read["shards"], list):
-        raise ValueError(f"keep is {brief(read['keep'])}, or another field is not of its type")
-    if (read["single"] and len(names) != 1) or len(set(names)) != len(names):
+    plain = (
+        isinstance(entries["single"], bool)
+        and isinstance(entries["complete"], bool)
+        and isinstance(entries["run"], dict)
+    )
+    if entries["keep"] not in KEEP or not plain or not isinstance(entries["shards"], list):
+        raise ValueError(f"keep is {brief(entries['keep'])}, or another field is not of its type")
+    if (entries["single"] and len(names) != 1) or len(set(names)) != len(names):
         raise ValueError(f"names is {brief(names)}, of which each was expected once")
-    shards = tuple(_checked_shard(one) for one in read["shards"])
-    _expect_row(shards, read["keep"])
-    return Manifest(read["keep"], tuple(names), read["single"], read["run"], shards, read["complete"])
+    shards = tuple(_checked_shard(field) for field in entries["shards"])
+    _expect_consecutive(shards, entries["keep"])
+    return Manifest(entries["keep"], tuple(names), entries["single"], entries["run"], shards, entries["complete"])
 
 
-def _checked_shard(read: Any) -> Shard:
-    expected = {one.name for one in fields(Shard)}
-    if not isinstance(read, dict) or set(read) != expected:
-        raise ValueError(f"a shard is {brief(read)}, and not an object of {sorted(expected)}")
-    counts = (read["first"], read["results"], read["examples"])
-    if not all(type(count) is int and 0 <= count < 2**53 for count in counts) or not read["results"]:
+def _checked_shard(entry: Any) -> Shard:
+    expected = {field.name for field in fields(Shard)}
+    if not isinstance(entry, dict) or set(entry) != expected:
+        raise ValueError(f"a shard is {brief(entry)}, and not an object of {sorted(expected)}")
+    counts = (entry["first"], entry["results"], entry["examples"])
+    if not all(type(count) is int and 0 <= count < 2**53 for count in counts) or not entry["results"]:
         raise ValueError(f"a shard counts {brief(counts)}")
-    digests = (read["source"], read["sha256"])
-    if not all(isinstance(one, str) and len(one) == 64 and _HEX.issuperset(one) for one in digests):
+    digests = (entry["source"], entry["sha256"])
+    if not all(isinstance(field, str) and len(field) == 64 and _HEX.issuperset(field) for field in digests):
         raise ValueError(f"a shard has the digests {brief(digests)}")
-    if not isinstance(read["full"], bool):
-        raise ValueError(f"a shard's full is {brief(read['full'])}")
-    return Shard(**read)
+    if not isinstance(entry["full"], bool):
+        raise ValueError(f"a shard's full is {brief(entry['full'])}")
+    return Shard(**entry)
 
 
-def _expect_row(shards: Sequence[Shard], keep: str) -> None:
-    """Refuse shards that do not follow one another."""
+def _expect_consecutive(shards: Sequence[Shard], keep: str) -> None:
+    """Raise ValueError for shards that do not follow one another."""
     if keep == "table" and len(shards) > 1:
         raise ValueError(f"there are {len(shards)} shards of sums, of which one was expected")
     reached = 0

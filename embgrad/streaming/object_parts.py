@@ -1,4 +1,4 @@
-"""What an object holds that no attribute tells: what a copy of it would be made of, as `pickle` asks it."""
+"""The content of objects beyond their attributes: the parts from which `pickle` would make a copy."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any, Final
 
 __all__ = ["compares", "is_hidden", "parts_of"]
 
-#: The protocol of `pickle` from which on objects with slots tell what is in them.
+#: The first protocol of `pickle` that covers objects with slots.
 _PROTOCOL: Final = 4
 
-#: The flag of a class that is made while Python runs; others are written in C, and may hold what is in no attribute.
-_MADE: Final = 1 << 9
+#: The flag of classes created at run time. Other classes are written in C, and their objects may hold more than attributes.
+_CREATED_AT_RUN_TIME: Final = 1 << 9
 
 
 def parts_of(value: Any) -> Any:
-    """What a copy of an object would be made of: how, of what, with which state and which items; None where it does not tell.
+    """Return the parts from which `pickle` would rebuild an object: the function, its arguments, the state and the items.
 
-    A generator does not, nor does an open file or a lock.
+    Returns None for objects that cannot be pickled, such as a generator, an open file or a lock.
     """
-    if type(value).__module__ == "itertools":  # they would, with a warning, up to Python 3.13
+    if type(value).__module__ == "itertools":  # these can be pickled up to Python 3.13, with a warning
         return None
     try:
-        known = copyreg.dispatch_table.get(type(value))
-        made = value.__reduce_ex__(_PROTOCOL) if known is None else known(value)
-    except Exception:  # whatever its class raises, it says that there is no copy to be made
+        reducer = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(_PROTOCOL) if reducer is None else reducer(value)
+    except Exception:  # whatever the class raises means that the object cannot be copied
         return None
-    if not isinstance(made, tuple):
-        return made
-    return [*made[:3], *(None if items is None else list(items) for items in made[3:5])]
+    if not isinstance(reduced, tuple):
+        return reduced
+    return [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
 
 
-def compares(kind: type) -> bool:
-    """Whether objects of a class are told from others by a value, and not only by which they are."""
-    return vars(object)["__eq__"] is not getattr(kind, "__eq__", None)
+def compares(cls: type) -> bool:
+    """Return whether the class defines `__eq__`, so that its objects compare by value and not by identity."""
+    return vars(object)["__eq__"] is not getattr(cls, "__eq__", None)
 
 
-def is_hidden(kind: type) -> bool:
-    """Whether objects of a class may hold what is in no attribute, as they are made of something that is written in C."""
-    return any(not one.__flags__ & _MADE for one in kind.__mro__ if one is not object)
+def is_hidden(cls: type) -> bool:
+    """Return whether a class or a base is written in C, so that its objects may hold content beyond their attributes."""
+    return any(not base.__flags__ & _CREATED_AT_RUN_TIME for base in cls.__mro__ if base is not object)

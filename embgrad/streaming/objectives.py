@@ -1,4 +1,4 @@
-"""The objective of each batch of a stream: cut from one for the whole source, or made of what comes with the texts."""
+"""The objective of each batch of a stream: cut from one for the whole source, or made from the labels of the batch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["Labelled", "Objectives", "PerBatch"]
 
 @dataclass(frozen=True)
 class Labelled:
-    """An objective for `embgrad.stream` whose arguments come with the source: each of its items is (text, label).
+    """An objective for `embgrad.stream` whose arguments come with the source: each item is (text, label).
 
     Args:
-        make: takes the labels of a batch, a list with one an example, and gives the objective: `CrossEntropy` itself, say, or
-            `lambda labels: Margin([a for a, b in labels], [b for a, b in labels])`. A label may be anything.
-        with_batch: also give it the batch, `make(labels, batch)`, to pad labels of positions by, say.
+        make: a function that takes the labels of a batch, a list with one entry an example, and returns the objective:
+            `CrossEntropy` itself, for example, or `lambda labels: Margin([a for a, b in labels], [b for a, b in labels])`.
+            A label may be any object.
+        with_batch: whether the batch is passed too, as `make(labels, batch)`, for example to pad labels of positions.
     """
 
     make: Callable[..., Any]
@@ -35,10 +36,10 @@ class Labelled:
 
 @dataclass(frozen=True)
 class PerBatch:
-    """An objective for `embgrad.stream` that is made for each batch, of the next tokens as labels, say.
+    """An objective for `embgrad.stream` that is made from each batch, for example with the next tokens as labels.
 
     Args:
-        make: takes a TokenBatch and gives the objective.
+        make: a function that takes a TokenBatch and returns the objective.
     """
 
     make: Callable[[TokenBatch], Any]
@@ -51,71 +52,73 @@ class Objectives:
     """The objectives of a source's examples.
 
     Args:
-        given: an objective as `embgrad.gradients` takes it, whose arguments with one entry an example are for the whole
-            source; or `Labelled`, or `PerBatch`.
+        argument: an objective as for `embgrad.gradients`, whose arguments with one entry an example cover the whole source; or
+            `Labelled`, or `PerBatch`.
 
     Attributes:
-        given: as given.
-        labelled: whether the source gives labels too.
-        count: how many examples the source must have, told by the arguments; None where they do not say.
+        argument: the objective, as it was passed.
+        labelled: whether each item of the source carries a label.
+        count: the number of examples for which the arguments have entries; None where there is no such argument.
 
     Raises:
-        ObjectiveError: it is none, or its arguments are for different numbers of examples.
+        ObjectiveError: `argument` is no objective, or its arguments are for different numbers of examples.
     """
 
-    def __init__(self, given: Any) -> None:
-        if isinstance(given, type) and issubclass(given, (Labelled, PerBatch)):
+    def __init__(self, argument: Any) -> None:
+        if isinstance(argument, type) and issubclass(argument, (Labelled, PerBatch)):
             raise ObjectiveError(
-                f"the objective is the class {given.__name__}: expected an instance; write {given.__name__}(CrossEntropy)"
+                f"the objective is the class {argument.__name__}: expected an instance; write {argument.__name__}(CrossEntropy)"
             )
-        self.given = given
-        self.labelled = isinstance(given, Labelled)
-        self.count = None if isinstance(given, (Labelled, PerBatch)) else _count(as_objective(given))
+        self.argument = argument
+        self.labelled = isinstance(argument, Labelled)
+        self.count = None if isinstance(argument, (Labelled, PerBatch)) else _count(as_objective(argument))
 
     @property
     def fixed(self) -> Any:
-        """What can be checked before anything is read: the objective, or None where it is made later."""
-        return None if isinstance(self.given, (Labelled, PerBatch)) else self.given
+        """The objective, which can be checked before the source is read; None where it is made for each batch."""
+        return None if isinstance(self.argument, (Labelled, PerBatch)) else self.argument
 
     def of(self, examples: np.ndarray, batch: TokenBatch, labels: Sequence[Any] | None) -> Any:
-        """The objective of some examples, as `embgrad.gradients` takes it.
+        """Return the objective of some examples, as for `embgrad.gradients`.
 
         Args:
-            examples: their numbers in the source.
-            batch: they.
-            labels: theirs, where the source gives labels.
+            examples: the numbers of the examples in the source.
+            batch: the examples.
+            labels: the labels of the examples, where the source has labels.
 
         Raises:
-            ObjectiveError: the arguments are of fewer examples, or what was made is no objective.
+            ObjectiveError: the arguments are for fewer examples, or the user's function returned no objective.
         """
-        if isinstance(self.given, Labelled):
-            return _made(self.given.make(labels, batch) if self.given.with_batch else self.given.make(labels))
-        if isinstance(self.given, PerBatch):
-            return _made(self.given.make(batch))
+        if isinstance(self.argument, Labelled):
+            return _checked(
+                self.argument.make(labels, batch) if self.argument.with_batch else self.argument.make(labels)
+            )
+        if isinstance(self.argument, PerBatch):
+            return _checked(self.argument.make(batch))
         if self.count is None:
-            return self.given
+            return self.argument
         if examples.max() >= self.count:
             raise ObjectiveError(
-                f"the objective's arguments have {self.count} entries, and the source goes on: expected one for each example of "
-                "the source; where labels come with the texts, give embgrad.Labelled(embgrad.CrossEntropy) and (text, label)"
+                f"the objective's arguments have {self.count} entries, but the source has more examples. Pass one entry for each "
+                "example or, where labels come with the texts, embgrad.Labelled(embgrad.CrossEntropy) and items of (text, label)"
             )
-        return self.given.take(examples, self.count)
+        return self.argument.take(examples, self.count)
 
     def expect_all_used(self, examples: int) -> None:
-        """Refuse arguments for more examples than there were.
+        """Check that the arguments are not for more examples than the source had.
 
         Raises:
-            ObjectiveError: there are.
+            ObjectiveError: the arguments have entries for more examples.
         """
         if self.count is not None and examples < self.count:
             raise ObjectiveError(
-                f"the objective's arguments have {self.count} entries, and the source ended after {examples} examples: expected "
-                "one for each example, in the source's order; are they of another data set?"
+                f"the objective's arguments have {self.count} entries, but the source ended after {examples} examples: pass one "
+                "entry for each example, in the order of the source"
             )
 
 
 def _count(objective: Any) -> int | None:
-    """How many examples the arguments are for."""
+    """Return the number of examples that the arguments are for, or None where no argument has one entry an example."""
     if not isinstance(objective, Objective):
         return None
     counts = {}
@@ -130,17 +133,17 @@ def _count(objective: Any) -> int | None:
     return next(iter(counts.values()), None)
 
 
-def _made(objective: Any) -> Any:
+def _checked(objective: Any) -> Any:
     if isinstance(objective, (Labelled, PerBatch)):
         raise ObjectiveError(f"the function made {brief(objective)}: expected an objective for one batch")
     if not isinstance(objective, Scalar):
-        as_objective(objective)  # refuses what is none
+        as_objective(objective)  # raises where it is no objective
     return objective
 
 
-def _expect_function(make: Any, name: str, of: str) -> None:
+def _expect_function(make: Any, name: str, argument: str) -> None:
     if isinstance(make, (Objective, Scalar)) or not callable(make):
         raise ObjectiveError(
-            f"{name} was given {brief(make)}: expected a function that takes {of} and gives an objective, such as "
+            f"{name} was given {brief(make)}: expected a function that takes {argument} and gives an objective, such as "
             + ("embgrad.CrossEntropy itself" if name == "Labelled" else "lambda batch: embgrad.Logit(0)")
         )

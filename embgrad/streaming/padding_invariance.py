@@ -1,4 +1,4 @@
-"""Whether an example's numbers are the same alone, without padding, as beside others, with padding."""
+"""The check that an example's results do not depend on its padding, nor on the other examples of its batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Difference", "Verdict", "compared_alone", "follows_positions"]
 
-#: How far an example's numbers may lie apart with padding and without, relatively, whatever the type: angles by which positions
-#: are told are float32 in models of any. Where padding counts it is far more, 0.5 to 1 for a BERT or GPT-2 padded on the left.
+#: The relative difference allowed between an example's results with and without padding, for every dtype: models of any dtype
+#: compute position angles in float32. Where padding matters it is far larger, 0.5 to 1 for a BERT or GPT-2 padded on the left.
 LEAST: Final = 1e-3
 
-#: How little, beside the objective, a gradient may account for (its length times that of what it is a gradient of) to be nothing
-#: but rounding, as where it is zero: the sum of what a layer norm gives has no other.
+#: A gradient whose norm times the norm of its activations is below this share of the objective is rounding alone. The gradient
+#: of the sum of a layer norm's outputs, which is zero, is an example.
 NOISE: Final = 1e-5
 
 Results = Mapping[str, EmbeddingGradients]
@@ -27,13 +27,13 @@ Results = Mapping[str, EmbeddingGradients]
 
 @dataclass(frozen=True)
 class Difference:
-    """What is not the same.
+    """A difference between an example's results in two batches.
 
     Attributes:
-        name: the point.
-        size: how far apart the numbers lie, relatively.
-        limit: how far rounding explains.
-        padding: how many more positions the example has beside the others.
+        name: the name of the point.
+        size: the relative difference.
+        limit: the largest relative difference that rounding explains.
+        padding: the number of additional positions that the example has in the first batch.
     """
 
     name: str
@@ -44,83 +44,87 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known after a comparison.
+    """The outcome of a comparison.
 
     Attributes:
-        told: whether more is known than before: an example whose gradients are small beside rounding tells nothing.
-        difference: what is not the same; None where nothing is known not to be.
+        conclusive: whether the comparison was conclusive: gradients that are rounding alone allow no conclusion.
+        difference: the difference; None where none was detected.
     """
 
-    told: bool
+    conclusive: bool
     difference: Difference | None = None
 
 
 def compared_alone(
     beside: Results, alone: Results, rows: tuple[int, int], side: str, again: Callable[[], Results]
 ) -> Verdict:
-    """Compare an example's numbers with padding and without.
+    """Compare an example's results with and without padding.
 
     Args:
-        beside: the results of a batch in which it has padding, by the points' names.
-        alone: those of one in which it has less, or none.
-        rows: where it is in each.
-        side: on which it is padded.
-        again: gives `beside` once more: numbers that are drawn anew in each pass tell nothing.
+        beside: the results of a batch in which the example has padding, by the names of the points.
+        alone: the results of a batch in which it has less padding, or none.
+        rows: the example's row in each of the two.
+        side: the side of the padding, "left" or "right".
+        again: computes `beside` once more: results that are random in each pass allow no conclusion.
     """
-    told, (row, _) = False, rows
-    for name, one in beside.items():
+    conclusive, (row, _) = False, rows
+    for name, result in beside.items():
         other = alone[name]
-        limit = max(LEAST, tolerance_of(one, other))
-        least = _least(one, row, limit)
-        apart = _all_apart(one, other, rows, side, least)
-        if apart > limit:
-            if _all_apart(one, again()[name], (row, row), side, least) > limit:
+        limit = max(LEAST, tolerance_of(result, other))
+        least = _least(result, row, limit)
+        difference = _largest_difference(result, other, rows, side, least)
+        if difference > limit:
+            if _largest_difference(result, again()[name], (row, row), side, least) > limit:
                 return Verdict(True)
-            return Verdict(True, Difference(name, apart, limit, one.ids.shape[1] - other.ids.shape[1]))
-        told = told or length(one.values[row]) >= least
-    return Verdict(told)
+            return Verdict(True, Difference(name, difference, limit, result.ids.shape[1] - other.ids.shape[1]))
+        conclusive = conclusive or length(result.values[row]) >= least
+    return Verdict(conclusive)
 
 
 def follows_positions(results: Sequence[EmbeddingGradients]) -> bool:
-    """Whether the second axis of a point's values is the positions, in batches of several lengths."""
-    inner = {one.values.shape[2:] for one in results}
-    return len(inner) == 1 and all(
-        one.mask is not None and one.values.ndim > 2 and one.values.shape[:2] == one.ids.shape for one in results
+    """Return whether the second axis of a point's values is the position, judged by batches of several lengths."""
+    trailing = {result.values.shape[2:] for result in results}
+    return len(trailing) == 1 and all(
+        result.mask is not None and result.values.ndim > 2 and result.values.shape[:2] == result.ids.shape
+        for result in results
     )
 
 
-def _all_apart(
-    one: EmbeddingGradients, other: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
+def _largest_difference(
+    first: EmbeddingGradients, second: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
 ) -> float:
-    """How far apart the numbers of an example lie that are to be the same in two batches, the second without its padding."""
-    return max(_apart(*pair) for pair in _pairs(one, other, rows, side, least))
+    """Return the largest relative difference of an example's results in two batches, the second without its padding."""
+    return max(_difference(*pair) for pair in _pairs(first, second, rows, side, least))
 
 
 def _pairs(
-    one: EmbeddingGradients, other: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
+    beside: EmbeddingGradients, alone: EmbeddingGradients, rows: tuple[int, int], side: str, least: float
 ) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
-    """What is to be the same in both, with the size against which a difference counts at least."""
-    row, place = rows
-    yield one.objective[row], other.objective[place], _scale(one)
-    count, by_position = other.ids.shape[1], follows_positions([one, other])
-    values, activations = (one.values[row], other.values[place]), (one.activations[row], other.activations[place])
+    """Yield the pairs of arrays that must be equal, each with the least size to which their difference is relative."""
+    beside_row, alone_row = rows
+    yield beside.objective[beside_row], alone.objective[alone_row], _scale(beside)
+    count, by_position = alone.ids.shape[1], follows_positions([beside, alone])
+    values, activations = (
+        (beside.values[beside_row], alone.values[alone_row]),
+        (beside.activations[beside_row], alone.activations[alone_row]),
+    )
     for (first, second), size in ((values, least), (activations, 0.0)):
-        own = first if not by_position else first[len(first) - count :] if side == "left" else first[:count]
-        if own.shape == second.shape:  # a point whose axes follow lengths otherwise is another's to refuse
-            yield own, second, size
+        cut = first if not by_position else first[len(first) - count :] if side == "left" else first[:count]
+        if cut.shape == second.shape:  # points whose other axes follow the length are refused elsewhere
+            yield cut, second, size
 
 
-def _scale(one: EmbeddingGradients) -> float:
-    """The size of a batch's objectives."""
-    return max(1.0, float(np.abs(one.objective).max()))
+def _scale(result: EmbeddingGradients) -> float:
+    """Return the magnitude of a batch's objectives, at least 1."""
+    return max(1.0, float(np.abs(result.objective).max()))
 
 
-def _least(one: EmbeddingGradients, row: int, limit: float) -> float:
-    """The size of an example's gradient of which rounding alone accounts for less than the limit."""
-    size = length(one.activations[row])
-    return NOISE * _scale(one) / (limit * size) if size else 0.0
+def _least(result: EmbeddingGradients, row: int, limit: float) -> float:
+    """Return the norm of an example's gradient above which rounding alone stays below the limit."""
+    size = length(result.activations[row])
+    return NOISE * _scale(result) / (limit * size) if size else 0.0
 
 
-def _apart(one: np.ndarray, other: np.ndarray, least: float) -> float:
-    scale = max(length(one), length(other), least)
-    return length(np.subtract(one, other, dtype=np.float64)) / (scale or 1.0)
+def _difference(first: np.ndarray, second: np.ndarray, least: float) -> float:
+    scale = max(length(first), length(second), least)
+    return length(np.subtract(first, second, dtype=np.float64)) / (scale or 1.0)

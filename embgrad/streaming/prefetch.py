@@ -1,4 +1,4 @@
-"""Makes the items of an iterator ahead of time, in a thread that ends when nobody wants them any more."""
+"""Computes the items of an iterator ahead of time, in a thread that ends when the consumer is closed or gone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["Ahead"]
 
 Item = TypeVar("Item")
 
-#: How long `close` waits for the thread, in seconds: it may be in the middle of the user's own code.
+#: How long `close` waits for the thread, in seconds: it may be running user code.
 PATIENCE = 10.0
 
 
 class _Shared(Generic[Item]):
-    """What the thread and its owner share: the items that are ready, and how it went."""
+    """The state shared by the thread and its owner: the items that are ready, the end, and errors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -28,7 +28,7 @@ class _Shared(Generic[Item]):
         self.unwanted = False
 
     def put(self, item: Item) -> bool:
-        """Wait for room; whether the item was wanted."""
+        """Wait for room and add the item; return whether the consumer still wants items."""
         with self.condition:
             self.condition.wait_for(lambda: self.unwanted or len(self.ready) < self.size)
             if not self.unwanted:
@@ -37,19 +37,19 @@ class _Shared(Generic[Item]):
             return not self.unwanted
 
     def end(self, error: BaseException | None) -> None:
-        """Nothing more comes."""
+        """Record that no more items follow, and the error that ended them."""
         with self.condition:
             self.ended, self.error = True, error
             self.condition.notify_all()
 
     def take(self) -> Item:
-        """The next item; what went wrong is raised where it would have come.
+        """Return the next item, or raise the generator's error in its place.
 
         Raises:
-            StopIteration: there is none.
+            StopIteration: there are no more items.
         """
         with self.condition:
-            # With a timeout, or Ctrl-C would not come through on every system.
+            # Without a timeout Ctrl-C would not interrupt the wait on every system.
             while not self.condition.wait_for(lambda: self.ready or self.ended, timeout=1.0):
                 pass
             if self.ready:
@@ -62,7 +62,7 @@ class _Shared(Generic[Item]):
         raise StopIteration
 
     def leave(self) -> None:
-        """Nothing more is wanted."""
+        """Record that the consumer wants no more items."""
         with self.condition:
             self.unwanted = True
             self.ready.clear()
@@ -70,17 +70,17 @@ class _Shared(Generic[Item]):
 
 
 class Ahead(Iterator[Item]):
-    """The items of a generator, in order, made in a thread and at most `size` ahead of who takes them.
+    """The items of a generator, in order, computed in a thread at most `size` items ahead of the consumer.
 
-    What the generator raises comes out as itself, after the items before it. The thread knows nothing of this object, so that
-    it ends when the object is closed or gone.
+    An error of the generator is raised unchanged, after the items before it. The thread holds no reference to this object, so
+    that it ends when the object is closed or gone.
 
     Args:
         items: the generator. It is closed, in the thread, when the thread ends.
-        size: how many items may be ready; 0 to make each when it is asked for, without a thread.
+        size: the largest number of items that are ready; 0 to compute each on request, without a thread.
 
     Attributes:
-        thread: makes them; None where none does.
+        thread: the thread; None without one.
     """
 
     def __init__(self, items: Generator[Item, None, None], size: int) -> None:
@@ -89,7 +89,7 @@ class Ahead(Iterator[Item]):
         self.thread: threading.Thread | None = None
         if size:
             self._shared = _Shared(size)
-            # A daemon, since it may wait in the user's source for ever.
+            # A daemon, since it may wait for the user's source for ever.
             arguments = (self._shared, items)
             self.thread = threading.Thread(target=_work, args=arguments, name="embgrad.stream", daemon=True)
             self.thread.start()
@@ -98,7 +98,11 @@ class Ahead(Iterator[Item]):
         return next(self._items) if self._shared is None else self._shared.take()
 
     def close(self) -> None:
-        """End the thread, and the generator, whose `finally` may raise; what it raised for an item that nobody took does not."""
+        """End the thread and close the generator.
+
+        An error that the generator raises while it is closed is raised here. An error in place of an item that was not taken is
+        dropped.
+        """
         if self._shared is None or self.thread is None:
             self._items.close()
             return
@@ -122,10 +126,10 @@ def _work(shared: _Shared[Any], items: Generator[Any, None, None]) -> None:
             if not shared.put(item):
                 break
             del item
-    except BaseException as raised:  # whatever it is, it belongs to who takes the items
-        error = raised
+    except BaseException as exception:  # of any class: it is raised where the items are taken
+        error = exception
     try:
         items.close()
-    except BaseException as raised:  # and this to who closes
-        shared.at_closing = raised
+    except BaseException as exception:  # and this is raised by `close`
+        shared.at_closing = exception
     shared.end(error)

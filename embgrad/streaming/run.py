@@ -1,4 +1,4 @@
-"""Runs a stream: batch by batch, those that are finished read back, every result written before it is given."""
+"""Runs a stream batch by batch: reads finished results back, and writes every new result before it is yielded."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from embgrad.streaming.run_identity import identity, weights_digest
 from embgrad.streaming.sorting import expect_restorable, expect_same, expect_sortable
 from embgrad.streaming.source import Portion, Source
 from embgrad.streaming.totals import Total
-from embgrad.streaming.writer import Writer, kept_of
+from embgrad.streaming.writer import Writer, stored_part
 
 __all__ = ["Plan", "State", "results_of"]
 
 
 @dataclass
 class State:
-    """What changes while a stream runs.
+    """The state of a running stream.
 
     Attributes:
-        quiet: nobody wants the results themselves.
-        writer: writes them, where they are written.
-        totals: where they are summed up, by the points' names.
-        report: is told how far it has come.
-        examples: how many are done.
-        tried: whether it is known that padding is of no account to the model, see `compared_alone`.
-        by_position: of the points of which it is known, whether their second axis is the positions.
-        reader: the thread in which the source is read, once it is; None where it is read in that of who takes the results.
-        weighed: whether it was taken down of which weights the results are that are written.
+        quiet: whether the results themselves are not needed.
+        writer: the writer of the folder; None where nothing is written.
+        totals: the sums of table gradients, by the names of the points, where they are requested.
+        report: the function that receives the progress.
+        examples: the number of examples that are done.
+        padding_checked: whether padding is known not to change the model's results, see `compared_alone`.
+        by_position: whether the second axis is the position, for the points where this is known.
+        reader: the thread that reads the source; None where the consumer's own thread reads it.
+        weights_recorded: whether the weights behind the written results are recorded.
     """
 
     quiet: bool
@@ -57,19 +57,19 @@ class State:
     totals: dict[str, Total] = field(default_factory=dict)
     report: Progress = lambda done, total: None
     examples: int = 0
-    tried: bool = False
+    padding_checked: bool = False
     by_position: Mapping[str, bool] = field(default_factory=dict)
     reader: threading.Thread | None = None
-    weighed: bool = False
+    weights_recorded: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stream was asked.
+    """The arguments of a stream.
 
     Attributes:
-        task: what is asked of each batch, but for the objective.
-        size: the batch_size, as given.
+        task: the request for each batch, apart from the objective.
+        size: the argument `batch_size`.
     """
 
     task: Task
@@ -81,28 +81,28 @@ class Plan:
     keep: str
 
     def manifest(self) -> Manifest:
-        """That of the run, with nothing finished."""
+        """Return the manifest of the run, without finished results."""
         return Manifest(self.keep, self.task.options.names, self.task.options.single, self.run())
 
     def run(self) -> dict[str, Any]:
-        """What tells the run from others."""
+        """Return the identity of the run, by option."""
         size = self.size if self.source.tokenizer is None else self.source.size
         options = {"batch_size": size, "window": self.window, "check": self.task.options.check}
         return identity(self.task, self.source, self.objectives, options)
 
     @property
     def total(self) -> int | None:
-        """How many examples there are, where that is known."""
+        """The number of examples in the source; None where it is not known."""
         return self.source.examples if self.source.examples is not None else self.objectives.count
 
 
 def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
-    """What the stream gives, in order."""
+    """Yield the results of the stream, in order."""
     writer, report = state.writer, state.report
     manifest = None if writer is None else writer.manifest
     finished = 0 if manifest is None else manifest.results
-    passed = finished if plan.window is None else finished - finished % per_window(plan.window, plan.source.size)
-    portions = plan.source.portions(passed)
+    skipped = finished if plan.window is None else finished - finished % per_window(plan.window, plan.source.size)
+    portions = plan.source.portions(skipped)
     groups = Ahead(grouped(portions, plan.source.size, plan.window, plan.source.padding, finished), plan.ahead)
     state.reader = groups.thread
     try:
@@ -118,38 +118,38 @@ def results_of(plan: Plan, state: State) -> Generator[Any, None, None]:
             for portion in group.portions:
                 last = portion
                 _expect_source_as_before(portion, manifest)
-            yield from _of_group(plan, state, group, finished)
+            yield from _group_results(plan, state, group, finished)
         if last is None and not finished:
             raise BatchError(
                 "the source is empty: expected one text or batch at least; was it a generator, and read before?"
             )
-        _expect_whole(plan, last, manifest)
+        _expect_source_to_end(plan, last, manifest)
         if writer is not None:
             writer.flush(complete=True)
     finally:
         groups.close()
 
 
-def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generator[Any, None, None]:
-    """The results of a group's portions, those that are finished left out."""
+def _group_results(plan: Plan, state: State, group: Group, finished: int) -> Generator[Any, None, None]:
+    """Yield the results of a group's portions, without those that were finished before."""
     if not group.pieces:
         return
-    ran: list[dict[str, EmbeddingGradients]] = []
+    batch_results: list[dict[str, EmbeddingGradients]] = []
     for number in range(len(group.pieces)):
-        ran.append(_run(plan, group, number))
+        batch_results.append(_run(plan, group, number))
         if plan.window is not None:
-            expect_restorable([piece.batch for piece in group.pieces[: number + 1]], ran)
-            if not state.tried:
-                _try_padding(plan, state, group, number, ran[-1])
+            expect_restorable([piece.batch for piece in group.pieces[: number + 1]], batch_results)
+            if not state.padding_checked:
+                _check_padding(plan, state, group, number, batch_results[-1])
     for number, portion in enumerate(group.portions):
         if portion.number < finished:
             continue
-        results = ran[0] if plan.window is None else _in_order(plan, state, group, ran, number)
-        kept = {name: kept_of(plan.keep, result) for name, result in results.items()}
+        results = batch_results[0] if plan.window is None else _in_order(plan, state, group, batch_results, number)
+        stored = {name: stored_part(plan.keep, result) for name, result in results.items()}
         for name, total in state.totals.items():
             total.add(results[name].table())
         if state.writer is not None:
-            _write(plan, state, state.writer, portion, results, kept)
+            _write(plan, state, state.writer, portion, results, stored)
         state.examples += portion.count
         state.report(state.examples, plan.total)
         del results
@@ -158,16 +158,16 @@ def _of_group(plan: Plan, state: State, group: Group, finished: int) -> Generato
         if state.quiet:
             yield None
         else:
-            yield kept[plan.task.options.names[0]] if plan.task.options.single else kept
+            yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
 
 
 def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]:
-    """The results of one of a group's pieces."""
+    """Return the results of one batch of a group."""
     piece = group.pieces[number]
-    owners = [group.portions[owner] for owner, _ in piece.places]
-    examples = np.array([owner.start + row for owner, (_, row) in zip(owners, piece.places, strict=True)])
+    owners = [group.portions[owner] for owner, _ in piece.members]
+    examples = np.array([owner.start + row for owner, (_, row) in zip(owners, piece.members, strict=True)])
     labels = [
-        owner.labels[row] for owner, (_, row) in zip(owners, piece.places, strict=True) if owner.labels is not None
+        owner.labels[row] for owner, (_, row) in zip(owners, piece.members, strict=True) if owner.labels is not None
     ]
     try:
         objective = plan.objectives.of(examples, piece.batch, labels if plan.objectives.labelled else None)
@@ -178,45 +178,49 @@ def _run(plan: Plan, group: Group, number: int) -> dict[str, EmbeddingGradients]
         return gradients_of(task, piece.batch, size)
     except Exception as error:
         if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(f"while streaming the examples {_told(examples)} of the source")
+            error.add_note(f"while streaming the examples {_range_text(examples)} of the source")
         raise
 
 
-def _try_padding(plan: Plan, state: State, group: Group, number: int, ran: Mapping[str, EmbeddingGradients]) -> None:
-    """Run one of a piece's examples with less padding than in it, or with as much as in its own batch, and take down what tells.
+def _check_padding(
+    plan: Plan, state: State, group: Group, number: int, results: Mapping[str, EmbeddingGradients]
+) -> None:
+    """Check that padding does not change the results, by one example run with less padding, or with that of its own batch.
+
+    The outcome is recorded in the state.
 
     Raises:
-        UnsupportedError: its numbers are others then, or its results could not be brought back into its own batch.
+        UnsupportedError: the example's results differ, or cannot be restored to the example's own batch.
     """
     piece = group.pieces[number]
-    lengths, whole = piece.batch.real.sum(1), piece.batch.shape[1]
-    own = np.array([_length_of(group.portions[owner]) for owner, _ in piece.places])
-    candidates = np.flatnonzero((lengths > 0) & (lengths < np.maximum(own, whole)))
+    lengths, padded_length = piece.batch.real.sum(1), piece.batch.shape[1]
+    own_lengths = np.array([_length_of(group.portions[owner]) for owner, _ in piece.members])
+    candidates = np.flatnonzero((lengths > 0) & (lengths < np.maximum(own_lengths, padded_length)))
     if not candidates.size:
         return
     shortest = int(candidates[np.argmin(lengths[candidates])])
-    less = lengths[shortest] < whole
-    row = shortest if less else int(candidates[np.argmax(own[candidates])])
+    without_padding = lengths[shortest] < padded_length
+    row = shortest if without_padding else int(candidates[np.argmax(own_lengths[candidates])])
     unchecked = replace(plan, task=replace(plan.task, options=replace(plan.task.options, check=False)))
-    length = 0 if less else int(own[row])
-    found = _run_alone(unchecked, group, number, row, length)
-    if found is None:
-        state.tried = True
+    length = 0 if without_padding else int(own_lengths[row])
+    probe = _run_alone(unchecked, group, number, row, length)
+    if probe is None:
+        state.padding_checked = True
         return
-    batch, other = found
-    expect_restorable([piece.batch, batch], [ran, other])
-    state.by_position = {name: follows_positions([one, other[name]]) for name, one in ran.items()}
+    batch, probe_results = probe
+    expect_restorable([piece.batch, batch], [results, probe_results])
+    state.by_position = {name: follows_positions([result, probe_results[name]]) for name, result in results.items()}
 
     def again() -> Mapping[str, EmbeddingGradients]:
-        if less:
+        if without_padding:
             return _run(unchecked, group, number)
-        once_more = _run_alone(unchecked, group, number, row, length)
-        return other if once_more is None else once_more[1]
+        second_probe = _run_alone(unchecked, group, number, row, length)
+        return probe_results if second_probe is None else second_probe[1]
 
-    beside, alone, rows = (ran, other, (row, 0)) if less else (other, ran, (0, row))
-    owner, place = piece.places[row]
+    beside, alone, rows = (results, probe_results, (row, 0)) if without_padding else (probe_results, results, (0, row))
+    owner, index = piece.members[row]
     verdict = compared_alone(beside, alone, rows, plan.source.padding.side, again)
-    state.tried = expect_same(group.portions[owner].start + place, verdict)
+    state.padding_checked = expect_same(group.portions[owner].start + index, verdict)
 
 
 def _length_of(portion: Portion) -> int:
@@ -227,21 +231,24 @@ def _length_of(portion: Portion) -> int:
 def _run_alone(
     plan: Plan, group: Group, number: int, row: int, length: int
 ) -> tuple[TokenBatch, Mapping[str, EmbeddingGradients]] | None:
-    """An example of a piece, padded to a length or to none, and its results: alone, or as many times as there are examples in
-    the piece, where the model takes no other number. None where it takes neither, which is said."""
+    """Return an example of a batch, padded to a length or not at all, with its results.
+
+    The example is run alone or, where the model accepts only one number of examples, repeated as often as the batch has
+    examples. Returns None with a warning where the model accepts neither.
+    """
     piece = group.pieces[number]
-    owner, place = piece.places[row]
-    why: Exception | None = None
+    owner, index = piece.members[row]
+    refusal: Exception | None = None
     for count in dict.fromkeys((1, len(piece.batch))):
-        batch = padded([group.portions[owner].texts[place]] * count, plan.source.padding, length)
+        batch = padded([group.portions[owner].texts[index]] * count, plan.source.padding, length)
         try:
-            return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.places[row],) * count),)), 0)
-        except Exception as error:  # the model's own, of a batch that it does not take
-            why = error
-    how = f"padded to {length} positions" if length else "without padding"
+            return batch, _run(plan, replace(group, pieces=(Piece(batch, (piece.members[row],) * count),)), 0)
+        except Exception as error:  # of any class: the model does not accept the batch
+            refusal = error
+    padding = f"padded to {length} positions" if length else "without padding"
     warnings.warn(
-        "window puts examples together by length, and whether padding counts to the model could not be seen: it did not take "
-        f"example {group.portions[owner].start + place} of the source {how} ({brief(why, 160)}). "
+        "window sorts examples by length, but whether padding changes the results could not be checked: the model did not "
+        f"accept example {group.portions[owner].start + index} of the source {padding} ({brief(refusal, 160)}). "
         "Compare some results with those of a stream without window",
         EmbgradWarning,
         stacklevel=level_of_user() + 1,
@@ -250,90 +257,96 @@ def _run_alone(
 
 
 def _in_order(
-    plan: Plan, state: State, group: Group, ran: Sequence[Mapping[str, EmbeddingGradients]], number: int
+    plan: Plan, state: State, group: Group, batch_results: Sequence[Mapping[str, EmbeddingGradients]], number: int
 ) -> dict[str, EmbeddingGradients]:
-    """The results of one of a window's portions."""
+    """Return the results of one portion of a window."""
     portion = group.portions[number]
     assert plan.window is not None, "pieces are portions but for a window"
     assert portion.batch is not None, "what was run was encoded"
     objective = as_objective(plan.objectives.of(portion.examples, portion.batch, portion.labels))
-    by_position = {name: state.by_position.get(name, follows_positions([one[name] for one in ran])) for name in ran[0]}
-    return restored(group, ran, number, by_position, described(objective), plan.window, plan.source.padding)
+    by_position = {
+        name: state.by_position.get(name, follows_positions([results[name] for results in batch_results]))
+        for name in batch_results[0]
+    }
+    return restored(group, batch_results, number, by_position, described(objective), plan.window, plan.source.padding)
 
 
 def _write(
-    plan: Plan, state: State, writer: Writer, portion: Portion, results: Mapping[str, Any], kept: Mapping[str, Any]
+    plan: Plan, state: State, writer: Writer, portion: Portion, results: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> None:
-    if not state.weighed:
-        _take_down_weights(plan, writer, first=portion.number == 0)
-        state.weighed = True
-    # Whoever takes a result may write into its arrays before its shard is full.
-    writer.add(portion, results, kept if state.quiet else deepcopy(dict(kept)))
+    if not state.weights_recorded:
+        _record_weights(plan, writer, first=portion.number == 0)
+        state.weights_recorded = True
+    # The user may modify a result's arrays before its shard is full.
+    writer.add(portion, results, stored if state.quiet else deepcopy(dict(stored)))
 
 
-def _take_down_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
-    """Take down of which weights the results are that are written from here on, which are to be of these alone.
+def _record_weights(plan: Plan, writer: Writer, *, first: bool) -> None:
+    """Record the weights behind the results that are written from here on, and check them before every later write.
 
-    Before its first batch a model may not have had all its weights; and until the first result it could be given others.
+    A model may create weights in its first batch, and may receive others until the first result.
     """
-    known, found, run = weights_sums(plan.task.bound.model), weights_digest(plan.task), writer.manifest.run
+    first_sums, digest, run = weights_sums(plan.task.bound.model), weights_digest(plan.task), writer.manifest.run
     if first:
-        writer.put_run({**run, "weights": found})
+        writer.put_run({**run, "weights": digest})
 
     def expect_same() -> None:
-        now = weights_sums(plan.task.bound.model)
-        changed = [name for name in dict.fromkeys([*known, *now]) if known.get(name) != now.get(name)]
-        if changed or (not first and found != run["weights"]):
+        current_sums = weights_sums(plan.task.bound.model)
+        changed = [
+            name
+            for name in dict.fromkeys([*first_sums, *current_sums])
+            if first_sums.get(name) != current_sums.get(name)
+        ]
+        if changed or (not first and digest != run["weights"]):
             raise EmbgradError(
-                f"the model's weights are not those that the stream began with ({listed(changed) or 'all along'}): expected the "
-                f"same for all results; what {writer.folder} holds is of the first ones. Make the call again with these, or name "
-                "another folder for others"
+                f"the model's weights have changed since the stream began ({listed(changed) or 'before its first result'}), and "
+                f"{writer.folder} holds results of the former ones. Repeat the call with these, or name another folder"
             )
 
     writer.expect(expect_same)
 
 
 def _read_back(plan: Plan, manifest: Manifest, writer: Writer, state: State) -> Generator[Any, None, None]:
-    """What was finished before."""
+    """Yield the results that were finished before."""
     for shard in manifest.shards:
-        for kept in read_shard(writer.folder, manifest, shard):
-            yield kept[plan.task.options.names[0]] if plan.task.options.single else kept
+        for stored in read_shard(writer.folder, manifest, shard):
+            yield stored[plan.task.options.names[0]] if plan.task.options.single else stored
         state.examples += shard.examples
         state.report(state.examples, plan.total)
 
 
-# What is refused
+# Checks
 
 
 def _expect_source_as_before(portion: Portion, manifest: Manifest | None) -> None:
-    """Refuse to go on where the source is not what the finished results are of."""
+    """Check that the source is the one behind the finished results."""
     if manifest is None:
         return
     if manifest.complete and portion.number >= manifest.results:
         raise FileFormatError(
-            f"the folder holds a complete run of {manifest.examples} examples, and the source now goes on: expected the same "
-            "source; name another folder"
+            f"the folder holds a complete run of {manifest.examples} examples, but the source now has more: pass the same "
+            "source, or name another folder"
         )
     for shard in manifest.shards:
         if portion.number == shard.first + shard.results - 1 and portion.digest != shard.source:
             raise FileFormatError(
-                f"the source is not what the results in the folder are of: it differs somewhere up to example "
-                f"{portion.start + portion.count - 1}; expected the same items in the same order, from the beginning; name "
-                "another folder for another source"
+                "the source is not the one of the results in the folder: it differs at or before example "
+                f"{portion.start + portion.count - 1}. Pass the same items in the same order, from the beginning, or name "
+                "another folder"
             )
 
 
-def _expect_whole(plan: Plan, last: Portion | None, manifest: Manifest | None) -> None:
-    """Refuse a source that ended before what was finished, or before the objective's arguments do."""
-    read = 0 if last is None else last.start + last.count
+def _expect_source_to_end(plan: Plan, last: Portion | None, manifest: Manifest | None) -> None:
+    """Check that the source reached the end of the finished results and of the objective's arguments."""
+    examples = 0 if last is None else last.start + last.count
     if manifest is not None and (0 if last is None else last.number + 1) < manifest.results:
         raise FileFormatError(
-            f"the source ended after {read} examples, and the folder holds the results of {manifest.examples}: expected the "
-            "same source from its beginning; was it a generator, and read before?"
+            f"the source ended after {examples} examples, but the folder holds the results of {manifest.examples}. Pass the same "
+            "source from its beginning; a generator can be read only once"
         )
-    plan.objectives.expect_all_used(read)
+    plan.objectives.expect_all_used(examples)
 
 
-def _told(examples: np.ndarray) -> str:
+def _range_text(examples: np.ndarray) -> str:
     first, last = int(examples.min()), int(examples.max())
     return f"{first} to {last}" if last - first == len(examples) - 1 else f"{brief(sorted(examples.tolist()))}"

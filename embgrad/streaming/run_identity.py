@@ -1,4 +1,4 @@
-"""What tells a run of a stream from others: digests of its model's weights, its objective and its options."""
+"""The identity of a run: digests of its model's weights, its objective and its options."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from embgrad.streaming.source import Source
 
 __all__ = ["identity", "weights_digest"]
 
-#: The longest description of an objective that stands in a manifest as it is; of a longer one its digest does.
+#: The longest description of an objective that a manifest holds in full; of a longer one it holds the beginning and a digest.
 LONGEST = 200
 
 
 def identity(task: Task, source: Source, objectives: Objectives, options: Mapping[str, Any]) -> dict[str, Any]:
-    """By the options' names what JSON can hold, the same for the same run in any process.
+    """Return the identity of a run by option, as values that JSON can hold, equal for the same run in every process.
 
-    Functions and the user's own classes go by their names, their code and what they read.
+    Functions and users' classes are represented by their names, their code and what the code reads.
 
     Args:
-        task: what is asked of each batch.
-        source: what is read; its items are told by the shards' own digests.
-        objectives: of the batches.
-        options: others, plain values.
+        task: the request for each batch.
+        source: the source; its items are identified by the digests of the shards.
+        objectives: the objectives of the batches.
+        options: further options, as plain values.
     """
-    own = as_parts(task.bound.model)  # which its weights tell
-    parts = [f"{type(part).__module__}.{type(part).__qualname__}" for part in own]
+    parts = as_parts(task.bound.model)  # the weights identify these
+    names = [f"{type(part).__module__}.{type(part).__qualname__}" for part in parts]
     changes = {
-        option: digest_of(read(_plain(given), digest_of, own)) if (given := task.options.changes.get(option)) else None
+        option: digest_of(read(_plain(values), digest_of, parts))
+        if (values := task.options.changes.get(option))
+        else None
         for option in ("override", "add", "edit")
     }
     return {
-        "model": " + ".join(parts),
+        "model": " + ".join(names),
         "weights": weights_digest(task),
-        "objective": _of_objective(objectives, own),
+        "objective": _objective_identity(objectives, parts),
         "source": "batches" if source.tokenizer is None else "texts",
         "tokenizer": tokenizer_digest(source.tokenizer),
         "max_length": source.max_length,
-        "call": None if task.bound.call is None else function_digest(task.bound.call, own),
+        "call": None if task.bound.call is None else function_digest(task.bound.call, parts),
         "training": bool(task.options.training),
         "pads": task.options.pads,
         "split": bool(task.options.split),
@@ -63,25 +65,25 @@ def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_digest(task: Task) -> str | None:
-    """How many weights have values, and a digest of these; None where the backend cannot tell."""
+    """Return the number of weights and a digest of their values, or None where the backend cannot read weights."""
     if not task.bound.supports("weights"):
         return None
     weights = weights_of(task.bound.model)
-    made = hashlib.sha256()
+    hasher = hashlib.sha256()
     for weight in weights:
-        update(made, [weight.name, weight.dtype, weight.get()])
-    return f"{len(weights)}: {made.hexdigest()[:16]}"
+        update(hasher, [weight.name, weight.dtype, weight.get()])
+    return f"{len(weights)}: {hasher.hexdigest()[:16]}"
 
 
-def _of_objective(objectives: Objectives, known: Sequence[Any]) -> str:
-    given = objectives.given
-    if isinstance(given, (Labelled, PerBatch)):
-        batch = ", with the batch" if isinstance(given, Labelled) and given.with_batch else ""
-        return f"{type(given).__name__} {function_digest(given.make, known)}{batch}"
-    if isinstance(given, Objective):
-        whole = repr(given.describe())
-        told = whole if len(whole) <= LONGEST else f"{given!r}"[:LONGEST]
-        ours = type(given).__module__.startswith("embgrad.")
-        return f"{told} {digest_of(given.describe()) if ours else object_digest(given, known)}"
-    native: Any = as_objective(given)
+def _objective_identity(objectives: Objectives, known: Sequence[Any]) -> str:
+    objective = objectives.argument
+    if isinstance(objective, (Labelled, PerBatch)):
+        batch = ", with the batch" if isinstance(objective, Labelled) and objective.with_batch else ""
+        return f"{type(objective).__name__} {function_digest(objective.make, known)}{batch}"
+    if isinstance(objective, Objective):
+        description = repr(objective.describe())
+        shown = description if len(description) <= LONGEST else f"{objective!r}"[:LONGEST]
+        is_embgrads = type(objective).__module__.startswith("embgrad.")
+        return f"{shown} {digest_of(objective.describe()) if is_embgrads else object_digest(objective, known)}"
+    native: Any = as_objective(objective)
     return f"{described(native)['class']} {function_digest(native.function, known)}"

@@ -1,4 +1,4 @@
-"""One number a position in place of a whole gradient: what a long run keeps where the vectors would be too many."""
+"""Saliencies in place of whole gradients, one number a position, for long runs whose vectors would take too much space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embgrad.results.gradients import EmbeddingGradients
 
 __all__ = ["Saliencies", "load_saliencies", "save_saliencies"]
 
-#: By their names in a file the arrays, with the types that they may have; those that end in "?" may be missing.
+#: The arrays of a file by name, with the dtypes that they may have; names that end in "?" are optional.
 _ARRAYS: Final = {
     "norm": ("float32", "float64"),
     "dot": ("float32", "float64"),
@@ -31,13 +31,13 @@ _FIELDS: Final = {"tokens", "provenance"}
 
 @dataclass(frozen=True, eq=False)
 class Saliencies:
-    """What is kept of a result with `keep="saliency"`.
+    """The stored part of a result with `keep="saliency"`.
 
     Attributes:
-        norm: `saliency("norm")` of the result: the length of the gradient at each position, (example, position).
-        dot: `saliency("dot")`: its inner product with the activation, likewise.
-        objective: L of each example, float64, (example,); () where the reduction was the user's.
-        ids: as in `EmbeddingGradients`; so are `mask`, `tokens`, `words_of` and `provenance`.
+        norm: `saliency("norm")` of the result: the L2 norm of the gradient at each position, (example, position).
+        dot: `saliency("dot")` of the result: the gradient's inner product with the activation, (example, position).
+        objective: the objective L of each example, float64, (example,); () for a `Scalar` objective.
+        ids: as in `EmbeddingGradients`, likewise `mask`, `tokens`, `words_of` and `provenance`.
     """
 
     norm: np.ndarray
@@ -51,13 +51,13 @@ class Saliencies:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that its arrays take."""
+        """The number of bytes in the arrays."""
         present = (getattr(self, name.rstrip("?")) for name in _ARRAYS)
         return sum(int(array.nbytes) for array in present if array is not None)
 
     @classmethod
     def of(cls, result: EmbeddingGradients) -> Saliencies:
-        """Those of a result."""
+        """Return the saliencies of a result."""
         return cls(
             result.saliency("norm"),
             result.saliency("dot"),
@@ -71,14 +71,14 @@ class Saliencies:
 
 
 def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: bool = False) -> None:
-    """Write several by name to one file, which appears whole or not at all."""
+    """Write saliencies by name to one file, atomically."""
     arrays, entries = {}, []
-    for number, (name, one) in enumerate(named.items()):
+    for number, (name, saliencies) in enumerate(named.items()):
         for key in _ARRAYS:
-            array = getattr(one, key.rstrip("?"))
+            array = getattr(saliencies, key.rstrip("?"))
             if array is not None:
                 arrays[f"{number}.{key.rstrip('?')}"] = np.asarray(array)
-        entries.append({"name": name, "tokens": one.tokens, "provenance": dict(one.provenance)})
+        entries.append({"name": name, "tokens": saliencies.tokens, "provenance": dict(saliencies.provenance)})
     text = json.dumps(
         {"format": 1, "results": entries}, default=lambda value: getattr(value, "tolist", value.__repr__)()
     )
@@ -86,38 +86,38 @@ def save_saliencies(named: Mapping[str, Saliencies], path: Path, *, durable: boo
 
 
 def load_saliencies(path: Path) -> dict[str, Saliencies]:
-    """The reverse of `save_saliencies`.
+    """Read a file written by `save_saliencies`.
 
     Raises:
-        FileFormatError: the file is not as embgrad writes it.
+        FileFormatError: the file was not written by `save_saliencies`.
     """
     arrays, metadata = read_tensors(path, ("F32", "F64", "I64"))
     try:
-        described = json.loads(metadata[_KEY])
-        entries = described["results"]
-        if described["format"] != 1 or not isinstance(entries, list):
+        header = json.loads(metadata[_KEY])
+        entries = header["results"]
+        if header["format"] != 1 or not isinstance(entries, list):
             raise ValueError("it is of another format")
-        made = {}
+        saliencies = {}
         for number, entry in enumerate(entries):
             prefix = f"{number}."
-            own = {key.removeprefix(prefix): arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
+            entry_arrays = {key.removeprefix(prefix): arrays.pop(key) for key in list(arrays) if key.startswith(prefix)}
             name = entry.pop("name")
-            made[str(name)] = _read(own, entry)
-        if arrays or len(made) != len(entries):
+            saliencies[str(name)] = _checked(entry_arrays, entry)
+        if arrays or len(saliencies) != len(entries):
             raise ValueError("it holds arrays of no result, or a name twice")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} holds no saliencies as embgrad writes them: {error}; write it again") from error
-    return made
+    return saliencies
 
 
-def _read(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
-    needed = {name for name in _ARRAYS if not name.endswith("?")}
-    known = {name.rstrip("?") for name in _ARRAYS}
-    if not needed <= set(arrays) <= known or set(entry) != _FIELDS or not isinstance(entry["provenance"], dict):
+def _checked(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Saliencies:
+    required = {name for name in _ARRAYS if not name.endswith("?")}
+    allowed = {name.rstrip("?") for name in _ARRAYS}
+    if not required <= set(arrays) <= allowed or set(entry) != _FIELDS or not isinstance(entry["provenance"], dict):
         raise ValueError(f"a result holds {brief(sorted(arrays))} and {brief(sorted(entry))}")
-    for name, kinds in _ARRAYS.items():
+    for name, dtypes in _ARRAYS.items():
         array = arrays.get(name.rstrip("?"))
-        if array is not None and str(array.dtype) not in kinds:
+        if array is not None and str(array.dtype) not in dtypes:
             raise ValueError(f"{name.rstrip('?')} is of dtype {array.dtype}")
     ids = arrays["ids"]
     if arrays["norm"].shape != arrays["dot"].shape or not ids.size or arrays["objective"].ndim > 1:
@@ -130,16 +130,18 @@ def _read(arrays: Mapping[str, np.ndarray], entry: Mapping[str, Any]) -> Salienc
         arrays["objective"],
         ids,
         arrays.get("mask"),
-        _tokens(entry["tokens"], ids.shape),
+        _checked_tokens(entry["tokens"], ids.shape),
         arrays.get("words_of"),
         entry["provenance"],
     )
 
 
-def _tokens(tokens: Any, shape: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
+def _checked_tokens(tokens: Any, shape: Sequence[int]) -> tuple[tuple[str, ...], ...] | None:
     if tokens is None:
         return None
-    made = tuple(tuple(example) for example in tokens)
-    if (len(made), *{*map(len, made)}) != tuple(shape) or not all(isinstance(one, str) for row in made for one in row):
+    texts = tuple(tuple(example) for example in tokens)
+    if (len(texts), *{*map(len, texts)}) != tuple(shape) or not all(
+        isinstance(token, str) for row in texts for token in row
+    ):
         raise ValueError("its tokens are not one text for each of the ids")
-    return made
+    return texts

@@ -1,4 +1,4 @@
-"""Refuses to put batches together by length where an example's numbers would be others than in its own batch."""
+"""Checks that sorting examples by length does not change their results."""
 
 from __future__ import annotations
 
@@ -19,127 +19,123 @@ __all__ = ["expect_restorable", "expect_same", "expect_sortable", "expect_window
 
 
 def expect_window(task: Task, source: Source, objective: Any) -> None:
-    """Refuse to put batches together anew where it counts who is in a batch, as far as that is known before the first.
+    """Check before the first batch that the examples of the source may be batched anew by length.
 
     Args:
-        task: what is asked of each batch.
-        source: what is read.
-        objective: as given, for the whole source or to be made for each batch.
+        task: the request for each batch.
+        source: the source.
+        objective: the argument of `stream`, for the whole source or to be made for each batch.
 
     Raises:
-        ObjectiveError: it counts to the objective.
-        UnsupportedError: it counts otherwise, or the source gives whole batches.
+        ObjectiveError: the objective depends on the other examples of a batch.
+        UnsupportedError: an option makes results depend on the other examples, or the source yields whole batches.
     """
     if source.tokenizer is None:
         raise UnsupportedError(
-            "window puts texts together by length, and the source gives whole batches: expected texts, with tokenizer=...; or "
-            "leave window out"
+            "window sorts texts by length, but the source yields whole batches: pass texts with tokenizer=..., or omit window"
         )
-    for name, asked_for in {"split=True": task.options.split, "training=True": task.options.training}.items():
-        if asked_for:
+    for name, is_set in {"split=True": task.options.split, "training=True": task.options.training}.items():
+        if is_set:
             raise UnsupportedError(
-                f"window puts batches together anew, and with {name} it counts which examples meet: leave one of them out"
+                f"window sorts examples into other batches, but with {name} results depend on the examples of a batch: omit one "
+                "of the two"
             )
     expect_sortable(objective, source.padding.side)
 
 
 def expect_sortable(objective: Any, side: str) -> None:
-    """Refuse an objective that means something else in a batch of another length, or of other examples.
+    """Check that an objective does not depend on the length of the batch, nor on its other examples.
 
     Args:
-        objective: that of a batch.
-        side: on which examples are padded.
+        objective: the objective of a batch.
+        side: the side of the padding, "left" or "right".
 
     Raises:
-        ObjectiveError: it does.
+        ObjectiveError: the objective depends on one of these.
     """
     if isinstance(objective, Scalar):
         raise ObjectiveError(
-            "window puts batches together anew, and a Scalar objective reduces over a batch: leave window out, or give a "
-            "function of shape (example,)"
+            "window sorts examples into other batches, but a Scalar objective reduces over a batch: omit window, or pass a "
+            "function that returns shape (example,)"
         )
     position = getattr(objective, "position", None) if isinstance(objective, Objective) else None
     if side == "left" and position is not None and np.any(np.asarray(position) >= 0):
         raise ObjectiveError(
-            f"window puts batches together anew, and position={position} is a column of a batch, where this tokenizer pads on "
-            "the left: another token's in a batch of another length; expected positions that count from the end, such as -1, or "
-            "no window"
+            f"window sorts examples into other batches, but position={position} is a column of a batch, which holds another "
+            "token in a batch of another length, since this tokenizer pads on the left. Pass positions that count from the end, "
+            "such as -1, or omit window"
         )
 
 
 def expect_restorable(batches: Sequence[TokenBatch], results: Sequence[Mapping[str, EmbeddingGradients]]) -> None:
-    """Refuse what could not be brought back into batches of other examples and lengths.
+    """Check that the results can be restored to the batches of the source, which have other examples and lengths.
 
     Args:
-        batches: those that were put together, as far as they were run.
-        results: of each, by the points' names.
+        batches: the sorted batches that have been run.
+        results: the results of each batch, by the names of the points.
 
     Raises:
-        UnsupportedError: there is such.
+        UnsupportedError: the results at a point, or the output, cannot be restored.
     """
     for name in results[0]:
-        of_point = [one[name] for one in results]
-        _expect_each_example(name, batches, of_point)
-        _expect_one_form(name, of_point)
-        _expect_one_length(batches, of_point)
+        at_point = [result[name] for result in results]
+        _expect_each_example(name, batches, at_point)
+        _expect_one_form(name, at_point)
+        _expect_one_length(batches, at_point)
 
 
 def expect_same(example: int, verdict: Verdict) -> bool:
-    """Refuse a model to which it counts how long the batch is that an example is in.
+    """Check that an example's results do not depend on the length of its batch.
 
     Args:
-        example: its number in the source.
-        verdict: of its numbers with padding and without.
+        example: the example's number in the source.
+        verdict: the comparison of its results with and without padding.
 
     Returns:
-        Whether more is known now.
+        Whether the comparison was conclusive.
 
     Raises:
-        UnsupportedError: its numbers are others.
+        UnsupportedError: the results differ.
     """
-    found = verdict.difference
-    if found is not None:
+    difference = verdict.difference
+    if difference is not None:
         raise UnsupportedError(
-            f"example {example} of the source has other numbers alone than with {found.padding} positions of padding: at "
-            f"{found.name!r} they lie {found.size:.2g} apart, relatively, where rounding explains {found.limit:.2g}. window puts "
-            "examples together by length: expected a model to which padding does not count, as it does where positions are "
-            "numbered from the left and the tokenizer pads there; pass other positions in call=..., pad on the right, or leave "
-            "window out"
+            f"example {example} of the source has other results alone than with {difference.padding} positions of padding: at "
+            f"{difference.name!r} their relative difference is {difference.size:.2g}, and rounding explains "
+            f"{difference.limit:.2g}. window requires a model whose results do not depend on padding: pass "
+            "other positions in call=..., pad on the right, or omit window"
         )
-    return verdict.told
+    return verdict.conclusive
 
 
 def _expect_each_example(name: str, batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:
-    for batch, one in zip(batches, results, strict=True):
-        if len(one.values) != len(batch):
+    for batch, result in zip(batches, results, strict=True):
+        if len(result.values) != len(batch):
             raise UnsupportedError(
-                f"the point {name!r} has the shape {one.values.shape} in a batch of {len(batch)} examples, which share it, and "
-                "window puts other examples together: expected an entry for each example, as a role such as at='position' "
-                "gives it; or leave window out"
+                f"the point {name!r} has the shape {result.values.shape} in a batch of {len(batch)} examples, which share it, "
+                "but window requires an entry for each example: pass a role such as at='position', or omit window"
             )
 
 
 def _expect_one_form(name: str, results: Sequence[EmbeddingGradients]) -> None:
-    shapes = list({one.values.shape[1:]: one.values.shape for one in results}.values())
+    shapes = list({result.values.shape[1:]: result.values.shape for result in results}.values())
     if len(shapes) > 1 and not follows_positions(results):
         raise UnsupportedError(
-            f"the point {name!r} has the shapes {shapes[0]} and {shapes[1]}, which follow the batches' lengths in an axis that "
-            "is not the second of three: expected (example, position, …), to put the results of batches by length in order; "
-            "leave window out"
+            f"the point {name!r} has the shapes {shapes[0]} and {shapes[1]}, which depend on the length of the batch in an axis "
+            "other than the second of three. window requires (example, position, …): omit it"
         )
 
 
 def _expect_one_length(batches: Sequence[TokenBatch], results: Sequence[EmbeddingGradients]) -> None:
-    """Refuse outputs that have a number for each position, padding too."""
-    shapes = [one.provenance["output_shape"] for one in results]
-    as_long = [
+    """Check that the output does not have one number for each position, padding included."""
+    shapes = [result.provenance["output_shape"] for result in results]
+    per_position = [
         shape is not None and len(shape) == 2 and shape[1] == batch.shape[1]
         for shape, batch in zip(shapes, batches, strict=True)
     ]
-    found = sorted({tuple(shape[1:]): tuple(shape) for shape in shapes if shape is not None}.values())
-    if all(as_long) and len(found) > 1:
+    distinct = sorted({tuple(shape[1:]): tuple(shape) for shape in shapes if shape is not None}.values())
+    if all(per_position) and len(distinct) > 1:
         raise UnsupportedError(
-            f"the output that the objective reads has the shapes {found[0]} and {found[1]} in batches of several lengths, a "
-            "number for each position, those of padding too: an example's numbers depend on who is in its batch; leave window "
-            "out"
+            f"the output that the objective reads has the shapes {distinct[0]} and {distinct[1]} in batches of several lengths, "
+            "with a number for each position, padding included. The results of an example then depend on its batch: omit window"
         )

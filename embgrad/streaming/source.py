@@ -1,4 +1,4 @@
-"""Reads a stream's source: batches as they come, or texts, so many at a time, encoded."""
+"""Reads a stream's source: batches as they are, or texts, encoded in portions."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["Portion", "Source"]
 
 @dataclass(frozen=True)
 class Portion:
-    """So many examples in a row, of which one result is made.
+    """Consecutive examples of the source, which give one result.
 
     Attributes:
-        number: which result.
-        start: the number of its first example in the source.
-        count: how many examples.
-        batch: they; None where they are only passed by.
-        texts: with a tokenizer each example before padding.
-        labels: with a source of (text, label) the labels.
-        digest: tells the source from its beginning up to here; "" where nobody asks.
+        number: the number of the result.
+        start: the number of the first example in the source.
+        count: the number of examples.
+        batch: the examples; None where they are skipped.
+        texts: with a tokenizer, each example before padding.
+        labels: the labels, where the source has them.
+        digest: the digest of the source from its beginning up to the end of this portion; "" where it is not requested.
     """
 
     number: int
@@ -49,23 +49,23 @@ class Portion:
 
     @property
     def examples(self) -> np.ndarray:
-        """The numbers of its examples in the source."""
+        """The numbers of the examples in the source."""
         return np.arange(self.start, self.start + self.count)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source as it was given to `embgrad.stream`.
+    """The source of a stream.
 
     Attributes:
         items: texts and pairs of texts with a tokenizer, else batches; with labels (text, label) or (batch, labels).
-        tokenizer: see `embgrad.encode`; so is `max_length`.
-        size: with a tokenizer how many texts a portion has.
-        labelled: whether each item comes with a label.
-        digested: whether a digest is wanted.
+        tokenizer: see `embgrad.encode`, likewise `max_length`.
+        size: with a tokenizer, the number of texts in a portion.
+        labelled: whether each item carries a label.
+        digested: whether digests are computed.
 
     Raises:
-        BatchError: it is no source.
+        BatchError: `items` cannot be read as a source.
     """
 
     items: Iterable[Any]
@@ -80,115 +80,118 @@ class Source:
         _expect_source(self.items, self.tokenizer)
         if self.tokenizer is None and self.max_length is not None:
             raise BatchError(
-                f"max_length is {brief(self.max_length)}, and there is no tokenizer that could keep it: pass tokenizer=..., or "
-                "leave it out"
+                f"max_length is {brief(self.max_length)}, but there is no tokenizer to apply it: pass tokenizer=..., or omit "
+                "max_length"
             )
-        object.__setattr__(self, "tokenizer", apart(self.tokenizer))  # it is used in a thread of the source's own
+        object.__setattr__(self, "tokenizer", apart(self.tokenizer))  # a copy, since another thread uses it
         padding = Padding() if self.tokenizer is None else padding_of(self.tokenizer)
         object.__setattr__(self, "padding", padding)
 
     @property
     def examples(self) -> int | None:
-        """How many examples there are, where that can be told without reading them."""
+        """The number of examples; None where it is not known without reading them."""
         if self.tokenizer is None or not hasattr(self.items, "__len__"):
             return None
         try:
             return len(self.items)  # type: ignore[arg-type]
-        except TypeError:  # as of what only sometimes has a length
+        except TypeError:  # some classes define `__len__` without always having a length
             return None
 
-    def portions(self, passed: int = 0) -> Generator[Portion, None, None]:
-        """The source's examples, so many at a time.
+    def portions(self, skipped: int = 0) -> Generator[Portion, None, None]:
+        """Yield the examples of the source in portions.
 
         Args:
-            passed: how many portions are only counted and digested, not encoded.
+            skipped: the number of portions that are only counted and digested, not encoded.
         """
         items = iter(self.items)
         try:
-            read = _beside_passes(items)
-            yield from self._batches(read, passed) if self.tokenizer is None else self._texts(read, passed)
+            user_items = _as_user_code(items)
+            yield from (
+                self._batches(user_items, skipped) if self.tokenizer is None else self._texts(user_items, skipped)
+            )
         finally:
-            if isinstance(items, GeneratorType):  # a file is its owner's to close
+            if isinstance(items, GeneratorType):  # the user closes files
                 items.close()
 
-    def _texts(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:
-        lines = callable(
+    def _texts(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
+        is_file = callable(
             getattr(self.items, "readline", None)
-        )  # that of `codecs` and of `tempfile` are no io.TextIOBase
-        made = hashlib.sha256()
+        )  # files of `codecs` and `tempfile` are no io.TextIOBase
+        hasher = hashlib.sha256()
         number = start = 0
         texts: list[tuple[str, ...]] = []
         labels: list[Any] = []
         for item in items:
-            text, label = self._parted(item, start + len(texts))
-            text = text.rstrip("\r\n") if lines and isinstance(text, str) else text
+            text, label = self._split_item(item, start + len(texts))
+            text = text.rstrip("\r\n") if is_file and isinstance(text, str) else text
             texts.append(as_example(text, start + len(texts)))
-            labels.append(_own(label))
+            labels.append(_copied(label))
             if len(texts) == self.size:
-                yield self._portion(number, start, texts, labels, made, number < passed)
+                yield self._portion(number, start, texts, labels, hasher, number < skipped)
                 number, start, texts, labels = number + 1, start + len(texts), [], []
         if texts:
-            yield self._portion(number, start, texts, labels, made, number < passed)
+            yield self._portion(number, start, texts, labels, hasher, number < skipped)
 
     def _portion(
-        self, number: int, start: int, texts: list[tuple[str, ...]], labels: list[Any], made: Any, passed: bool
+        self, number: int, start: int, texts: list[tuple[str, ...]], labels: list[Any], hasher: Any, skipped: bool
     ) -> Portion:
-        given = labels if self.labelled else None
-        digest = self._digest(made, [texts, given], f"the examples {start} to {start + len(texts) - 1} of the source")
-        if passed:
+        given_labels = labels if self.labelled else None
+        digest = self._digest(
+            hasher, [texts, given_labels], f"the examples {start} to {start + len(texts) - 1} of the source"
+        )
+        if skipped:
             return Portion(number, start, len(texts), digest=digest)
         try:
-            found = encoded(texts, self.tokenizer, self.max_length)
+            examples = encoded(texts, self.tokenizer, self.max_length)
         except Exception as error:
             if hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(f"while encoding the examples {start} to {start + len(texts) - 1} of the source")
             raise
-        return Portion(number, start, len(texts), padded(found, self.padding), found, given, digest)
+        return Portion(number, start, len(texts), padded(examples, self.padding), examples, given_labels, digest)
 
-    def _batches(self, items: Iterator[Any], passed: int) -> Generator[Portion, None, None]:
-        made = hashlib.sha256()
+    def _batches(self, items: Iterator[Any], skipped: int) -> Generator[Portion, None, None]:
+        hasher = hashlib.sha256()
         start = 0
         for number, item in enumerate(items):
-            given, labels = self._parted(item, number)
+            inputs, labels = self._split_item(item, number)
             try:
-                batch = as_batch(given)
+                batch = as_batch(inputs)
                 if batch.extras:
-                    batch = batch.replace(extras={name: _own(one) for name, one in batch.extras.items()})
+                    batch = batch.replace(extras={name: _copied(value) for name, value in batch.extras.items()})
             except BatchError as error:
                 raise BatchError(f"batch {number} of the source: {error.message}") from error
             if self.labelled:
-                labels = _as_many(labels, len(batch), number)
-            digest = self._digest(made, [batch, labels], f"batch {number} of the source and its labels")
-            yield Portion(number, start, len(batch), None if number < passed else batch, (), labels, digest)
+                labels = _checked_labels(labels, len(batch), number)
+            digest = self._digest(hasher, [batch, labels], f"batch {number} of the source and its labels")
+            yield Portion(number, start, len(batch), None if number < skipped else batch, (), labels, digest)
             start += len(batch)
 
-    def _parted(self, item: Any, number: int) -> tuple[Any, Any]:
-        """The text or batch, and its label or labels."""
+    def _split_item(self, item: Any, number: int) -> tuple[Any, Any]:
+        """Return the text or batch of an item, and its label or labels."""
         if not self.labelled:
             return item, None
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            what, form = ("example", "(text, label)") if self.tokenizer is not None else ("batch", "(batch, labels)")
+            noun, pair = ("example", "(text, label)") if self.tokenizer is not None else ("batch", "(batch, labels)")
             raise BatchError(
-                f"{what} {number} of the source is {brief(item)}: expected {form}, as the objective is Labelled"
+                f"{noun} {number} of the source is {brief(item)}: expected {pair}, as the objective is Labelled"
             )
         return item[0], item[1]
 
-    def _digest(self, made: Any, value: Any, what: str) -> str:
+    def _digest(self, hasher: Any, value: Any, what: str) -> str:
         if not self.digested:
             return ""
         try:
-            update(made, value)
+            update(hasher, value)
         except UnreadableError as error:
             raise BatchError(
-                f"{what} hold {brief(error.value)}, of type {type(error.value).__name__}, of which what it holds cannot be read: "
-                "expected texts, numbers, arrays, or what pickle can copy, by which to=... tells this source from others; give "
-                "that, or leave to out"
+                f"{what} hold {brief(error.value)}, of type {type(error.value).__name__}, whose content cannot be read to "
+                "identify the source for to=...: use texts, numbers, arrays, or objects that pickle can copy, or omit to"
             ) from error
-        return str(made.hexdigest())
+        return str(hasher.hexdigest())
 
 
-def _beside_passes(items: Iterator[Any]) -> Iterator[Any]:
-    """The same, where who keeps random generators still meanwhile can tell that they are the source's to move."""
+def _as_user_code(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items, marking the source's code as user code, which may advance random generators during a forward pass."""
     while True:
         with user_code_beside():
             try:
@@ -198,51 +201,51 @@ def _beside_passes(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def _as_many(labels: Any, count: int, number: int) -> Sequence[Any]:
+def _checked_labels(labels: Any, count: int, number: int) -> Sequence[Any]:
     try:
-        listed = labels if isinstance(labels, (list, tuple)) else list(labels)
+        entries = labels if isinstance(labels, (list, tuple)) else list(labels)
     except TypeError:
-        listed = []
-    if len(listed) != count:
+        entries = []
+    if len(entries) != count:
         raise BatchError(
             f"the labels of batch {number} of the source are {brief(labels)}: expected {count}, one an example"
         )
-    return [_own(one) for one in listed]
+    return [_copied(label) for label in entries]
 
 
-def _own(value: Any) -> Any:
-    """A copy of a label or of a further input: its source may fill the same memory anew before it is used."""
+def _copied(value: Any) -> Any:
+    """Return a copy of a label or of an extra input, since the source may reuse the memory before the value is used."""
     if value is None or isinstance(value, (str, bytes, int, float, complex, np.generic)):
         return value
     try:
         return deepcopy(value)
-    except Exception:  # it may be anything, and what cannot be copied is taken as it is
+    except Exception:  # of any class: a value that cannot be copied is used as it is
         return value
 
 
 def _expect_source(items: Any, tokenizer: Any) -> None:
-    """Refuse what would be read as something else than is meant."""
+    """Raise BatchError for objects that are no source, or that would be misread as one."""
     if isinstance(items, (str, bytes)):
         raise BatchError(
             f"the source is the text {brief(items)}: expected an iterable of texts; write [text], or open(path) for the lines "
             "of a file"
         )
-    one = isinstance(items, (TokenBatch, Mapping)) or (
+    is_batch = isinstance(items, (TokenBatch, Mapping)) or (
         tokenizer is None and (hasattr(items, "shape") or hasattr(items, "asnumpy"))
     )
-    if one:
+    if is_batch:
         raise BatchError(
             f"the source is one batch, a {type(items).__name__}: expected an iterable of batches, or of texts with "
             "tokenizer=...; embgrad.gradients takes one batch"
         )
     if len(getattr(items, "shape", ())) == 2 and hasattr(items, "columns"):
         raise BatchError(
-            f"the source is a table of {items.shape[0]} rows, a {type(items).__name__}, of which Python gives the names of the "
-            "columns: expected one column, such as table['text']"
+            f"the source is a table of {items.shape[0]} rows, a {type(items).__name__}, over which Python iterates by the "
+            "names of the columns: pass one column, such as table['text']"
         )
     if not hasattr(items, "__iter__") and not hasattr(items, "__getitem__"):
         raise BatchError(
             f"the source is of type {type(items).__name__}: expected an iterable of batches, or of texts with tokenizer=..."
         )
     if tokenizer is None and isinstance(items, list) and is_text(items):
-        batch_of(items, None)  # which says that texts need a tokenizer
+        batch_of(items, None)  # raises: texts need a tokenizer

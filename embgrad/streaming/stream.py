@@ -1,4 +1,4 @@
-"""The gradients of as many texts as there are: an iterator of results, read ahead, in bounded memory, resumable."""
+"""Gradients of a source of any length: an iterator of results that reads ahead in bounded memory and can be resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from embgrad.streaming.writer import Writer
 
 __all__ = ["Labelled", "PerBatch", "Stream", "StreamFolder", "open_stream", "stream"]
 
-#: How many texts a result is of where nothing else is said.
+#: The default number of texts in a result.
 BATCH_SIZE = 32
 
 
@@ -65,37 +65,42 @@ def stream(
     to: str | os.PathLike[str] | None = None,
     keep: str = "all",
 ) -> Stream:
-    """The gradients of a source of any length, as an iterator of results in its order; each is as `gradients` gives it.
+    """Return an iterator over the gradients of a source of any length; each result is as `gradients` returns it.
 
-    The source is read, and texts are made into ids, in a thread of its own, a few batches ahead. That thread ends when the
-    stream does: at its end, when something raises, when it is closed (`with` closes it) or no longer referred to. What the
-    source or the tokenizer raises comes out as itself, after the results before it.
+    The source is read and texts are encoded in a separate thread, a few batches ahead. The thread ends with the stream: at the
+    end of the source, at an error, when the stream is closed (`with` closes it) or no longer referenced. An error of the source
+    or of the tokenizer is raised unchanged, after the results before it.
 
     Args:
-        model: as in `gradients`; so are `at`, `call`, `training`, `pads`, `split`, `edit`, `check` and `compile`.
-        source: with `tokenizer` an iterable of texts and pairs of texts: a list, a generator, a data set's column, an open file,
-            whose lines are read without their ends. Else an iterable of batches, each in any form that `gradients` takes.
+        model: as in `gradients`, likewise `at`, `call`, `training`, `pads`, `split`, `edit`, `check` and `compile`.
+        source: with `tokenizer` an iterable of texts and pairs of texts: a list, a generator, a data set's column, or an open
+            file, whose lines are read without their ends. Otherwise an iterable of batches, each in any form that `gradients`
+            accepts.
         objective: as in `gradients`. Arguments with one entry an example are for the whole source, in its order:
-            `CrossEntropy(all_labels)`. Where labels come with the texts, `embgrad.Labelled(embgrad.CrossEntropy)`; the source
-            then gives (text, label), or (batch, labels). `embgrad.PerBatch(function)` makes one for each batch.
-        tokenizer: see `embgrad.encode`; so is `max_length`.
-        batch_size: of texts how many a result is of, 32 unless given; the last one may be of fewer. Of batches the most examples
-            that are run at once.
-        window: put texts of like length together, over so many in a row (1,024, say), and run those; results are the same
-            batches in the same order all the same, each example's numbers the same to rounding. At masked positions that were
-            not run values and activations are zeros. Holds the results of a window in memory. Not with `split`, `training`
-            or a Scalar objective, where it counts who is in a batch, nor with a model to which padding counts: an example is run
-            alone, to see that.
-        override: as in `gradients`; arrays broadcast to each batch, and have no example axis of their own. So does `add`.
-        ahead: how many batches (windows) may be ready before they are asked for; 0 for none, and no thread. With `training`
-            it is 0: a source that runs the same model would find it in training mode now and then.
-        progress: a function that is told (examples done, of how many, or None where that is not known); or True for a line on
-            stderr, where that is a terminal.
+            `CrossEntropy(all_labels)`. Where labels come with the texts, use `embgrad.Labelled(embgrad.CrossEntropy)`; each
+            item of the source is then (text, label), or (batch, labels). `embgrad.PerBatch(function)` makes an objective for
+            each batch.
+        tokenizer: see `embgrad.encode`, likewise `max_length`.
+        batch_size: for texts, the number of texts in a result, 32 by default; the last result may have fewer. For batches,
+            the largest number of examples that are run at once.
+        window: the number of consecutive texts (1,024, for example) that are sorted by length and run in batches of similar
+            length. The results are those of the same batches in the same order, with each example's numbers equal up to
+            rounding. At masked positions that were not run, values and activations are zeros. The results of one window are
+            held in memory. Not available with `split`, `training` or a Scalar objective, where results depend on the other
+            examples of a batch, nor for models whose results depend on padding; one example is run alone to check this.
+        override: as in `gradients`; arrays broadcast to each batch and must not have an example axis. Likewise `add`.
+        ahead: the number of batches (windows) that are read ahead of the consumer; 0 reads on request, without a thread.
+            With `training` it is 0, since a source that runs the same model would at times find it in training mode.
+        progress: a function of (examples done, total number of examples, or None where it is not known); or True for a line
+            on stderr where that is a terminal.
         to: a folder, in which the results are written as safetensors files with a manifest. A run that was interrupted, in
-            any way, goes on where it stopped when the same call is made again with the same source from its beginning: what is
-            finished is read back, not run. What is in the folder then is the same to the last byte. `open_stream` reads it.
-        keep: what is kept, and given, of each result: "all"; "saliency", an `embgrad.Saliencies`, one number a position;
-            "table", nothing but the sum of all table gradients, see `Stream.table`.
+            any way, continues where it stopped when the same call is repeated with the same source from its beginning:
+            finished results are read back, not computed. The folder is then the same to the last byte. `open_stream` reads it.
+        keep: the part of each result that is stored and yielded: "all"; "saliency" for an `embgrad.Saliencies`, one number a
+            position; "table" for the sum of all table gradients alone, see `Stream.table`.
+
+    Returns:
+        A `Stream`, which yields a result for each batch, in the order of the source.
 
     Raises:
         BackendError, BatchError, ObjectiveError, PointError, UnsupportedError: as `gradients`, here or while iterating.
@@ -120,32 +125,32 @@ def stream(
     )
     _expect_keep(keep)
     _expect_no_example_axis(options.changes)
-    changes = {option: _for_all(given) for option, given in options.changes.items()}
-    objective_now = Sum() if objectives.fixed is None else objectives.fixed
-    task = Task(bind(model, call), as_objective(objective_now), replace(options, changes=changes))
-    read = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
+    changes = {option: _broadcast_to_batches(change) for option, change in options.changes.items()}
+    of_all = as_objective(Sum() if objectives.fixed is None else objectives.fixed)
+    task = Task(bind(model, call), of_all, replace(options, changes=changes))
+    reader = Source(source, tokenizer, max_length, size or BATCH_SIZE, objectives.labelled, folder is not None)
     if window is not None:
-        expect_window(task, read, objective)
-    plan = Plan(task, read, objectives, size, window, 0 if training else ahead, keep)
+        expect_window(task, reader, objective)
+    plan = Plan(task, reader, objectives, size, window, 0 if training else ahead, keep)
     return Stream(plan, folder, progress)
 
 
-#: Streams that write, to be closed while Python still works: when it ends, it is too late for `__del__` to write anything.
+#: Streams that write. They are closed before the interpreter shuts down, when `__del__` could no longer write files.
 _WRITING: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:
-        for one in list(_WRITING):
-            if one.is_idle:  # else a thread that Python does not wait for takes its results, and may do so for ever
-                stack.callback(one.close)
+        for writing in list(_WRITING):
+            if writing.is_idle:  # a busy one is iterated by a daemon thread, which may never end
+                stack.callback(writing.close)
 
 
 class Stream(Iterator[Any]):
-    """What `embgrad.stream` gives: an iterator of results, to be closed, used with `with`, or simply let go.
+    """The iterator of results that `embgrad.stream` returns. It may be closed, used with `with`, or simply dropped.
 
-    Several threads may take results from it: each waits for its turn, and gets the next one.
+    Several threads may iterate over it: each waits for its turn, and gets the next result.
     """
 
     def __init__(self, plan: Plan, to: Path | None, progress: Any) -> None:
@@ -156,12 +161,12 @@ class Stream(Iterator[Any]):
         self._results: Generator[Any, None, None] | None = None
         self._ended = False
         self._busy = False
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._process = os.getpid()
         try:
             if to is not None:
-                self._place = to.absolute()  # wherever the process goes meanwhile
-                self._state.writer = Writer(self._place, plan.manifest())
+                self._folder = to.absolute()  # the process may change its working directory
+                self._state.writer = Writer(self._folder, plan.manifest())
                 self._stack.callback(self._state.writer.close)
                 _WRITING.add(self)
             self._state.report = self._stack.enter_context(reporter(progress))
@@ -171,19 +176,19 @@ class Stream(Iterator[Any]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no thread waits for a result."""
+        """True while no thread waits for a result."""
         return not self._busy
 
     @property
     def examples(self) -> int:
-        """How many examples are done."""
+        """The number of examples that are done."""
         return self._state.examples
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Any:
-        """The next result: a result of `gradients`, a dict of them with `at=[...]`, or `Saliencies` with keep="saliency"."""
+        """Return the next result: one of `gradients`, a dict of them with `at=[...]`, or `Saliencies` with keep="saliency"."""
         if self._plan.keep == "table":
             raise EmbgradError("keep='table' keeps no result of a batch: expected .table(), or keep='all'")
         return self._next()
@@ -199,16 +204,16 @@ class Stream(Iterator[Any]):
             self.close()
 
     def close(self) -> None:
-        """End the thread, write what is finished, and let the folder go. A closed stream gives nothing more.
+        """End the thread, write finished results, and release the folder. A closed stream yields no more results.
 
-        Where another thread waits for a result, it is closed after that one.
+        While another thread waits for a result, this call waits for it.
         """
         if self._ended:
             return
         if os.getpid() != self._process:
-            self._ended = True  # a fork's copy, of a stream that goes on elsewhere; who had its turn is not here
+            self._ended = True  # a copy in a forked process, where no other thread exists that could release the lock
             return
-        with self._taking_turns("closed", closing=True):
+        with self._exclusive("closed", closing=True):
             if not self._ended:
                 self._ended = True
                 self._end()
@@ -223,32 +228,32 @@ class Stream(Iterator[Any]):
                 self._state.writer.flush()
 
     def finish(self) -> StreamFolder:
-        """Run to the end for what is written, without reading back what was finished before.
+        """Run to the end and return the folder, without reading back the results that were finished before.
 
         Raises:
-            EmbgradError: nothing is written: `to` was not given. Or the stream was closed, or failed, before its end.
+            EmbgradError: `to` was not given, or the stream was closed, or failed, before its end.
         """
         if self._to is None:
             raise EmbgradError(
-                "the stream writes nothing, as it was not told where: expected to=folder; else iterate over it"
+                "the stream writes no files, since to was not given: pass to=folder, or iterate over the stream"
             )
         self._exhaust()
-        folder = open_stream(self._to if self._to.absolute() == self._place else self._place)
+        folder = open_stream(self._to if self._to.absolute() == self._folder else self._folder)
         if not folder.complete:
             raise EmbgradError(
-                f"the stream ended before its source did, closed or by an error, and {self._to} holds {len(folder)} results: "
-                "expected a stream that goes on; make the same call again, which begins where this one stopped"
+                f"the stream was closed or failed before the end of its source, and {self._to} holds {len(folder)} results. Make "
+                "the same call again, which continues where this one stopped"
             )
         return folder
 
     def table(self) -> Any:
-        """Run to the end, and sum up all table gradients: a RowSparse; with several points a dict of them.
+        """Run to the end and return the sum of all table gradients: a RowSparse, or a dict of them for several points.
 
-        Added up in float64. With `to` and keep="table" an interrupted sum goes on where it stopped.
+        The sum is computed in float64. With `to` and keep="table" an interrupted sum continues where it stopped.
 
         Raises:
-            EmbgradError: only saliencies are kept, or results were taken from a stream that does not write them.
-            PointError: a point is no lookup.
+            EmbgradError: keep="saliency" was given, or results were taken from a stream that does not write them.
+            PointError: a point is not a lookup.
         """
         if self._plan.keep == "saliency":
             raise EmbgradError("keep='saliency' keeps no table gradients: expected keep='table' or keep='all'")
@@ -271,8 +276,8 @@ class Stream(Iterator[Any]):
                 return
 
     def _next(self) -> Any:
-        self._expect_here()
-        with self._taking_turns("asked for its next result"):
+        self._expect_own_process()
+        with self._exclusive("asked for its next result"):
             if self._ended:
                 raise StopIteration
             if self._results is None:
@@ -287,40 +292,40 @@ class Stream(Iterator[Any]):
                 self.close()
                 raise
 
-    def _expect_here(self) -> None:
-        """Refuse to go on in a fork: the thread that reads is not there, and what is written is written by who was forked.
+    def _expect_own_process(self) -> None:
+        """Check that the stream is not a copy in a forked process, which has no reading thread and must not write the folder.
 
         Raises:
-            EmbgradError: this is a fork's copy of a stream that has begun, or that writes.
+            EmbgradError: this is such a copy, of a stream that has begun or that writes.
         """
         if os.getpid() != self._process and not self._ended and (self._results is not None or self._to is not None):
             raise EmbgradError(
-                "the stream was begun, or writes, in the process that this one was forked from, which goes on with it: expected "
-                "a stream of this process's own; make one here"
+                "the stream belongs to the process from which this one was forked, which continues it: create a new stream in "
+                "this process"
             )
 
     @contextlib.contextmanager
-    def _taking_turns(self, what: str, *, closing: bool = False) -> Iterator[None]:
-        """Meanwhile no other thread takes a result or closes the stream.
+    def _exclusive(self, what: str, *, closing: bool = False) -> Iterator[None]:
+        """Hold the lock, so that no other thread takes a result or closes the stream.
 
         Raises:
-            EmbgradError: this is called by what is called for a result: it would wait for itself.
+            EmbgradError: the call comes from code that runs to compute a result, and would wait for itself.
         """
-        reading = threading.current_thread() is self._state.reader
-        taken = self._turn.acquire(blocking=not reading)
+        in_reader = threading.current_thread() is self._state.reader
+        acquired = self._lock.acquire(blocking=not in_reader)
         try:
-            if not taken or self._busy or (reading and not closing):
+            if not acquired or self._busy or (in_reader and not closing):
                 raise EmbgradError(
-                    f"the stream is {what} by the model, the objective, the source or the progress function that it calls for "
-                    "a result: expected that of who takes the results; stop it there with an exception of your own"
+                    f"the stream is {what} from within the model, the objective, the source or the progress function that it "
+                    "calls for a result. Do so in the code that iterates over it; to stop from within, raise an exception"
                 )
             yield
         finally:
-            if taken:
-                self._turn.release()
+            if acquired:
+                self._lock.release()
 
 
-# What is refused
+# Checks
 
 
 def _expect_keep(keep: Any) -> None:
@@ -335,17 +340,17 @@ def _expect_ahead(ahead: Any) -> int:
     return int(ahead)
 
 
-def _for_all(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes, where an array's axes are looked at once the point's are known."""
+def _broadcast_to_batches(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes with their arrays wrapped, whose axes are checked once the axes of the point are known."""
     return {name: ForAll(change) if isinstance(change, np.ndarray) else change for name, change in changes.items()}
 
 
 def _expect_no_example_axis(changes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse arrays that look as if they had an entry for each example: of which batch would it be?"""
-    for option, given in changes.items():
-        for name, change in given.items():
+    """Raise UnsupportedError for arrays that seem to have an example axis, which could fit one batch alone."""
+    for option, by_point in changes.items():
+        for name, change in by_point.items():
             if isinstance(change, np.ndarray) and change.ndim > 2 and len(change) > 1:
                 raise UnsupportedError(
-                    f"{option}[{name!r}] has the shape {change.shape}, an entry an example as it seems, and a stream has many "
-                    "batches: expected an array for all examples alike, or a function of the value"
+                    f"{option}[{name!r}] has the shape {change.shape}, which seems to have an example axis, but a stream has "
+                    "many batches: pass an array without that axis, or a function of the value"
                 )

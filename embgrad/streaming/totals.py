@@ -1,4 +1,4 @@
-"""The running sum of table gradients over a whole data set: float64, and never more than the rows that were looked up."""
+"""The running sum of table gradients over a data set, in float64, with only the rows that were looked up in memory."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _KEY: Final = "embgrad-tables"
 
 
 class Total:
-    """A sum of gradients of one table, added up one after the other in float64.
+    """The running sum of gradients of one table, in float64.
 
     Args:
-        begun: a sum that goes on, with float64 values; None for nothing as yet.
-        dtype: of the summands; None where there was none.
+        initial: a former sum to continue, with float64 values; None to begin at zero.
+        dtype: the dtype of the gradients in `initial`; None without them.
     """
 
-    def __init__(self, begun: RowSparse | None = None, dtype: Any = None) -> None:
+    def __init__(self, initial: RowSparse | None = None, dtype: Any = None) -> None:
         self.dtype = dtype
         self._shape: tuple[int, int] | None = None
         self._slots = np.zeros(0, np.int64)
         self._rows = np.zeros(0, np.int64)
         self._sums = np.zeros((0, 0))
         self._used = 0
-        if begun is not None:
-            self._add(begun)
+        if initial is not None:
+            self._add(initial)
 
     def expect(self, table: RowSparse) -> None:
-        """Refuse what cannot be added.
+        """Check that a gradient can be added.
 
         Raises:
-            FileFormatError: it is of a table of another shape.
+            FileFormatError: the gradient is of a table of another shape.
         """
         if self._shape is not None and table.shape != self._shape:
             raise FileFormatError(
@@ -49,10 +49,10 @@ class Total:
             )
 
     def add(self, table: RowSparse) -> None:
-        """Add a gradient of the table. Where that is interrupted, the sum is to be used no more.
+        """Add a gradient of the table. After an interrupted addition the sum must not be used.
 
         Raises:
-            FileFormatError: it is of a table of another shape.
+            FileFormatError: the gradient is of a table of another shape.
         """
         self.expect(table)
         self.dtype = table.values.dtype if self.dtype is None else np.promote_types(self.dtype, table.values.dtype)
@@ -70,16 +70,16 @@ class Total:
         self._used += len(new)
         self._sums[self._slots[table.rows]] += table.values
 
-    def _make_room(self, wanted: int) -> None:
+    def _make_room(self, needed: int) -> None:
         assert self._shape is not None
-        if wanted > len(self._rows):
-            room = min(max(wanted, 2 * len(self._rows)), self._shape[0])
+        if needed > len(self._rows):
+            room = min(max(needed, 2 * len(self._rows)), self._shape[0])
             rows, sums = np.zeros(room, np.int64), np.zeros((room, self._shape[1]))
             rows[: self._used], sums[: self._used] = self._rows[: self._used], self._sums[: self._used]
             self._rows, self._sums = rows, sums
 
     def table(self, *, wide: bool = False) -> RowSparse | None:
-        """The sum, in the summands' dtype, or in float64; None where there was no summand."""
+        """Return the sum in the dtype of the gradients, or in float64 with `wide`; None where no gradient was added."""
         if self._shape is None:
             return None
         order = np.argsort(self._rows[: self._used])
@@ -88,7 +88,7 @@ class Total:
 
 
 def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = False) -> None:
-    """Write sums by name to a file, in float64; it appears whole or not at all."""
+    """Write sums by name to a file, in float64, atomically."""
     arrays, entries = {}, []
     for number, (name, total) in enumerate(totals.items()):
         table = total.table(wide=True)
@@ -99,36 +99,36 @@ def save_tables(totals: Mapping[str, Total], path: Path, *, durable: bool = Fals
 
 
 def load_tables(path: Path) -> dict[str, tuple[RowSparse, np.dtype[Any]]]:
-    """The sums by name, in float64, with the dtype of the summands.
+    """Read a file written by `save_tables`: the sums by name, in float64, each with the dtype of its gradients.
 
     Raises:
-        FileFormatError: the file is not as embgrad writes it.
+        FileFormatError: the file was not written by `save_tables`.
     """
     arrays, metadata = read_tensors(path, ("F64", "I64"))
     try:
-        described = json.loads(metadata[_KEY])
-        made = {}
-        if described["format"] != 1:
+        header = json.loads(metadata[_KEY])
+        sums = {}
+        if header["format"] != 1:
             raise ValueError("it is of another format")
-        for number, entry in enumerate(described["tables"]):
+        for number, entry in enumerate(header["tables"]):
             table = RowSparse(arrays.pop(f"{number}.rows"), arrays.pop(f"{number}.values"), tuple(entry["shape"]))
             if entry["dtype"] not in ("float32", "float64"):
                 raise ValueError(f"a sum is of dtype {entry['dtype']!r}")
             _expect_table(table)
-            made[str(entry["name"])] = table, np.dtype(entry["dtype"])
-        if arrays or len(made) != len(described["tables"]):
+            sums[str(entry["name"])] = table, np.dtype(entry["dtype"])
+        if arrays or len(sums) != len(header["tables"]):
             raise ValueError("it holds arrays of no table, or a name twice")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} holds no tables as embgrad writes them: {error}; write it again") from error
-    return made
+    return sums
 
 
 def _expect_table(table: RowSparse) -> None:
-    whole = len(table.shape) == 2 and all(type(size) is int and 0 < size < 2**48 for size in table.shape)
-    if not whole or table.rows.dtype != np.int64 or table.values.dtype != np.float64 or table.rows.ndim != 1:
+    valid_shape = len(table.shape) == 2 and all(type(size) is int and 0 < size < 2**48 for size in table.shape)
+    if not valid_shape or table.rows.dtype != np.int64 or table.values.dtype != np.float64 or table.rows.ndim != 1:
         raise ValueError(f"a table of shape {table.shape} has rows of shape {table.rows.shape}")
-    inside = not table.rows.size or 0 <= table.rows[0] <= table.rows[-1] < table.shape[0]
-    if table.values.shape != (len(table.rows), table.shape[1]) or not inside or (np.diff(table.rows) <= 0).any():
+    in_range = not table.rows.size or 0 <= table.rows[0] <= table.rows[-1] < table.shape[0]
+    if table.values.shape != (len(table.rows), table.shape[1]) or not in_range or (np.diff(table.rows) <= 0).any():
         raise ValueError(
             f"a table of shape {table.shape} has values of shape {table.values.shape}, or rows out of order"
         )

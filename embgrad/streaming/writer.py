@@ -1,4 +1,4 @@
-"""Writes a stream's results to a folder, so that a run that is interrupted goes on where it stopped."""
+"""Writes a stream's results to a folder, so that an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from embgrad.streaming.saliencies import Saliencies, save_saliencies
 from embgrad.streaming.source import Portion
 from embgrad.streaming.totals import Total, save_tables
 
-__all__ = ["Writer", "kept_of"]
+__all__ = ["Writer", "stored_part"]
 
-#: A shard is written when it holds so many results, or so many bytes, or so many of tokens' texts, which are in its header.
+#: A shard is written when it holds this many results, bytes of arrays, or bytes of token texts, which are in its header.
 MOST_RESULTS: Final = 64
 MOST_BYTES: Final = 2**26
 MOST_TEXT: Final = 2**23
 
 LOCK: Final = ".lock"
 
-#: The names of shards, and of those that begin with the first result.
+#: The names of shards, and the names of shards that begin with the first result.
 SHARD: Final = re.compile(r"shard-[0-9]{8,}-[0-9]{6,}\.safetensors")
 FIRST: Final = re.compile(r"shard-0{8}-[0-9]{6,}\.safetensors")
 
 
-def kept_of(keep: str, result: EmbeddingGradients) -> Any:
-    """What is kept of a result."""
+def stored_part(keep: str, result: EmbeddingGradients) -> Any:
+    """Return the part of a result that is stored."""
     return Saliencies.of(result) if keep == "saliency" else result
 
 
 @dataclass(frozen=True)
-class _Held:
-    """The results that are in no full shard as yet.
+class _Pending:
+    """The results that are not yet in a full shard.
 
     Attributes:
-        kept: they; none where they are only added up.
-        results: how many they are.
-        examples: of how many examples.
-        bytes: of their arrays.
-        text: of their tokens' texts.
-        digest: of the source up to their end.
+        stored: the results; empty where they are only summed up.
+        results: the number of results.
+        examples: the number of examples in them.
+        bytes: the bytes of their arrays.
+        text: the bytes of their token texts.
+        digest: the digest of the source up to their end.
     """
 
-    kept: tuple[Mapping[str, Any], ...] = ()
+    stored: tuple[Mapping[str, Any], ...] = ()
     results: int = 0
     examples: int = 0
     bytes: int = 0
@@ -61,47 +61,47 @@ class _Held:
 
     @property
     def full(self) -> bool:
-        """Whether they make a shard."""
+        """True when the results fill a shard."""
         return self.results >= MOST_RESULTS or self.bytes >= MOST_BYTES or self.text >= MOST_TEXT
 
-    def with_kept(self, kept: Mapping[str, Any]) -> _Held:
-        """With one more to be kept, which is not counted as yet."""
+    def with_stored(self, stored: Mapping[str, Any]) -> _Pending:
+        """Return a copy with one more result stored, but not yet counted."""
         return replace(
             self,
-            kept=(*self.kept, kept),
-            bytes=self.bytes + sum(_size(one) for one in kept.values()),
-            text=self.text + sum(_length(one) for one in kept.values()),
+            stored=(*self.stored, stored),
+            bytes=self.bytes + sum(_array_bytes(part) for part in stored.values()),
+            text=self.text + sum(_text_bytes(part) for part in stored.values()),
         )
 
-    def counting(self, examples: int, digest: str) -> _Held:
-        """With one more counted."""
+    def counting(self, examples: int, digest: str) -> _Pending:
+        """Return a copy with one more result counted."""
         return replace(self, results=self.results + 1, examples=self.examples + examples, digest=digest)
 
 
 class Writer:
-    """The folder of a run, held against other writers until `close`.
+    """The writer of a run's folder, which is locked against other writers until `close`.
 
-    What is written depends on the run alone, and not on where it was interrupted: the files are the same to the last byte. A
-    file's name stands in the manifest only when the file is on the disk, and a file that the manifest does not name is not read.
-    An interruption may come between any two steps, and `flush` after it: what is finished and what is held change at once.
+    The files depend on the run alone, and not on where it was interrupted: they are the same to the last byte. The manifest
+    names a file only once the file is on the disk, and files that it does not name are not read. An interruption may occur
+    between any two steps and be followed by `flush`; therefore the manifest and the pending results are replaced together.
 
     Args:
-        folder: made where it is not there; else empty, or of the same run.
-        manifest: of the run, with nothing finished.
+        folder: the folder, which is created where it does not exist; else it must be empty, or of the same run.
+        manifest: the manifest of the run, without finished results.
 
     Raises:
-        EmbgradError: another writer is at it.
-        FileFormatError: the folder holds something else, another run, or a broken manifest; or a file is in its place.
+        EmbgradError: another writer holds the folder.
+        FileFormatError: the folder holds other files, another run, or a broken manifest; or the path is a file.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
-        self._whole = True
+        self._intact = True
         self._expect: Callable[[], None] = lambda: None
-        _make(folder)
-        self._lock, self._owner = _locked(folder), os.getpid()
+        _create(folder)
+        self._lock, self._owner = _lock(folder), os.getpid()
         try:
-            self._reached = self._begun(manifest), _Held()
+            self._progress = self._opened_manifest(manifest), _Pending()
             self._totals = tables_of(folder, self.manifest) if manifest.keep == "table" else {}
         except BaseException:
             self.close()
@@ -109,178 +109,182 @@ class Writer:
 
     @property
     def manifest(self) -> Manifest:
-        """What is finished."""
-        return self._reached[0]
+        """The manifest of the finished results."""
+        return self._progress[0]
 
-    def _begun(self, manifest: Manifest) -> Manifest:
-        _remove_parts(self.folder)
+    def _opened_manifest(self, manifest: Manifest) -> Manifest:
+        _remove_partial_files(self.folder)
         if (self.folder / NAME).exists():
-            found = read_manifest(self.folder)
-            _expect_same(self.folder, found, manifest)
-            self._remove_unnamed(found)
-            return found
-        # Of a first shard the manifest may not have been written any more; of later ones it was, and somebody has removed it.
-        other = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path, FIRST)]
-        if other:
+            existing = read_manifest(self.folder)
+            _expect_same(self.folder, existing, manifest)
+            self._remove_unnamed(existing)
+            return existing
+        # An interruption may have left a first shard without a manifest. With later shards, the manifest was removed by somebody.
+        foreign = [path.name for path in self.folder.iterdir() if path.name != LOCK and not _is_shard(path, FIRST)]
+        if foreign:
             raise FileFormatError(
-                f"{self.folder} holds {listed(sorted(other), 3)} and no manifest.json: expected an empty folder, or one that "
+                f"{self.folder} holds {listed(sorted(foreign), 3)} and no manifest.json: expected an empty folder, or one that "
                 "embgrad.stream has written; name another"
             )
         self._remove_unnamed(manifest)
         return manifest
 
     def _remove_unnamed(self, manifest: Manifest) -> None:
-        """Files that were written, and whose manifest was not any more."""
+        """Remove shards that were written just before an interruption and are not in the manifest."""
         named = {shard.file for shard in manifest.shards}
         for path in self.folder.iterdir():
             if _is_shard(path) and path.name not in named:
                 path.unlink()
 
     def take_back(self) -> None:
-        """Hold the results of a last shard that is not full, to write it anew with more. Nothing on the disk changes."""
+        """Load the results of a last shard that is not full, to replace it by a larger one. Nothing on the disk changes."""
         manifest = self.manifest
         if manifest.keep != "table" and not manifest.complete and manifest.shards and not manifest.shards[-1].full:
             last = manifest.shards[-1]
-            held = _Held(results=last.results, examples=last.examples, digest=last.source)
-            for kept in read_shard(self.folder, manifest, last):
-                held = held.with_kept(kept)
-            self._reached = manifest, held
+            pending = _Pending(results=last.results, examples=last.examples, digest=last.source)
+            for stored in read_shard(self.folder, manifest, last):
+                pending = pending.with_stored(stored)
+            self._progress = manifest, pending
 
-    def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], kept: Mapping[str, Any]) -> None:
-        """Take a portion's results; a shard that is full is written."""
-        manifest, held = self._reached
+    def add(self, portion: Portion, results: Mapping[str, EmbeddingGradients], stored: Mapping[str, Any]) -> None:
+        """Add a portion's results; write the shard if it is full."""
+        manifest, pending = self._progress
         if manifest.keep == "table":
             tables = {name: result.table() for name, result in results.items()}
             for name, table in tables.items():
                 self._totals[name].expect(table)
-            self._whole = False
+            self._intact = False
             for name, table in tables.items():
                 self._totals[name].add(table)
         else:
-            held = held.with_kept(kept)
-        self._reached = manifest, held.counting(portion.count, portion.digest)
-        self._whole = True
-        if self._reached[1].full:
+            pending = pending.with_stored(stored)
+        self._progress = manifest, pending.counting(portion.count, portion.digest)
+        self._intact = True
+        if self._progress[1].full:
             self._write()
 
     def flush(self, *, complete: bool = False) -> None:
-        """Write what is held; it is as if the run were interrupted here, or complete."""
-        if (
-            not self._whole
-        ):  # the sums have some of a result, which nobody could take out again; or results are of two models
+        """Write the pending results, as after an interruption or, with `complete`, at the end of the run."""
+        if not self._intact:  # a result is only partly in the sums, which cannot be undone, or the weights have changed
             return
-        manifest, held = self._reached
+        manifest, pending = self._progress
         last = manifest.shards[-1] if manifest.shards else None
-        unchanged = manifest.keep != "table" and last is not None and not last.full and last.results == held.results
-        if held.results and not (unchanged and not complete):
+        unchanged = manifest.keep != "table" and last is not None and not last.full and last.results == pending.results
+        if pending.results and not (unchanged and not complete):
             self._write(complete=complete)
         elif complete and not manifest.complete:
-            self._put(replace(manifest, complete=True), held)
+            self._commit(replace(manifest, complete=True), pending)
 
     def totals(self) -> Mapping[str, Total]:
-        """With keep="table" the sums so far."""
+        """Return the sums so far, by point, with keep="table"."""
         return self._totals
 
     def expect(self, expect: Callable[[], None]) -> None:
-        """Ask that before anything more is written; where it raises, what is held is of no use, and nothing is."""
+        """Call a function before each later write; if it raises, pending results are dropped and nothing more is written."""
         self._expect = expect
 
     def put_run(self, run: Mapping[str, Any]) -> None:
-        """What tells the run, where it was not all known before its first batch."""
-        manifest, held = self._reached
+        """Replace the identity of the run, parts of which are known only after its first batch."""
+        manifest, pending = self._progress
         if not manifest.shards:
-            self._reached = replace(manifest, run=run), held
+            self._progress = replace(manifest, run=run), pending
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the folder to other writers."""
         _unlock(self._lock, self._owner)
 
     def _write(self, *, complete: bool = False) -> None:
         try:
             self._expect()
         except BaseException:
-            self._whole = False
+            self._intact = False
             raise
-        manifest, held = self._reached
-        before = manifest.shards
+        manifest, pending = self._progress
+        former = manifest.shards
         if manifest.keep == "table":
-            shard = Shard(0, manifest.results + held.results, manifest.examples + held.examples, True, held.digest, "")
+            shard = Shard(
+                0, manifest.results + pending.results, manifest.examples + pending.examples, True, pending.digest, ""
+            )
             shards: tuple[Shard, ...] = ()
         else:
-            shards = before if not before or before[-1].full else before[:-1]
+            shards = former if not former or former[-1].full else former[:-1]
             first = shards[-1].first + shards[-1].results if shards else 0
-            shard = Shard(first, held.results, held.examples, held.full, held.digest, "")
+            shard = Shard(first, pending.results, pending.examples, pending.full, pending.digest, "")
         path = self.folder / shard.file
-        self._save(path, held)
-        # Once it has its name in the manifest it counts; until then a reader knows the one before.
+        self._save(path, pending)
+        # The shard counts once the manifest names it; until then readers use its predecessor.
         shard = replace(shard, sha256=file_digest(path))
-        left = _Held() if held.full or manifest.keep == "table" else held
-        self._put(replace(manifest, shards=(*shards, shard), complete=complete), left)
-        for old in before:
-            if old.file not in {one.file for one in self.manifest.shards}:
+        remaining = _Pending() if pending.full or manifest.keep == "table" else pending
+        self._commit(replace(manifest, shards=(*shards, shard), complete=complete), remaining)
+        for old in former:
+            if old.file not in {shard.file for shard in self.manifest.shards}:
                 (self.folder / old.file).unlink(missing_ok=True)
 
-    def _save(self, path: Path, held: _Held) -> None:
+    def _save(self, path: Path, pending: _Pending) -> None:
         if self.manifest.keep == "table":
             save_tables(self._totals, path, durable=True)
             return
-        named = {f"{number} {name}": one for number, kept in enumerate(held.kept) for name, one in kept.items()}
+        named = {
+            f"{number} {name}": part for number, stored in enumerate(pending.stored) for name, part in stored.items()
+        }
         if self.manifest.keep == "all":
             save(named, path, durable=True)
         else:
             save_saliencies(named, path, durable=True)
 
-    def _put(self, manifest: Manifest, held: _Held) -> None:
+    def _commit(self, manifest: Manifest, pending: _Pending) -> None:
         write_manifest(self.folder, manifest)
-        self._reached = manifest, held
+        self._progress = manifest, pending
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        file = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+        file = next(part for part in (folder, *folder.parents) if part.exists() or part.is_symlink())
         raise FileFormatError(
             f"{folder} cannot be made, as {file} is a file: expected an empty folder, or one that embgrad.stream has written; "
             "name another"
         ) from error
 
 
-def _expect_same(folder: Path, found: Manifest, wanted: Manifest) -> None:
-    """Refuse a folder of another run."""
-    was: dict[str, Any] = {"keep": found.keep, "at": list(found.names), **found.run}
-    now: dict[str, Any] = {"keep": wanted.keep, "at": list(wanted.names), **wanted.run}
-    if found.single != wanted.single:
-        was["at"], now["at"] = f"single: {found.single}", f"single: {wanted.single}"
-    differ = [name for name in dict.fromkeys([*was, *now]) if was.get(name) != now.get(name)]
+def _expect_same(folder: Path, existing: Manifest, requested: Manifest) -> None:
+    """Check that a folder belongs to the same run."""
+    former: dict[str, Any] = {"keep": existing.keep, "at": list(existing.names), **existing.run}
+    current: dict[str, Any] = {"keep": requested.keep, "at": list(requested.names), **requested.run}
+    if existing.single != requested.single:
+        former["at"], current["at"] = f"single: {existing.single}", f"single: {requested.single}"
+    differ = [name for name in dict.fromkeys([*former, *current]) if former.get(name) != current.get(name)]
     if differ:
-        told = "; ".join(f"{name} was {brief(was.get(name))} and is {brief(now.get(name))}" for name in differ)
+        changes = "; ".join(
+            f"{name} was {brief(former.get(name))} and is {brief(current.get(name))}" for name in differ
+        )
         raise FileFormatError(
-            f"{folder} holds the results of another run: {told}; expected the same model, objective and options to go on with "
-            "it; name another folder, or remove this one"
+            f"{folder} holds the results of another run: {changes}. Pass the same model, objective and options to continue it, "
+            "name another folder, or remove this one"
         )
 
 
-def _size(kept: Any) -> int:
-    if isinstance(kept, Saliencies):
-        return kept.nbytes
-    arrays = [kept.values, kept.activations, kept.before]
-    tables = sum(table.nbytes for table in kept.tables or ())
+def _array_bytes(part: Any) -> int:
+    if isinstance(part, Saliencies):
+        return part.nbytes
+    arrays = [part.values, part.activations, part.before]
+    tables = sum(table.nbytes for table in part.tables or ())
     return int(tables + sum(array.nbytes for array in arrays if array is not None))
 
 
-def _length(kept: Any) -> int:
-    """The bytes of the texts that stand in a file's header: the tokens', and what is remembered, with an objective's numbers."""
-    return len(json.dumps(kept.tokens)) + len(json.dumps(dict(kept.provenance), default=str))
+def _text_bytes(part: Any) -> int:
+    """Return the bytes of the texts in a file's header: the tokens and the provenance, with the objective's arguments."""
+    return len(json.dumps(part.tokens)) + len(json.dumps(dict(part.provenance), default=str))
 
 
 def _is_shard(path: Path, pattern: re.Pattern[str] = SHARD) -> bool:
-    """Whether its name is one that we give: another's shards are not ours to remove."""
+    """Return whether a file's name is one that embgrad gives to shards; other files are never removed."""
     return pattern.fullmatch(path.name) is not None
 
 
-def _remove_parts(folder: Path) -> None:
-    """What was left of files that were being written when the process was killed; nobody else writes here."""
+def _remove_partial_files(folder: Path) -> None:
+    """Remove partial files of a process that was killed while writing; the lock excludes other writers."""
     for path in folder.glob(".*.part"):
         if path.name.startswith((".shard-", f".{NAME}")):
             with contextlib.suppress(FileNotFoundError):
@@ -288,9 +292,10 @@ def _remove_parts(folder: Path) -> None:
 
 
 def _unlock(file: BinaryIO, owner: int) -> None:
-    """Give back what `_locked` gave the process `owner`.
+    """Release the lock that `_locked` took in the process `owner`.
 
-    A process that was forked meanwhile has the file open, too: the lock would go on until it ends, and is not its to give back.
+    A process that was forked meanwhile has the file open as well. Closing the file would keep the lock until that process
+    ends, so that the lock is released explicitly, and by its owner alone.
     """
     if os.name != "nt" and not file.closed and os.getpid() == owner:
         import fcntl
@@ -299,15 +304,15 @@ def _unlock(file: BinaryIO, owner: int) -> None:
     file.close()
 
 
-def _locked(folder: Path) -> BinaryIO:
-    """A file that the system holds for this process alone, until it is closed or the process ends in any way.
+def _lock(folder: Path) -> BinaryIO:
+    """Return the folder's lock file, locked for this process until the file is closed or the process ends in any way.
 
     Raises:
-        EmbgradError: another writer holds it.
-        FileFormatError: something else is in its place.
+        EmbgradError: another writer holds the lock.
+        FileFormatError: the path is not a regular file.
     """
     path = folder / LOCK
-    if path.is_symlink() or (path.exists() and not path.is_file()):  # it would be made elsewhere, or waited for
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # it would be created elsewhere, or block
         raise FileFormatError(f"{path} is no regular file: expected the one that embgrad.stream makes; remove it")
     file = path.open("ab")
     try:

@@ -372,7 +372,7 @@ def test_streams_part_long_texts_so_that_each_shard_can_be_read(
     from embgrad.streaming import writer
 
     kept = result(tokens=(("a" * 3000, "b", "c"), ("d" * 3000, "e", "f")))
-    assert writer._length(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
+    assert writer._text_bytes(kept) == len(json.dumps(kept.tokens)) + len(json.dumps(kept.provenance))
     assert 2 * writer.MOST_TEXT < MOST_HEADER
     monkeypatch.setattr(writer, "MOST_TEXT", 10_000)
 

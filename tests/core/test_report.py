@@ -93,12 +93,12 @@ def test_a_result_of_other_texts_is_said_to_be() -> None:
         first, **{name: getattr(first, name)[:1] for name in ("values", "activations", "ids", "tokens", "objective")}
     )
     page = read({"whole": first, "part": part}, {})
-    assert "part has no such text" in page.seen
+    assert "part does not hold this text" in page.seen
     assert [len(panel.tokens) for panel in page.panels] == [2, 2, 2, 2, 2, 0, 2, 0]
     page = read({"part": part, "whole": first}, {})
     assert "1 of the examples of whole are not in part and are not shown" in page.seen
     other = result([["x", "y", "z"]], ids=[[71, 72, 73]])
-    assert "other has no such text" in read({"whole": first, "other": other}, {}).seen
+    assert "other does not hold this text" in read({"whole": first, "other": other}, {}).seen
 
 
 def test_an_extra_token_has_no_difference() -> None:
@@ -237,7 +237,7 @@ def test_a_large_result_is_cut_and_says_so() -> None:
     page = render_page({"a": one, "b": times(one, 1)})
     assert len(page) < 6e6
     reader = Reader(page)
-    assert "181 of 200 examples are left out" in reader.seen
+    assert "the last 181 of 200 examples are not shown" in reader.seen
     assert len(reader.panels) == 4 * 19
     # Less in all than the limit, and one example more would be above it.
     assert 19 * 4 * 128 <= 10_000 < 20 * 4 * 128
@@ -458,7 +458,7 @@ def test_a_large_result_in_a_notebook_is_cut() -> None:
     fragment = one._repr_html_()
     assert fragment is not None
     assert len(fragment) < 3e5
-    assert "16 of 20 examples are left out" in fragment
+    assert "the last 16 of 20 examples are not shown" in fragment
     assert "the first 100 of 300 tokens" in fragment
 
 

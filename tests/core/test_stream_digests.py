@@ -239,7 +239,7 @@ def test_labels_of_any_kind_are_told_apart(tmp_path: Path, one: Any, other: Any)
     with labelled(one) as parts:
         for _ in range(4):
             next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="the source is not what the results in the folder are of"):
+    with pytest.raises(embgrad.FileFormatError, match="the source is not the one of the results in the folder"):
         labelled(other).finish()
     labelled(one).finish()
 
@@ -344,9 +344,7 @@ def test_labels_that_do_not_tell_what_they_hold_have_no_folder(tmp_path: Path, l
     if label == {1: [open]}:  # a function tells
         labelled(tmp_path).finish()
         return
-    with pytest.raises(
-        embgrad.BatchError, match=r"the examples 0 to 1 of the source hold .*, of which what it holds cannot"
-    ):
+    with pytest.raises(embgrad.BatchError, match=r"the examples 0 to 1 of the source hold .*, whose content cannot"):
         labelled(tmp_path).finish()
 
 

@@ -104,14 +104,14 @@ def test_columns_of_batches_padded_on_the_left_have_no_place_in_a_window(positio
 
     objective = embgrad.Logit(0, position=position) if fixed else embgrad.PerBatch(of_batch)
     with pytest.raises(
-        embgrad.ObjectiveError, match=r"position=.* is a column of a batch, where this tokenizer pads on"
+        embgrad.ObjectiveError, match=r"position=.* is a column of a batch, .* since this tokenizer pads on"
     ):
         list(embgrad.stream(model(), texts(9), objective, tokenizer=Left(), batch_size=3, window=9))
 
 
 def test_scalars_that_are_made_for_each_batch_have_no_place_in_a_window() -> None:
     objective = embgrad.Labelled(lambda labels: embgrad.Scalar(lambda out: out.sum()))
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: leave window out"):
+    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         list(embgrad.stream(model(), rows(9), objective, tokenizer=tokenizer, batch_size=3, window=9))
 
 
@@ -124,22 +124,22 @@ def test_outputs_with_a_number_a_position_have_no_place_in_a_window() -> None:
     answering = ReferenceModel(starts, {name: one.value for name, one in model().parameters.items()})
     asked: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 3}
     assert len(list(embgrad.stream(answering, texts(9), embgrad.Sum(), **asked))) == 3
-    with pytest.raises(embgrad.UnsupportedError, match="a number for each position, those of padding too"):
+    with pytest.raises(embgrad.UnsupportedError, match="a number for each position, padding included"):
         list(embgrad.stream(answering, ["a", "bcd", "efghi"] * 3, embgrad.Sum(), window=9, **asked))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": True}, "with split=True it counts which examples meet: leave one of them out"),
-        ({"training": True}, "with training=True it counts"),
-        ({"tokenizer": None}, "the source gives whole batches: expected texts, with tokenizer"),
+        ({"split": True}, "with split=True results depend on the examples of a batch: omit one of the two"),
+        ({"training": True}, "with training=True results depend on"),
+        ({"tokenizer": None}, "the source yields whole batches: pass texts with tokenizer"),
     ],
 )
 def test_what_cannot_be_put_together_by_length(options: dict[str, Any], message: str) -> None:
     with pytest.raises(embgrad.UnsupportedError, match=message):
         embgrad.stream(model(), [[[3]]], embgrad.Sum(), **{"tokenizer": tokenizer, "window": 8, **options})
-    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: leave window out"):
+    with pytest.raises(embgrad.ObjectiveError, match="a Scalar objective reduces over a batch: omit window"):
         embgrad.stream(model(), [], embgrad.Scalar(lambda out: out.sum()), tokenizer=tokenizer, window=8)
 
 
@@ -154,8 +154,8 @@ def test_channels_before_positions_cannot_be_put_together_by_length() -> None:
     plain = embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, at="channels")
     assert [one.values.shape[:2] for one in plain] == [(2, DIM)] * 3
     message = (
-        r"the point 'channels' has the shapes \(\d, 4, \d+\) and \(\d, 4, \d+\), which follow the batches' lengths in an "
-        r"axis that is not the second of three: expected \(example, position, …\), .*leave window out"
+        r"the point 'channels' has the shapes \(\d, 4, \d+\) and \(\d, 4, \d+\), which depend on the length of the "
+        r"batch in an axis other than the second of three. window requires \(example, position, …\): omit it"
     )
     with pytest.raises(embgrad.UnsupportedError, match=message):
         list(embgrad.stream(built, rows(6), LABELLED, tokenizer=tokenizer, batch_size=2, window=6, at="channels"))
@@ -183,7 +183,7 @@ def test_pairs_of_positions_cannot_be_put_together_by_length() -> None:
 
     assert [one.shape for one in attended(["ab", "abc"])] == [(2, 5, 5)]
     for source in (["ab", "abc", "ab", "xyz"], ["ab", "ab", "abc", "xyzu"]):
-        with pytest.raises(embgrad.UnsupportedError, match=r"the point 'scores' has the shapes .*leave window out"):
+        with pytest.raises(embgrad.UnsupportedError, match=r"the point 'scores' has the shapes .*omit it"):
             attended(source, window=4)
 
 
@@ -317,7 +317,7 @@ def test_a_model_to_which_padding_counts_has_no_place_in_a_window(
         return
     with pytest.raises(
         embgrad.UnsupportedError,
-        match=r"example \d+ of the source has other numbers alone than with \d+ positions of padding",
+        match=r"example \d+ of the source has other results alone than with \d+ positions of padding",
     ):
         list(embgrad.stream(built, texts(12), embgrad.Logit(0), window=12, **asked))
     alone = runs[before:].count(1)
@@ -339,7 +339,7 @@ def test_a_model_that_takes_one_number_of_examples_is_seen_by_copies_of_one() ->
     of_three = taking(lambda mask: len(mask) == 3)
     asked: dict[str, Any] = {"tokenizer": Left(), "batch_size": 3}
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), **asked))) == 4
-    with pytest.raises(embgrad.UnsupportedError, match=r"example \d+ of the source has other numbers alone than with"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"example \d+ of the source has other results alone than with"):
         list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))
     asked["tokenizer"] = Right()
     assert len(list(embgrad.stream(of_three, texts(12), embgrad.Logit(0), window=12, **asked))) == 4
@@ -350,7 +350,7 @@ def test_a_model_that_takes_no_example_without_padding_is_told_of() -> None:
     asked: dict[str, Any] = {"tokenizer": Right(), "batch_size": 3, "window": 3}
     with pytest.warns(
         embgrad.EmbgradWarning,
-        match=r"whether padding counts .* did not take example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
+        match=r"padding changes the results .* did not accept example \d+ of the source .* \(ValueError\('a batch of 3'\)\)",
     ) as warned:
         found = list(embgrad.stream(with_padding, ["ab", "abc", "abcd"], embgrad.Logit(0), **asked))
     assert len(found) == 1
@@ -362,7 +362,7 @@ def test_an_example_without_a_gradient_tells_nothing_and_the_next_is_run_alone()
     heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
     source = [(text, float(len(text) > 5)) for text in ["ab", "abc", "abcd", "abcdefg", "abcdefgh", "abcdefghi"]]
     objective = embgrad.Labelled(lambda weights: embgrad.Projection(np.outer(weights, [1.0, 2.0, 3.0])))
-    with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other numbers alone than with 2"):
+    with pytest.raises(embgrad.UnsupportedError, match=r"example 3 of the source has other results alone than with 2"):
         list(embgrad.stream(heedless, source, objective, tokenizer=Right(), batch_size=3, window=6))
 
 
@@ -373,7 +373,7 @@ def test_pieces_without_padding_do_not_hide_that_padding_counts(side: Any) -> No
     heedless = ReferenceModel(_heedless, {name: one.value for name, one in by_place().parameters.items()})
     asked: dict[str, Any] = {"tokenizer": side(), "batch_size": 2}
     for source in (["a", "abcdef"] * 2, ["abcdef", "a"] * 2, ["a", "abc", "abcdef"] * 2):
-        with pytest.raises(embgrad.UnsupportedError, match=r"other numbers alone than with \d+ positions of padding"):
+        with pytest.raises(embgrad.UnsupportedError, match=r"other results alone than with \d+ positions of padding"):
             list(embgrad.stream(heedless, source, embgrad.Logit(0), window=6, **asked))
 
 

@@ -70,17 +70,17 @@ def test_objects_stand_on_lines_or_in_a_list(tmp_path: Path) -> None:
         (b"[1, 2]", r"^a, line 1 is \[1, 2\]"),
         (
             b'{"k": 1}\n{"k": ' + b"[" * 100 + b"]" * 100 + b"}",
-            "^a has lists and objects in each other, 101 deep: expected at m",
+            "^a nests lists and objects 101 deep: expected at m",
         ),
-        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a has lists and objects in each other, 30000 deep"),
-        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a has lists and objects in each other, 5002 deep"),
+        (b'{"k": ' * 30_000 + b"1" + b"}" * 30_000, "^a nests lists and objects 30000 deep"),
+        (b'[{"k":\n' + b"[" * 5000 + b"]" * 5000 + b"}]", "^a nests lists and objects 5002 deep"),
         (b'{"k": [1\n' * 200, "^a, line 1 is no JSON"),
         (b'{"k": 1, "k": 2}', "^a cannot be read .*specified twice"),
         (b'{"k": 1}\n{"k": "caf\xe9"}\n', r"^a, line 2: byte 0xe9 at position 11 is not UTF-8"),
         ('{"k": "é"}'.encode("utf-16"), "^a is UTF-16: expected UTF-8"),
         (
             b'{"k": 1}\n{"k": 18446744073709551615}',
-            "^a, line 2 holds the whole number 18446744073709551615, for which 64",
+            "^a, line 2 holds the whole number 18446744073709551615, which does not fit",
         ),
         (b'[{"k": 1},\n{"k": [9223372036854775808]}]', "^a, line 2 holds the whole number 9223372036854775808"),
         (b'[{"k": 1}, {"k":\n-9223372036854775809\n}]', "^a, line 2 holds the whole number -9223372036854775809"),
@@ -140,7 +140,7 @@ def test_files_that_are_broken_are_named(tmp_path: Path, name: str) -> None:
     if name.endswith(".gz"):
         (tmp_path / name).write_bytes(gzip.compress(b'{"text": "a"}\n' * 10_000)[:60])
         with pytest.raises(
-            embgrad.FileFormatError, match=rf"{name} cannot be read \(.*\): expected a whole file, packed as"
+            embgrad.FileFormatError, match=rf"{name} cannot be read \(.*\): expected a complete file, compressed as"
         ):
             embgrad.ray.table(tmp_path / name, models.reading, embgrad.Sum())
 
@@ -151,7 +151,7 @@ def test_files_that_are_cut_off_are_named() -> None:
     for content in (whole[:60], b'{"text": "a"}'):
         stream = pa.CompressedInputStream(pa.BufferReader(content), "gzip")
         with pytest.raises(
-            embgrad.FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a whole file, packed as"
+            embgrad.FileFormatError, match=r"^a\.gz cannot be read \(.*\): expected a complete file, compressed as"
         ):
             list(TextLines([str(Path(__file__))])._read_stream(stream, "a.gz"))
 
@@ -176,7 +176,7 @@ def test_a_path_with_a_question_mark(tmp_path: Path) -> None:
     assert dataset_of(folder / "a.jsonl").take_all() == [{"text": "a"}]
     for given in (folder, folder / "a.parquet"):
         with pytest.raises(
-            embgrad.FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', behind which Ray"
+            embgrad.FileFormatError, match=r"what\? holds|what\?/a.parquet holds a '\?', after which Ray"
         ):
             dataset_of(given)
 

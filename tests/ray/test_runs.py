@@ -97,7 +97,7 @@ def test_parquet_to_parquet_with_an_actor_killed(
         close(row["objective"], expected.objective[number])
     said = json.loads((out / "_embgrad.json").read_text())
     assert (said["rows"], said["output"], said["inputs"]["ids"]) == (150, "saliency", "ids_")
-    with pytest.raises(embgrad.FileFormatError, match=r"expected a new folder, or an empty one"):
+    with pytest.raises(embgrad.FileFormatError, match=r"expected a new or empty folder"):
         embgrad.ray.write(out, models.reference, labelled, out, ids="ids_")
 
 

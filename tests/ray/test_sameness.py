@@ -16,14 +16,14 @@ import embgrad
 import embgrad.ray
 from embgrad.ray.actors import BATCHES_A_BLOCK
 from embgrad.ray.weight_check import expect_same_weights
-from embgrad.ray.worker import TRIED
+from embgrad.ray.worker import ROWS_RUN_ALONE
 from embgrad.testing.reference import ReferenceModel
 from tests.ray import models
 from tests.ray.models import labelled
 
 Items = Callable[..., list[dict[str, Any]]]
 
-SAID = r"^build\(\) gave one actor other weights than another \('W'\): expected the same model in each"
+SAID = r"^build\(\) returned different weights in different actors \('W'\): expected the same model in each"
 
 
 def test_the_first_actor_says_which_weights_the_others_have() -> None:
@@ -45,7 +45,7 @@ class Dying:
     def __call__(self, rows: Any) -> embgrad.Objective:
         begun = len(list(self.folder.glob("begun-*")))
         (self.folder / f"begun-{begun}").touch()
-        if begun == 2 * BATCHES_A_BLOCK + TRIED:
+        if begun == 2 * BATCHES_A_BLOCK + ROWS_RUN_ALONE:
             os.kill(os.getpid(), signal.SIGKILL)
         return labelled(rows)
 

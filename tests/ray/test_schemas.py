@@ -213,7 +213,7 @@ def test_types_are_widened_where_no_value_changes() -> None:
 def test_what_parquet_cannot_hold_is_refused_at_once(items: Items, tmp_path: Path) -> None:
     file = lines([{**row, "meta": {}} for row in items(6)], tmp_path / "a.jsonl")
     with pytest.raises(
-        embgrad.FileFormatError, match=r"^the column 'meta' is of the type struct<>, which files of Parquet"
+        embgrad.FileFormatError, match=r"^the column 'meta' is of the type struct<>, which Parquet files"
     ):
         embgrad.ray.write(file, unbuilt, labelled, tmp_path / "out", ids="ids_")
     expect_parquet(json_table(b'{"a": [{"b": [1, null]}], "c": null, "d": "x"}', "a").schema)

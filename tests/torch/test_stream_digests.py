@@ -56,6 +56,6 @@ def test_another_source_of_labels_in_bfloat16_is_refused(tmp_path: Path) -> None
 
     with labelled(1) as parts:
         next(parts)
-    with pytest.raises(embgrad.FileFormatError, match="the source is not what the results in the folder are of"):
+    with pytest.raises(embgrad.FileFormatError, match="the source is not the one of the results in the folder"):
         labelled(2).finish()
     assert labelled(1).finish().complete

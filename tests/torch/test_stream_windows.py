@@ -64,7 +64,7 @@ def test_models_that_number_positions_from_the_left_under_padding(
     torch.manual_seed(0)
     model = make().eval().to(dtype)
     if counts:
-        with pytest.raises(embgrad.UnsupportedError, match="has other numbers alone than with"):
+        with pytest.raises(embgrad.UnsupportedError, match="has other results alone than with"):
             streamed(model, side, window=9)
         return
     for one, other in zip(streamed(model, side), streamed(model, side, window=9), strict=True):
