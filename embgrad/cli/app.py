@@ -1,4 +1,4 @@
-"""The commands under one name, and how they are reached."""
+"""The `embgrad` application: its commands, its help, and its exit codes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ two agree, and why not.
 Exit codes: 0 agree, or done; 1 differ; 2 usage or input; 130 interrupted.
 """
 
-#: Each command with what is said of it in a line.
+#: Each command by name: its function and its one-line description.
 COMMANDS = {
     "doctor": (doctor.doctor, "What is installed, what runs, what to install."),
     "gradients": (gradients.gradients, "The gradients of texts in one model."),
@@ -76,14 +76,14 @@ def _embgrad(
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Say the version and leave.")
     ] = False,
 ) -> None:
-    """What stands before the command's name."""
+    """Accept the options before the command's name."""
 
 
 app.callback(help=HELP)(_embgrad)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code."""
+    """Run the command line and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     code: Any
     try:
@@ -102,7 +102,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _expect_command(given: Sequence[str]) -> None:
-    """Say which command may have been meant."""
+    """Raise a UsageError with a suggestion if the first argument is no command."""
     first = next((one for one in given if not one.startswith("-")), None)
     if given and first == given[0] and first not in COMMANDS:
         raise UsageError(
@@ -111,7 +111,7 @@ def _expect_command(given: Sequence[str]) -> None:
 
 
 def _flushed(code: int) -> int:
-    """The exit code, with all output gone; a reader that has left, as `head` does, is no error to tell."""
+    """Flush stdout and return the exit code; a reader that has closed the pipe, as `head` does, is not reported as an error."""
     with contextlib.suppress(AttributeError, ValueError):  # no stdout at all, or closed
         try:
             sys.stdout.flush()

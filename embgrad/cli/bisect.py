@@ -1,4 +1,4 @@
-"""`embgrad bisect`: the first point at which two models part, forward or backward, and which parameters belong to it."""
+"""`embgrad bisect`: the first point at which two models diverge, forward or backward, and the parameters there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bisect(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Where two models part: values forward, gradients backward. Leaves with 0 where they agree, and 1 where not.
+    """Find where two models first diverge: values forward, gradients backward. Exit code 0 if they agree, 1 if they differ.
 
     \b
     embgrad bisect -m FOLDER --frameworks torch,tensorflow -t "A gripping film."

@@ -1,4 +1,4 @@
-"""`embgrad compare`: whether gradients agree, in files or in models, by how much they differ, and why."""
+"""`embgrad compare`: compare gradients from files or models; report how much they differ, and why."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from embgrad.common.tolerance import checked_tolerance
 
 __all__ = ["Compared", "Models", "against_first", "compare", "compared", "expect_none_for_models"]
 
-#: The parameters of commands that files alone have a use for.
+#: The parameters of commands that apply to files; all others apply to models only.
 FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
 
 
 @dataclass(frozen=True)
 class Models:
-    """Which models a command is about, see the options of the same names."""
+    """The models that a command compares; the fields are the options of the same names."""
 
     model: str | None
     framework: str | None = None
@@ -35,10 +35,10 @@ class Models:
     ignore: Sequence[str] = ()
 
     def wanted(self, least: int = 2) -> list[tuple[str, str | None]]:
-        """Each model as it is spelled, with its framework.
+        """Return each model as the user wrote it, with its framework.
 
         Raises:
-            UsageError: they are fewer than `least`.
+            UsageError: there are fewer than `least` models, or the options contradict each other.
         """
         if self.model is None:
             raise UsageError("--model is missing: expected --model with --frameworks or --against")
@@ -57,13 +57,13 @@ class Models:
         return [(self.model, name) for name in names]
 
     def expect(self, least: int = 2) -> list[str]:
-        """Each model as it is spelled, once it is known to be there, see `expect_models`."""
+        """Check that the models exist, see `expect_models`; return each as the user wrote it."""
         wanted = self.wanted(least)
         expect_models(wanted, self.ignore, own_process=own_process())
         return [spelled for spelled, _ in wanted]
 
     def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
-        """Each model by the label that tells it from the others."""
+        """Load the models; return each by a label that is unique among them."""
         wanted = self.wanted(least)
         found: dict[str, Loaded] = {}
         for spelled, framework in wanted:
@@ -78,11 +78,11 @@ class Models:
 
 @dataclass(frozen=True)
 class Compared:
-    """Models' results, and each one's comparison with the first's.
+    """The results of several models, and the comparison of each with the first.
 
     Attributes:
-        results: by the models' labels.
-        comparisons: by label, all but the first.
+        results: the results by the models' labels.
+        comparisons: the comparisons by label, for all models but the first.
     """
 
     results: Mapping[str, Results]
@@ -117,7 +117,7 @@ def compare(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Whether gradients agree, by how much they differ, and why. Leaves with 0 where they agree, and 1 where not.
+    """Compare gradients: do they agree, by how much do they differ, and why. Exit code 0 if they agree, 1 if they differ.
 
     \b
     embgrad compare a.safetensors b.safetensors --tolerance 1e-5
@@ -150,7 +150,7 @@ def against_first(
     models: Mapping[str, Any] | None = None,
     call: Any = None,
 ) -> dict[str, Any]:
-    """Each of the results compared with the first, by its label; with models, which are run anew to look for causes."""
+    """Compare each of the results with the first, by label; models, if given, are run again to find causes."""
     from embgrad.comparison.compare import compare as compare_results
 
     first, *others = results
@@ -172,15 +172,15 @@ def compared(
     terminal: Terminal,
     least: int = 2,
 ) -> Compared:
-    """The models' gradients, each compared with the first one's, with the models at hand to look for the cause.
+    """Compute the gradients of the models and compare each with the first; the models are run again to find causes.
 
     Args:
-        models: which models; `least` of them at least.
-        inputs: where the examples come from.
-        question: what is asked.
+        models: the models, at least `least` of them.
+        inputs: the source of the examples.
+        question: the objective, the points and the other options of the gradients.
         tolerance: see `embgrad.compare`.
-        terminal: is told what goes on.
-        least: how many models there must be.
+        terminal: where progress, notes and warnings are printed.
+        least: the smallest permitted number of models.
     """
     checked_tolerance(tolerance)
     batch = batch_from(inputs, models.expect(least), terminal, question)
@@ -195,7 +195,7 @@ def compared(
 
 
 def told(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
-    """Tell the comparisons, and give the exit code that says whether all agree."""
+    """Print the comparisons and return the exit code: `OK` if all agree, else `DIFFER`."""
     agrees = all(one.agrees for one in comparisons.values())
     for number, (label, one) in enumerate(comparisons.items()):
         if number:
@@ -210,10 +210,10 @@ def told(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
 
 
 def expect_none_for_models(context: typer.Context) -> None:
-    """Refuse, beside files, the options that say what is asked of models: they would change nothing.
+    """Check that no option for models was passed together with files, where it would have no effect.
 
     Raises:
-        UsageError: there is one.
+        UsageError: an option for models was passed.
     """
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))

@@ -1,4 +1,4 @@
-"""A result in words and figures: the summary for people, and what machines are given."""
+"""Descriptions of results: a printed summary, and a dictionary for JSON."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["described", "has_positions", "model_of", "named", "summarised"]
 
 
 def named(results: Results) -> dict[str, EmbeddingGradients]:
-    """The results by the names of their points."""
+    """Return the results by the names of their points."""
     if isinstance(results, EmbeddingGradients):
         return {str(results.provenance.get("point", "result")): results}
     return dict(results)
 
 
 def has_positions(result: EmbeddingGradients) -> bool:
-    """Whether there is a vector for each token."""
+    """Return whether the result has one vector for each token: values of shape (example, position, dim)."""
     return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
 
 
 def described(result: EmbeddingGradients) -> dict[str, Any]:
-    """The result without its vectors, for machines."""
+    """Return the result without its vectors, as a dictionary for JSON."""
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -44,7 +44,7 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
 
 
 def summarised(results: Results, terminal: Terminal) -> None:
-    """The results for people: a line on each point, and the examples of the first."""
+    """Print a summary: one line for each point, and a table of the examples of the first point."""
     for name, result in named(results).items():
         terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
         for line in _lines(result):
@@ -126,6 +126,6 @@ def _token(
 
 
 def model_of(result: EmbeddingGradients) -> str:
-    """The model's class and its framework."""
+    """Return the model's class and its framework, as "BertModel (torch)"."""
     source = result.provenance
     return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

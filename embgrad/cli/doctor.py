@@ -1,4 +1,4 @@
-"""`embgrad doctor`: what is installed, what can run, and what to install."""
+"""`embgrad doctor`: check the installed versions, compute a test gradient in each framework, and advise what to install."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embgrad.cli.terminal import Terminal
 
 __all__ = ["doctor"]
 
-#: The longest that a framework may be given, in seconds: a day.
+#: The largest value of --timeout, in seconds: a day.
 LONGEST: Final = 86400
 
 
@@ -29,10 +29,10 @@ def doctor(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """What is installed for each framework, what runs, and what to install.
+    """Check which frameworks are installed, supported and working, and say what to install.
 
-    In each framework one tiny gradient is taken, in a process of its own, and held against its closed form. Leaves with 0
-    where one framework at least works, and 1 where none does.
+    Computes one small gradient in each framework, in a separate process, and compares it with the exact result. Exit code 0
+    if at least one framework works, 1 if none does.
     """
 
     def work(terminal: Terminal) -> int:
@@ -63,7 +63,7 @@ def doctor(
 
 
 def _tell_core(parts: Sequence[Part], about: Mapping[str, str], terminal: Terminal) -> None:
-    """What embgrad itself runs on: of the rest only what is out of the ordinary."""
+    """Print the versions of embgrad, Python and NumPy, and those other core packages that need attention."""
     terminal.say(", ".join(f"{name} {value}" for name, value in about.items()))
     for part in parts:
         if part.trouble or part.note or part.name == "numpy":
@@ -97,7 +97,7 @@ def _tell_one(one: Health, terminal: Terminal) -> None:
     if not one.version:
         return
     for number, part in enumerate(one.parts):
-        if number or part.trouble or part.note:  # the framework itself stands in the heading
+        if number or part.trouble or part.note:  # the framework itself is named in the heading
             _tell_part(part, terminal)
     for name, why in one.classes.items():
         if why:

@@ -1,4 +1,4 @@
-"""`embgrad explain`: the documentation's page on an error, as it came with this version."""
+"""`embgrad explain`: the documentation page on an error, as of the installed version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embgrad.errors import did_you_mean
 
 __all__ = ["explain"]
 
-#: Every error and the warning, by name, in the order of the tree.
+#: Every error class and the warning class by name, in the order of the class tree.
 NAMES = {
     name: kind
     for name, kind in vars(errors).items()
@@ -33,7 +33,7 @@ def explain(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """What an error means, its usual causes with their messages, and what to do; without a name, which there are.
+    """Explain an error: its meaning, its usual causes with their messages, and what to do. Without a name, list all errors.
 
     \b
     embgrad explain
@@ -47,7 +47,7 @@ def explain(
             if terminal.out.is_terminal:
                 terminal.say(_laid_out(text))
             elif not as_json:
-                terminal.stream.write(f"{text}\n")  # as it stands: wrapped lines would break its examples
+                terminal.stream.write(f"{text}\n")  # unchanged: wrapped lines would break its examples
             terminal.give({"error": found, "text": text})
         else:
             said = {one: " ".join((kind.__doc__ or "").partition("\n")[0].split()) for one, kind in NAMES.items()}
@@ -61,7 +61,7 @@ def explain(
 
 
 def _named(given: str) -> str:
-    """The error's name, however it was spelled: with its module, as its page's name, in capitals or not."""
+    """Return the error's name from any spelling: with its module, as the file name of its page, in any case."""
     short = given.rpartition("/")[2].removesuffix(".md").rpartition(".")[2]
     found = {name.lower(): name for name in NAMES}.get(short.lower())
     if found is None:
@@ -72,7 +72,7 @@ def _named(given: str) -> str:
 
 
 def _page(name: str) -> str:
-    """The page's text: from the package, or from the checkout that it runs in."""
+    """Return the page's text from the package, or from the source checkout."""
     file = f"{name.lower()}.md"
     packed: Any = resources.files("embgrad") / "documented" / file
     source = packed if packed.is_file() else Path(__file__).parents[2] / "docs" / "errors" / file

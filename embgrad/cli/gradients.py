@@ -1,4 +1,4 @@
-"""`embgrad gradients`: the gradients of texts in one model, into a file or in figures."""
+"""`embgrad gradients`: compute the gradients of texts in one model; print a summary or write a file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def gradients(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """The gradient of an objective with respect to the embeddings of texts.
+    """Compute the gradient of an objective with respect to the embeddings of texts.
 
     \b
     embgrad gradients -m FOLDER --framework torch -t "A gripping film." -o g.safetensors
@@ -125,7 +125,7 @@ def _expect(model: str | None, output: str | None, terminal: Terminal, ray: bool
 
 
 def _write(results: Results, output: str, terminal: Terminal) -> None:
-    """Into a file, or to stdout, where nothing else is then written."""
+    """Write the results to the file, or to stdout, to which nothing else is written in that case."""
     from embgrad.results.io import save
 
     if output != "-":

@@ -1,4 +1,4 @@
-"""What is installed for each framework, what of it goes together, and what it takes to mend the rest."""
+"""Checks of the installation: versions, packages that fit together, and a test gradient for each framework."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, nu
 
 __all__ = ["Health", "Part", "core_parts", "examined"]
 
-#: How long a framework may take to be imported and give one gradient, in seconds.
+#: The default time limit, in seconds, for importing a framework and computing one gradient.
 LIMIT: Final = 120.0
 
-#: What is no framework of the user's.
+#: The built-in NumPy backend, which `doctor` does not list because it is not a framework.
 OWN: Final = "reference"
 
 
@@ -34,13 +34,13 @@ class Need:
     """A package that a backend uses.
 
     Attributes:
-        module: what is imported.
-        distributions: what pip calls it, in any of its forms, which have the same versions.
-        what: what it is for.
-        supported: the versions that it is tested in.
-        install: what to do where it is missing.
-        optional: it can be done without.
-        former: names of pip's under which older versions are.
+        module: the name of the imported module.
+        distributions: the names on PyPI of its variants, which share their version numbers.
+        what: its purpose.
+        supported: the versions that embgrad is tested with.
+        install: the command that installs it, shown if it is missing.
+        optional: whether the backend also works without it.
+        former: the names on PyPI under which older versions were published.
     """
 
     module: str
@@ -54,16 +54,16 @@ class Need:
 
 @dataclass(frozen=True)
 class Part:
-    """What was found of a need.
+    """The state of one package that a backend uses.
 
     Attributes:
-        name: what pip calls it.
-        what: what it is for.
-        version: empty where it is missing.
-        trouble: what is wrong with it; empty where nothing is.
-        mend: what to do where there is trouble, or a note.
-        optional: it can be done without.
-        note: what is to be known of it where nothing is wrong, as far as is known: embgrad was never tested with it.
+        name: its name on PyPI.
+        what: its purpose.
+        version: the installed version; empty if it is missing.
+        trouble: the problem with it; empty if there is none.
+        mend: the remedy for the trouble, or the advice that belongs to the note.
+        optional: whether the backend also works without it.
+        note: a remark on a version without known problems that embgrad was never tested with; else empty.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Health:
-    """How one backend is.
+    """The state of one backend.
 
     Attributes:
-        name: the backend's.
-        version: the framework's, empty where it is not installed.
-        works: whether a gradient came out right; of a third party's backend whether its framework can be imported.
-        tried: whether a gradient was taken.
-        error: why not.
-        seconds: how long that took, the import included.
-        install: what installs it.
-        parts: what else it uses.
-        classes: what `embgrad.load_bert` builds, by name why it cannot be imported; an empty string where it can.
+        name: the backend's name.
+        version: the framework's version; empty if it is not installed.
+        works: whether the test gradient was correct; for a third party's backend, whether its framework can be imported.
+        tried: whether a test gradient was computed.
+        error: the reason why it does not work; empty if it works.
+        seconds: the duration of the test in seconds, including the import.
+        install: the command that installs the framework.
+        parts: the states of the packages that the backend uses, the framework first.
+        classes: for each class that `embgrad.load_bert` builds, the reason why it cannot be imported; empty if it can.
     """
 
     name: str
@@ -102,22 +102,22 @@ class Health:
     classes: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the state as a dictionary for JSON."""
         return asdict(self)
 
 
-#: What packages of 2022 need besides, which pip has no way to know of.
+#: An undeclared requirement of packages from 2022, which pip therefore does not install.
 PKG_RESOURCES: Final = Need(
     "pkg_resources", ("setuptools",), "tensorflow-hub and gluonnlp import it", SETUPTOOLS, "pip install 'setuptools<81'"
 )
 
 
 def _need(group: str, name: str, what: str, install: str = "", *, optional: bool = True) -> Need:
-    """A need whose module is called as its distribution is."""
+    """Return a need whose module has the name of its distribution."""
     return Need(name.replace("-", "_"), (name,), what, SUPPORTED[group][name], install, optional)
 
 
-#: By backend the framework, and what else it uses.
+#: By backend, the packages that it uses, the framework first.
 NEEDS: Final[dict[str, tuple[Need, ...]]] = {
     "torch": (
         _need("torch", "torch", "the framework", "pip install 'embgrad[torch]'", optional=False),
@@ -162,7 +162,7 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
     ),
 }
 
-#: What embgrad itself and its command use, and embgrad.ray where it is there.
+#: The packages that embgrad itself, its command and `embgrad.ray` use.
 CORE: Final = (
     _need("core", "numpy", "arrays", "pip install embgrad", optional=False),
     _need("core", "safetensors", "files", "pip install embgrad", optional=False),
@@ -172,15 +172,15 @@ CORE: Final = (
 
 
 def core_parts() -> tuple[Part, ...]:
-    """What embgrad itself uses, of what is there, and Python."""
+    """Return the states of Python and of the installed packages that embgrad itself uses."""
     return (_python("core", "which embgrad is written for"), *(one for need in CORE if (one := _part(need)).version))
 
 
 def examined(limit: float = LIMIT) -> list[Health]:
-    """Each backend but the reference, tried in a process of its own, so that a crash or a hang is only told of.
+    """Test each backend except the reference in a separate process, so that a crash or a hang is only reported.
 
     Args:
-        limit: how many seconds each may take.
+        limit: the time limit for each backend, in seconds.
     """
     names = sorted(name for name in list_backends() if name != OWN)
     with ThreadPoolExecutor(max_workers=max(len(names), 1)) as pool:
@@ -235,14 +235,14 @@ def _part(need: Need) -> Part:
 
 
 def _python(group: str, what: str) -> Part:
-    """Python itself, as embgrad or a framework needs it."""
+    """Return the state of the Python version for embgrad or a framework."""
     version = platform.python_version()
     standing = SUPPORTED[group]["python"].standing(version)
     return Part("python", what, version, standing.trouble, standing.mend, note=standing.note)
 
 
 def _keras_of(parts: Sequence[Part]) -> list[Part]:
-    """Whether Keras 2 is TensorFlow's own version, and whether it is asked for."""
+    """Return the problems of Keras 2: a version unlike TensorFlow's, or `TF_USE_LEGACY_KERAS` not set."""
     versions = {part.name: part.version for part in parts}
     ours, keras = versions.get("tensorflow", ""), versions.get("tf-keras", "")
     found = []
@@ -272,7 +272,7 @@ def _keras_of(parts: Sequence[Part]) -> list[Part]:
 
 
 def _tried(name: str, limit: float) -> dict[str, Any]:
-    """What came of a gradient in a process of its own."""
+    """Compute the test gradient in a separate process; return its outcome as a dictionary."""
     nothing: dict[str, Any] = {
         "works": False,
         "tried": False,
@@ -285,7 +285,7 @@ def _tried(name: str, limit: float) -> dict[str, Any]:
         out = Path(folder) / "out.json"
         try:
             done = subprocess.run(
-                # The process's own path, and not that of the folder it happens to be in.
+                # Pass this process's import path without the empty entry, which stands for the current folder.
                 [sys.executable, "-c", _SCRIPT, json.dumps([one for one in sys.path if one]), name, str(out)],
                 env={"TF_USE_LEGACY_KERAS": "1", **os.environ} if _found("tf_keras") else dict(os.environ),
                 stdin=subprocess.DEVNULL,
@@ -325,7 +325,7 @@ def _found(module: str) -> bool:
 
 
 def _version(distributions: Sequence[str]) -> tuple[str, str]:
-    """The first of these names under which something is installed, and its version; empty where none is."""
+    """Return the first of these names that is installed, and its version; two empty strings if none is."""
     for name in distributions:
         try:
             return name, metadata.version(name)

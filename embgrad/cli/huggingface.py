@@ -1,4 +1,4 @@
-"""A checkpoint of any architecture as Hugging Face's own classes build it, from its folder alone, and complete."""
+"""Loading of checkpoints of any architecture by Hugging Face's classes, offline and with all weights present."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brie
 
 __all__ = ["CLOSED", "from_transformers"]
 
-#: Nothing is fetched, and no code of the checkpoint's own is run. Left out, transformers asks on stdin, where texts may be.
+#: Nothing is downloaded, and no code from the checkpoint is run. Without `trust_remote_code` transformers would ask on stdin,
+#: which may carry the texts.
 CLOSED: Final = {"local_files_only": True, "trust_remote_code": False}
 
-#: Up to the first number in a weight's name.
+#: Matches a weight's name up to its first number.
 _NUMBERED: Final = re.compile(r".*?\.\d+\.")
 
 
 def from_transformers(path: Path, framework: str, architecture: str | None) -> Any:
-    """The model.
+    """Load the model of a checkpoint folder, in evaluation mode.
 
     Args:
         path: the checkpoint folder.
         framework: "torch" or "tensorflow".
-        architecture: PyTorch's class or TensorFlow's; None for the one without a head.
+        architecture: the name of the class in PyTorch or TensorFlow; None for the model without a head.
 
     Raises:
         BackendError: transformers is not installed.
-        UnsupportedError: transformers has no such class in this framework, or it leaves out weights of its layers.
-        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it, or its weights are no safetensors, or
-            its configuration names code elsewhere.
+        UnsupportedError: transformers has no such class in this framework, or the class ignores weights of its layers.
+        FileFormatError: the folder cannot be loaded as that class, lacks weights of it, has weights that are not safetensors, or
+            its configuration names code from another repository.
     """
     if importlib.util.find_spec("transformers") is None:
         raise BackendError(f"{path} needs the package 'transformers': pip install 'embgrad[{framework}]'")
@@ -51,7 +52,7 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
         )
     _expect_no_code(path)
     if framework == "torch":
-        weight_files(path)  # where there are none, transformers would look for pickles
+        weight_files(path)  # raises if there are no safetensors; transformers would look for pickles
     try:
         model, told = _tensorflow(found, path) if framework == "tensorflow" else _pretrained(found, path)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
@@ -62,7 +63,7 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
 
 
 def _expect_no_code(path: Path) -> None:
-    """Refuse kernels that are named by a repository: transformers 4.57 fetches them, and runs them, if it finds `kernels`."""
+    """Reject kernels that are named by a repository: transformers 4.57 downloads and runs them if `kernels` is installed."""
     pending: list[Any] = [read_config(path)]
     while pending:
         one = pending.pop()
@@ -78,20 +79,20 @@ def _expect_no_code(path: Path) -> None:
 
 
 def _pretrained(found: Any, path: Path) -> tuple[Any, Any]:
-    """The model, and what Hugging Face says of its loading."""
+    """Return the model and the loading information of Hugging Face."""
     model, told = found.from_pretrained(str(path), **CLOSED, output_loading_info=True)
     return model, told
 
 
 def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
-    """Likewise in TensorFlow, where PyTorch's weights are handed over as NumPy.
+    """Return the TensorFlow model and the loading information; PyTorch's weights are passed as NumPy arrays.
 
-    transformers 4.57 hands itself an open safetensors file there, and iterates over it, which safetensors 0.8 has ended.
+    transformers 4.57 iterates over an open safetensors file to convert the weights, which safetensors 0.8 no longer permits.
     """
     if not _has_safetensors(path):
         return _pretrained(found, path)
     weights = read_weights(path)
-    if any("/" in name for name in weights):  # TensorFlow's own names, which have no such fault
+    if any("/" in name for name in weights):  # TensorFlow's names, which transformers loads without that conversion
         return _pretrained(found, path)
     import transformers
     from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
@@ -111,12 +112,12 @@ def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
 
 
 def _has_safetensors(path: Path) -> bool:
-    """Whether the weights are safetensors; TensorFlow's own format is the other."""
+    """Return whether the weights are safetensors; the alternative is TensorFlow's own format."""
     return any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
 
 
 def _expect_complete(told: Any, path: Path, name: str) -> None:
-    """Refuse a model of which a part was made up: its weights would be random numbers."""
+    """Raise a FileFormatError if weights are missing: transformers would fill them with random numbers."""
     for key, what in (("missing_keys", "lacks"), ("mismatched_keys", "holds in other shapes")):
         names = sorted(str(one) for one in told.get(key) or ())
         if names:
@@ -127,10 +128,10 @@ def _expect_complete(told: Any, path: Path, name: str) -> None:
 
 
 def _expect_all_used(told: Any, path: Path, name: str, prefix: str) -> None:
-    """Refuse a model whose layers have no place for a weight of theirs: it computes something else than the checkpoint's.
+    """Raise an UnsupportedError if weights of the model's layers are unused: it would differ from the trained model.
 
-    TFBertModel, say, has no table of distances and adds positions all the same. A head that is left over is in no layer that is
-    used.
+    TFBertModel, for example, has no table of relative distances and adds absolute positions instead. Unused weights of a head
+    are permitted, because they are in no numbered layer that is used.
     """
     left = {str(one).removeprefix(f"{prefix}.") for one in told.get("unexpected_keys") or ()}
     if not left or not _has_safetensors(path):
@@ -146,6 +147,6 @@ def _expect_all_used(told: Any, path: Path, name: str, prefix: str) -> None:
 
 
 def _layer(weight: str) -> str | None:
-    """The numbered layer that a weight lies in, such as "encoder.layer.0."; None where it lies in none."""
+    """Return the numbered layer that a weight belongs to, such as "encoder.layer.0.", or None."""
     found = _NUMBERED.match(weight)
     return None if found is None else found[0]

@@ -1,4 +1,4 @@
-"""The model that a command names: a checkpoint folder, a SavedModel, or an object of the user's own code."""
+"""Loading of the model that a command names: a checkpoint folder, a SavedModel, or an object from the user's code."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["FRAMEWORKS", "Loaded", "expect_models", "frameworks_from", "load_mod
 #: The frameworks that a checkpoint folder can be loaded in, the first of them by default.
 FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
 
-#: What keeps transformers from importing a framework, by the framework's name.
+#: By framework, the environment variable that keeps transformers from importing it.
 IMPORTED: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
 
-#: What a BERT without a head calls itself; older checkpoints do not say.
+#: The architectures of a BERT without a head; older checkpoints do not name one.
 BARE: Final = ("BertModel", "TFBertModel")
 
 
@@ -36,9 +36,9 @@ class Loaded:
 
     Attributes:
         model: the model.
-        framework: its backend's name.
-        name: how it was named.
-        folder: where its tokenizer may be; None for a model of the user's code.
+        framework: the name of its backend.
+        name: the name that the user gave on the command line.
+        folder: the folder that may hold its tokenizer; None for a model from the user's code.
     """
 
     model: Any
@@ -48,10 +48,10 @@ class Loaded:
 
 
 def frameworks_from(given: str) -> list[str]:
-    """The names in --frameworks.
+    """Return the names in --frameworks.
 
     Raises:
-        UsageError: there is none, or one twice.
+        UsageError: there is no name, or a name occurs twice.
     """
     names = [name.strip() for name in given.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
@@ -62,16 +62,16 @@ def frameworks_from(given: str) -> list[str]:
 
 
 def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str] = ()) -> Loaded:
-    """The model that --model names.
+    """Load the model that --model names.
 
     Args:
         spelled: a folder, `module:name` or `file.py:name`.
-        framework: in which a checkpoint is built; of the user's own model the framework that it must be of. None for the
-            first that is installed, or the model's own.
-        ignore: patterns of weights that a BERT encoder may leave over, see `embgrad.load_bert`.
+        framework: the framework to build a checkpoint in, or that the user's own model must belong to. None for the first
+            one installed, or the framework of the user's model.
+        ignore: patterns of weights that a BERT encoder may leave unused, see `embgrad.load_bert`.
 
     Raises:
-        UsageError: there is nothing of that name, or it is of another framework.
+        UsageError: there is no such model, or it belongs to another framework.
         FileFormatError: a file is missing or broken, or weights are missing.
         UnsupportedError: the framework cannot build this model.
         BackendError: the framework is not installed.
@@ -84,16 +84,16 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
 def expect_models(
     wanted: Sequence[tuple[str, str | None]], ignore: Sequence[str] = (), *, own_process: bool = False
 ) -> None:
-    """Check, before anything is loaded, that models are where --model says, and their frameworks installed.
+    """Check, before anything is loaded, that the models exist and their frameworks are installed.
 
     Args:
-        wanted: each model as it is spelled, with its framework, see `load_model`.
+        wanted: each model as the user wrote it, with its framework, see `load_model`.
         ignore: see `load_model`.
-        own_process: whether the process runs this command alone, so that transformers may be kept from importing frameworks
-            that nobody asked for.
+        own_process: whether the process runs this command alone, so that environment variables may keep transformers from
+            importing frameworks that are not needed.
 
     Raises:
-        UsageError: there is nothing of that name, or it is of another framework.
+        UsageError: there is no such model, or it belongs to another framework.
         BackendError: the framework is not installed.
     """
     frameworks = {_expect_model(spelled, framework, ignore) for spelled, framework in wanted}
@@ -104,7 +104,7 @@ def expect_models(
 
 
 def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) -> str | None:
-    """The framework that a model will be loaded in; None where the user's own code decides."""
+    """Return the framework that a model will be loaded in; None if the user's code decides."""
     path = Path(spelled)
     if path.is_dir():
         return _framework_of(path, framework, ignore)
@@ -116,12 +116,12 @@ def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) ->
     expect_function(spelled, "--model")
     _expect_none_ignored(ignore, spelled, "is your own code")
     if framework is not None and framework not in list_backends():
-        backend_named(framework)  # which says that there is none, and what is near
+        backend_named(framework)  # raises the error that suggests similar names
     return None
 
 
 def prepare_tensorflow() -> None:
-    """Say that Keras 2 is wanted, which Hugging Face's TensorFlow classes need, before TensorFlow is imported."""
+    """Set `TF_USE_LEGACY_KERAS`, before TensorFlow is imported: Hugging Face's TensorFlow classes need Keras 2."""
     if importlib.util.find_spec("tf_keras") is not None:
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
@@ -140,7 +140,7 @@ def _is_saved_model(path: Path) -> bool:
 
 
 def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> str:
-    """The framework that a folder is loaded in, which is installed."""
+    """Return the framework to load a folder in; raise if it is not installed."""
     if _is_saved_model(path):
         if framework not in (None, "tensorflow"):
             raise UsageError(f"{path} is a TensorFlow SavedModel: expected --framework tensorflow, not {framework}")
@@ -176,7 +176,7 @@ def _saved_model(path: Path) -> Any:
 
     try:
         return tensorflow.saved_model.load(str(path))
-    except Exception as error:  # TensorFlow has many classes for a broken file
+    except Exception as error:  # TensorFlow raises many classes of error for a broken file
         raise FileFormatError(
             f"{path} cannot be loaded as a SavedModel: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -222,17 +222,17 @@ def _of_code(spelled: str, framework: str | None) -> Loaded:
 
 
 def _is_model(found: Any) -> bool:
-    """Whether it is a model itself; a model can be called, too."""
+    """Return whether the object is a model and not a function that builds one; models are callable as well."""
     if isinstance(found, type):
         return False
     return any(backend.owns(found) for backend in list_backends().values())
 
 
 def _called(builder: Any, framework: str | None) -> Any:
-    """What a builder gives; one with a parameter `framework` is told which."""
+    """Return the model that a builder function returns; pass it the framework if it has that parameter."""
     try:
         parameters = inspect.signature(builder).parameters
-    except (TypeError, ValueError):  # one written in C does not say
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return builder()
     if "framework" in parameters:
         default = parameters["framework"].default

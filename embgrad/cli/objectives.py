@@ -1,4 +1,4 @@
-"""Objectives as they are spelled on the command line: as in Python, with literal arguments, and never evaluated."""
+"""Parsing of objectives on the command line: Python syntax with literal arguments, never evaluated."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from embgrad.objectives.objectives import Objective
 
 __all__ = ["labels_from", "parsed_objective"]
 
-#: The objectives that can be spelled, by name: all but `Scalar`, which takes a function.
+#: The permitted objectives by name: all but `Scalar`, which takes a function.
 CLASSES: Final[dict[str, type[Objective]]] = {
     name: found
     for name in objectives.__all__
     if inspect.isclass(found := getattr(objectives, name)) and issubclass(found, Objective) and found is not Objective
 }
 
-#: Which argument --labels are.
+#: By objective, the argument that --labels sets.
 LABELS: Final = {"CrossEntropy": "labels", "Logit": "index"}
 
 EXAMPLE: Final = 'Sum(output="pooled"), Logit(0) or CrossEntropy([0, 1])'
 
 
 def parsed_objective(spelled: str | None, labels: Any = None) -> Objective | None:
-    """The objective that is spelled; a cross-entropy where labels alone are given; None where nothing is.
+    """Return the objective of --objective; a cross-entropy if only labels are given; None if neither is.
 
     Args:
-        spelled: such as 'Sum(output="pooled")'.
-        labels: of --labels, the argument that the objective then need not spell.
+        spelled: the text of --objective, such as 'Sum(output="pooled")'.
+        labels: the labels of --labels, which the text of the objective then omits.
 
     Raises:
-        UsageError: it is not spelled as an objective of literal arguments.
-        ObjectiveError: the arguments are not what the objective takes.
+        UsageError: the text is not the name of an objective with literal arguments.
+        ObjectiveError: the objective does not accept the arguments.
     """
     if spelled is None:
         return None if labels is None else objectives.CrossEntropy(labels)
@@ -58,10 +58,10 @@ def parsed_objective(spelled: str | None, labels: Any = None) -> Objective | Non
 
 
 def labels_from(given: str | None) -> Any:
-    """The labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either.
+    """Return the labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is none of these.
     """
     if given is None:
         return None
@@ -73,14 +73,14 @@ def labels_from(given: str | None) -> Any:
     try:
         if text.lstrip().startswith("["):
             return json.loads(text)
-        # A comma at the very end is let be; an entry left empty elsewhere is not: whose label it was, nobody could tell.
+        # A trailing comma is accepted. Any other empty entry is an error: its example would have no label.
         return [int(one) for one in re.split(r"\s*,\s*|\s+", text.strip().removesuffix(",").rstrip())]
     except (ValueError, RecursionError):
         raise UsageError(f"{name} holds {text[:60]!r}: expected whole numbers such as 0,1,1, or a JSON list") from None
 
 
 def _taken_apart(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """The class's name and the arguments."""
+    """Return the class's name, its positional arguments and its keyword arguments."""
     try:
         call = ast.parse(spelled.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -121,7 +121,7 @@ def _literal(node: ast.expr, spelled: str) -> Any:
 
 
 def _expect_arguments(found: type[Objective], args: list[Any], kwargs: dict[str, Any], spelled: str) -> None:
-    """Say which argument is too many, unknown or missing."""
+    """Raise a UsageError that names the surplus, unknown or missing argument."""
     signature = inspect.signature(found)
     unknown = [name for name in kwargs if name not in signature.parameters]
     if unknown:
@@ -139,7 +139,7 @@ def _expect_arguments(found: type[Objective], args: list[Any], kwargs: dict[str,
 
 
 def _spelled(signature: inspect.Signature) -> str:
-    """The parameters without their types."""
+    """Return the parameters without their types."""
     bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
     return str(inspect.Signature(bare))
 

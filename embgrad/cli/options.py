@@ -1,4 +1,4 @@
-"""The options that several commands have, with what is said of them, so that each is spelled and explained once."""
+"""The options that several commands share, each defined and explained once."""
 
 from __future__ import annotations
 
@@ -200,17 +200,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothin
 Debug = Annotated[bool, typer.Option("--debug", help="Show errors with their traceback, and the frameworks' warnings.")]
 
 
-class Command(typer.core.TyperCommand):  # type: ignore[misc]  # typer is not there where types are checked
-    """A command whose option --pair takes two arguments, several times."""
+class Command(typer.core.TyperCommand):  # type: ignore[misc]  # typer is not installed where types are checked
+    """A command whose option --pair takes two arguments and may be repeated."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Each `--pair A B` as one argument."""
+        """Parse the arguments, with each `--pair A B` joined to one argument."""
         rest: list[str] = super().parse_args(ctx, _joined(args))
         return rest
 
 
 def pairs_from(given: Sequence[str] | None) -> list[tuple[str, str]]:
-    """The pairs of --pair, as `Command` has joined them."""
+    """Return the pairs of --pair, which `Command` has joined as JSON."""
     return [(pair[0], pair[1]) for pair in map(json.loads, given or ())]
 
 

@@ -1,4 +1,4 @@
-"""`embgrad gradients --ray`: the gradients of a dataset's rows on Ray, as a folder of Parquet."""
+"""`embgrad gradients --ray`: the gradients of a dataset's rows, computed on Ray and written to a folder of Parquet files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from embgrad.objectives.objectives import Objective
 
 __all__ = ["OnRay", "write_on_ray"]
 
-#: What may be given of each row on the command line; the gradients themselves need a length, and Python.
+#: The permitted values of --give. The gradients themselves need a fixed length and are available from Python only.
 GIVEN: Final = ("saliency", "tables")
 
 
 @dataclass(frozen=True)
 class OnRay:
-    """What is asked of a dataset's rows, see the options of the same names."""
+    """The options of a run on Ray; the fields are the options of the same names."""
 
     objective: str | None = None
     labels: str | None = None
@@ -44,7 +44,7 @@ class OnRay:
     prefix: str | None = None
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
-        """Those of `embgrad.ray.write`."""
+        """Return the keyword arguments for `embgrad.ray.write`."""
         return {
             "output": self.give or GIVEN[0],
             "prefix": self.prefix or "",
@@ -69,10 +69,10 @@ def write_on_ray(
     output: str,
     terminal: Terminal,
 ) -> dict[str, Any]:
-    """Write the rows' gradients into the folder, and give what is to be said of it.
+    """Write the rows' gradients into the folder; return the numbers of rows and the folder, for JSON.
 
     Raises:
-        UsageError: an option does not go with --ray, or one is missing.
+        UsageError: an option cannot be used with --ray, or a required one is missing.
         MissingPackageError: Ray is not installed.
     """
     _expect(inputs, on)
@@ -92,7 +92,7 @@ def write_on_ray(
 
 
 def _expect(inputs: Inputs, on: OnRay) -> None:
-    """Refuse what does not go with --ray, before anything is started."""
+    """Check the options, before Ray is started."""
     foreign = {"--text": inputs.text, "--pair": inputs.pair, "--pairs": inputs.pairs}
     given = [name for name, value in foreign.items() if value]
     if given:
@@ -114,13 +114,13 @@ def _expect(inputs: Inputs, on: OnRay) -> None:
 
 
 def _expect_file(file: str) -> None:
-    """Refuse a file that is not there, before Ray is started; what lies elsewhere, and patterns, Ray looks for itself."""
+    """Check that a local file exists, before Ray is started; Ray itself resolves URLs and patterns."""
     if "://" not in file and not any(mark in file for mark in "*?[") and not Path(file).exists():
         raise UsageError(f"--file {file!r} does not exist: expected a file or folder of rows")
 
 
 def _tell_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:
-    """Say how much of the texts was cut off, as without Ray."""
+    """Warn how many tokens were cut off, as without Ray."""
     import ray.data
 
     tokens = cut = 0
@@ -131,7 +131,7 @@ def _tell_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal
 
 @contextlib.contextmanager
 def _cluster(debug: bool) -> Iterator[None]:
-    """The cluster of RAY_ADDRESS, which goes on afterwards, or one on this machine, which does not."""
+    """Connect to the cluster of RAY_ADDRESS, or start Ray on this machine; on exit disconnect, or stop it."""
     import ray
     import ray.data
 
@@ -140,7 +140,7 @@ def _cluster(debug: bool) -> Iterator[None]:
         how: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
         ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **how)
     if not debug:
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of an error, we say in a line
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the command prints the error itself, in one line
         ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         yield
@@ -150,10 +150,12 @@ def _cluster(debug: bool) -> Iterator[None]:
 
 
 def _build(model: str, framework: str | None, ignore: Sequence[str], tokenizer: str | None, texts: bool) -> Any:
-    """In an actor: the model, and for texts its tokenizer."""
+    """Return the model, with its tokenizer if the rows are texts; runs in an actor."""
     loaded = load_model(model, framework, ignore)
     if not texts:
-        return list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model  # of parts
+        return (
+            list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model
+        )  # several modules, which `embgrad.ray` takes as a list
     if tokenizer is not None:
         return loaded.model, tokenizer_from(tokenizer)
     if loaded.folder is None:
@@ -170,22 +172,22 @@ def _called(spelled: str, model: Any, inputs: Any) -> Any:
 def _objective(on: OnRay) -> Objective | Callable[[Mapping[str, Any]], Objective] | None:
     if on.labels is None:
         return parsed_objective(on.objective)
-    parsed_objective(on.objective, [0])  # whether it is spelled as one
+    parsed_objective(on.objective, [0])  # raises if the text is not an objective
     made = functools.partial(_labelled, on.objective, on.labels)
-    # The manifest of the folder calls a function by its name.
+    # The manifest of the folder identifies a function by its qualified name.
     vars(made)["__qualname__"] = f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"
     return made
 
 
 def _labelled(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
-    """In an actor: the objective of some rows."""
+    """Return the objective of a block of rows; runs in an actor."""
     made = parsed_objective(spelled, rows[column].tolist())
     assert made is not None
     return made
 
 
 def _absolute(spelled: str) -> str:
-    """A path, or path.py:name, as it is found from any folder; module:name as it is."""
+    """Return a path, or path.py:name, as an absolute path; module:name is returned unchanged."""
     source, colon, name = spelled.rpartition(":")
     if colon and source.endswith(".py"):
         return f"{Path(source).resolve()}:{name}"

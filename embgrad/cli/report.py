@@ -1,4 +1,4 @@
-"""`embgrad report`: a page of results side by side, from files or from models."""
+"""`embgrad report`: an HTML page that shows results side by side, from files or from models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def report(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """A self-contained HTML page: tokens coloured by saliency, side by side, with what the comparison found on top.
+    """Write a self-contained HTML page: the comparison's findings, and below them the tokens coloured by saliency, side by side.
 
     \b
     embgrad report a.safetensors b.safetensors -o page.html

@@ -1,4 +1,4 @@
-"""What is asked of a model, as a command's options say it, and the asking."""
+"""The request of a command: its examples and options, and the call of `embgrad.gradients`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
     "with_objective",
 ]
 
-#: One result, or several by the names of their points.
+#: One result, or several results by the names of their points.
 Results = EmbeddingGradients | dict[str, EmbeddingGradients]
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where a command's examples come from, see the options of the same names."""
+    """The sources of a command's examples; the fields are the options of the same names."""
 
     text: Sequence[str] = ()
     pair: Sequence[tuple[str, str]] = ()
@@ -56,7 +56,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, see the options of the same names."""
+    """The objective, the points and the other options of the gradients; the fields are the options of the same names."""
 
     objective: str | None = None
     labels: str | None = None
@@ -77,20 +77,20 @@ class Question:
 
     @property
     def points(self) -> str | list[str]:
-        """What `embgrad.gradients` takes as `at`."""
+        """The argument `at` of `embgrad.gradients`."""
         return list(self.at) if len(self.at) > 1 else self.at[0] if self.at else WORD
 
 
 def batch_from(
     inputs: Inputs, models: Sequence[str], terminal: Terminal, question: Question | None = None
 ) -> TokenBatch:
-    """The batch of a command, for all of its models, of which none needs to be loaded.
+    """Return the batch for all models of a command; no model needs to be loaded.
 
     Args:
-        inputs: where the examples come from.
-        models: the models as they are spelled; the first that is a folder gives the tokenizer where none is named.
-        terminal: is told what was left out or cut off.
-        question: what is asked of the batch, to be refused where its labels are more or fewer than the examples.
+        inputs: the sources of the examples.
+        models: the models as the user wrote them; without --tokenizer the first that is a folder provides the tokenizer.
+        terminal: where skipped lines and cut tokens are reported.
+        question: the request; its number of labels is checked against the examples.
     """
     batch = _batch(inputs, models, terminal)
     if question is not None and question.parsed is not None:
@@ -120,22 +120,22 @@ def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBa
 
 
 def tell_cut(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
-    """Say how many tokens were cut off how many of the examples, where any were."""
+    """Warn how many tokens were cut off, and from how many examples, if any were."""
     if tokens:
         terminal.warn(f"{tokens} tokens were cut off {cut} of {examples} examples, to {most} tokens at most")
 
 
 def call_from(question: Question) -> Callable[[Any, Any], Any] | None:
-    """The function of --call, which calls the model."""
+    """Return the function of --call, which calls the model, or None."""
     return None if question.call is None else imported(question.call)
 
 
 def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> tuple[Objective, T]:
-    """The objective and what `run` gives for it.
+    """Return the objective and the result of `run` for it.
 
     Args:
-        wanted: the one asked for; None for the sum of the output `pooled`, or else of the logits or the only output.
-        run: takes the objective.
+        wanted: the user's objective; None for the sum of the output `pooled`, or else of the logits or the only output.
+        run: the function of the objective that computes the result.
     """
     if wanted is not None:
         return wanted, run(wanted)
@@ -148,7 +148,7 @@ def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> t
 
 
 def tell_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
-    """Say which objective was taken, where none was asked for."""
+    """Print the default objective if the user chose none."""
     if question.parsed is None:
         terminal.note(f"the objective is {used!r}; --objective names another")
 
@@ -156,7 +156,7 @@ def tell_default(question: Question, used: Objective | None, terminal: Terminal)
 def ask(
     loaded: Loaded, batch: TokenBatch, question: Question, terminal: Terminal, wanted: Objective | None = None
 ) -> tuple[Objective, Results]:
-    """The gradients of one model, and the objective that they are of: `wanted`, or else the question's."""
+    """Compute the gradients of one model for `wanted`, or else the question's objective; return the objective and results."""
     many = question.batch_size is not None and question.batch_size < len(batch)
     call = call_from(question)
 

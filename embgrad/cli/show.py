@@ -1,4 +1,4 @@
-"""`embgrad show`: the tokens of saved results in the terminal, by their saliency."""
+"""`embgrad show`: print the tokens of saved results in the terminal, coloured by their saliency."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """The tokens of saved gradients, coloured by saliency; with figures from 0 to 9 where there are no colours.
+    """Print the tokens of saved gradients, coloured by saliency; without colours, with numbers from 0 to 9.
 
     \b
     embgrad show g.safetensors
@@ -60,7 +60,7 @@ def show(
 
 
 def _shown(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> list[Any]:
-    """A line an example."""
+    """Return one line of text for each example."""
     if not has_positions(result):
         raise UsageError(
             f"the gradient at {name!r} has the shape {result.shape}, which is not one vector a token: expected a point such as "

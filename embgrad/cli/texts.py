@@ -1,4 +1,4 @@
-"""The texts of a command: from its options, a file, or stdin; and ids from a JSON file."""
+"""Reading of a command's texts from its options, a file or stdin, and of ids from a JSON file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["MOST_INPUT", "Text", "given_texts", "ids_from", "read_bytes"]
 
 Text = str | tuple[str, str]
 
-#: The most bytes of texts, ids or labels that a command takes at once: of more, the gradients would not fit any memory.
+#: The largest number of bytes of texts, ids or labels that a command accepts; the gradients of more would not fit in memory.
 MOST_INPUT: Final = 2**26
 
-#: What a file of ids may hold beside those of the known conventions.
+#: The permitted keys of a file of ids, besides those of the known conventions.
 FIELDS: Final = ("ids", "mask", "types", "tokens")
 
 
@@ -35,17 +35,17 @@ def given_texts(
     tabs: bool,
     note: Callable[[str], None],
 ) -> list[Text]:
-    """The texts in order: those of --text, those of --pair, those of the file; from stdin where none is named and it is piped.
+    """Return the texts of --text, of --pair and of the file, in this order; without any of them, the texts piped to stdin.
 
     Args:
-        texts: of --text.
-        pairs: of --pair.
-        file: of --file; "-" for stdin.
-        tabs: each line of the file is a pair, separated by a TAB.
-        note: is told what was left out.
+        texts: the texts of --text.
+        pairs: the pairs of --pair.
+        file: the value of --file; "-" for stdin.
+        tabs: whether each line of the file is a pair, separated by a TAB.
+        note: the function that reports skipped lines.
 
     Raises:
-        UsageError: there is no text, or the file is not as it should be.
+        UsageError: there is no text, or the file does not have the expected format.
     """
     found: list[Text] = [_decodable(one, "--text") for one in texts]
     found += [(_decodable(one, "--pair"), _decodable(other, "--pair")) for one, other in pairs]
@@ -63,10 +63,10 @@ def given_texts(
 
 
 def read_bytes(file: str, most: int = MOST_INPUT) -> bytes:
-    """A file's bytes, or those of stdin for "-". A pipe is read to its end, and of what has none `most` bytes.
+    """Return the bytes of a file, or of stdin for "-", reading at most `most` bytes.
 
     Raises:
-        UsageError: stdin is a terminal, or closed; or there are more than `most` bytes.
+        UsageError: stdin is a terminal or closed, or there are more than `most` bytes.
         OSError: the file cannot be read.
     """
     if file != "-":
@@ -86,13 +86,13 @@ def read_bytes(file: str, most: int = MOST_INPUT) -> bytes:
 
 
 def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
-    """The batch in a JSON file: a list of lists of ids, or ids, mask and types by name.
+    """Return the batch of a JSON file: a list of lists of ids, or an object with ids, mask and types.
 
-    Shorter examples are filled up with zeros on the right, under a mask, where the file gives the ids alone.
+    If the file contains only ids, shorter examples are padded with zeros on the right and masked there.
 
     Raises:
-        UsageError: the file holds no JSON, or no ids.
-        BatchError: the ids are not whole numbers, or the mask or types do not fit them.
+        UsageError: the file is not JSON, or holds no ids.
+        BatchError: the ids are not whole numbers, or the mask or types do not have their shape.
     """
     data, file = read_bytes(file), "<stdin>" if file == "-" else file
     try:
@@ -157,7 +157,7 @@ def _pair(text: str, name: str, number: int) -> tuple[str, str]:
 
 
 def _decodable(text: str, option: str) -> str:
-    """The text of an option; bytes that were no text when the process was started stand in it as lone surrogates."""
+    """Return the text of an option; raise if it holds lone surrogates, which stand for bytes that could not be decoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -166,11 +166,11 @@ def _decodable(text: str, option: str) -> str:
 
 
 def _piped() -> bool:
-    """Whether somebody writes into our stdin, or it is a file; a terminal, or nothing at all, is neither."""
+    """Return whether stdin is a pipe, a file or a socket, and not a terminal or closed."""
     if sys.stdin is None:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # a stream in memory: in a test, or in another program
+    except (OSError, ValueError, AttributeError):  # a stream in memory, in a test or in another program
         return not sys.stdin.isatty()
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)

@@ -1,4 +1,4 @@
-"""The tokenizer that goes with a model: from its folder, a file, or of the user's own."""
+"""Loading of tokenizers: from a model's folder, a file, or the user's code."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from embgrad.errors import brief
 
 __all__ = ["MOST_TOKENIZER", "MOST_TOKENS", "MOST_VOCABULARY", "tokenizer_from", "tokenizer_of"]
 
-#: The most bytes of a vocab.txt, and the most lines: BERT's has 231,508 in 30,522.
+#: The largest size of a vocab.txt in bytes and in lines; BERT's has 231,508 bytes in 30,522 lines.
 MOST_VOCABULARY: Final = 2**24
 MOST_TOKENS: Final = 2**21
 
-#: The most bytes of a tokenizer.json: MiniLM's has 15 a token.
+#: The largest size of a tokenizer.json in bytes; MiniLM's has 15 bytes for each token.
 MOST_TOKENIZER: Final = 2**27
 
-#: Files that Hugging Face's own tokenizers are made of, beside those that are read here.
+#: The files of Hugging Face's tokenizers, besides those that this module reads itself.
 HUGGING_FACE: Final = ("tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
 def tokenizer_from(spelled: str) -> Any:
-    """The tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`.
+    """Return the tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is none of these.
     """
     path = Path(spelled)
     if path.is_dir():
@@ -47,10 +47,10 @@ def tokenizer_from(spelled: str) -> Any:
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The tokenizer of a checkpoint folder, or of a SavedModel's assets.
+    """Return the tokenizer of a checkpoint folder, or of a SavedModel's assets.
 
     Raises:
-        UsageError: the folder holds none.
+        UsageError: the folder holds no tokenizer.
     """
     for name in ("tokenizer.json", "vocab.txt"):
         if (folder / name).is_file():
@@ -83,7 +83,7 @@ def _of_file(path: Path) -> Any:
             return tokenizers.Tokenizer.from_str(read_bounded(path, MOST_TOKENIZER).decode("utf-8"))
         except (
             BaseException
-        ) as error:  # the library raises Exception itself, or what Rust's panic becomes, which is none
+        ) as error:  # the library raises plain Exception, or a panic of Rust, which is not an Exception
             if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
                 raise
             raise UsageError(f"{path} is no tokenizer.json: {error}") from error
@@ -91,7 +91,7 @@ def _of_file(path: Path) -> Any:
 
 
 def _wordpiece(path: Path) -> Any:
-    """BERT's tokenizer from its vocabulary, one token a line."""
+    """Return BERT's tokenizer from its vocabulary file, which has one token per line."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -115,7 +115,7 @@ def _wordpiece(path: Path) -> Any:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a vocabulary."""
+    """Return the lines of a vocabulary file."""
     try:
         data = read_bounded(path, MOST_VOCABULARY)
         if b"\0" in data:
@@ -128,7 +128,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
-    """How text is made plain: as tokenizer_config.json says, or else in lower case where the vocabulary has no capitals."""
+    """Return the normaliser's settings from tokenizer_config.json; without it, lower case if the vocabulary has no capitals."""
     capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
     config = path.parent / "tokenizer_config.json"
     if not config.is_file():
