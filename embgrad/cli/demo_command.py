@@ -18,10 +18,12 @@ __all__ = ["demo"]
 def demo(
     model: Annotated[
         Path | None,
-        typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. By default all-MiniLM-L6-v2."),
+        typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. Default: all-MiniLM-L6-v2."),
     ] = None,
     frameworks: o.Frameworks = o.SEVERAL_FRAMEWORKS,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture of the output.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the output as an SVG picture.")
+    ] = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:

@@ -14,7 +14,7 @@ from embgrad.common.text import visible
 from embgrad.report.text import token_text
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["described", "has_positions", "model_of", "named", "summarised"]
+__all__ = ["described", "has_positions", "model_of", "named", "print_summary"]
 
 
 def named(results: Results) -> dict[str, EmbeddingGradients]:
@@ -43,7 +43,7 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
     }
 
 
-def summarised(results: Results, terminal: Terminal) -> None:
+def print_summary(results: Results, terminal: Terminal) -> None:
     """Print a summary: one line for each point, and a table of the examples of the first point."""
     for name, result in named(results).items():
         terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
@@ -75,7 +75,7 @@ def _objective(result: EmbeddingGradients) -> str:
     described = dict(result.provenance.get("objective") or {})
     name = described.pop("class", "?")
     spelled = f"{name}({', '.join(f'{key}={value!r}' for key, value in described.items())})"
-    total = "" if result.objective is None else f", in all {float(np.sum(result.objective)):.6g}"
+    total = "" if result.objective is None else f", total {float(np.sum(result.objective)):.6g}"
     return visible(spelled) + total
 
 
@@ -96,16 +96,16 @@ def _table(result: EmbeddingGradients, terminal: Terminal) -> None:
 
 def _real(result: EmbeddingGradients, example: int) -> list[str]:
     assert result.tokens is not None
-    kept = range(len(result.tokens[example])) if result.mask is None else np.flatnonzero(result.mask[example])
-    return [result.tokens[example][position] for position in kept]
+    positions = range(len(result.tokens[example])) if result.mask is None else np.flatnonzero(result.mask[example])
+    return [result.tokens[example][position] for position in positions]
 
 
 def _examples(result: EmbeddingGradients) -> list[dict[str, Any]]:
     norms, dots = result.saliency("norm"), result.saliency("dot")
-    one_each = np.shape(result.objective) == (len(result.ids),)
+    per_example = np.shape(result.objective) == (len(result.ids),)
     return [
         {
-            "objective": float(result.objective[example]) if one_each else None,
+            "objective": float(result.objective[example]) if per_example else None,
             "norm": length(result.values[example]),
             "tokens": [_token(result, example, position, norms, dots) for position in range(result.ids.shape[1])],
         }

@@ -15,7 +15,7 @@ from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["chosen", "expect_place", "loaded_results", "restricted"]
+__all__ = ["chosen", "expect_writable", "loaded_results", "restricted"]
 
 STDIN = "<stdin>"
 
@@ -29,11 +29,11 @@ def loaded_results(files: Sequence[str]) -> dict[str, Results]:
     """
     if list(files).count("-") > 1:
         raise UsageError("'-' stands for stdin, which can be read once: name the other file")
-    found: dict[str, Results] = {}
+    results: dict[str, Results] = {}
     for number, file in enumerate(files):
         name = STDIN if file == "-" else file
-        found[f"{name} (again, {number})" if name in found else name] = _loaded(file)
-    return found
+        results[f"{name} (again, {number})" if name in results else name] = _load(file)
+    return results
 
 
 def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, EmbeddingGradients]:
@@ -42,13 +42,13 @@ def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, Embeddin
     Raises:
         UsageError: the file holds no result at one of the points.
     """
-    found = named(results)
+    by_point = named(results)
     for name in at:
-        if name not in found:
+        if name not in by_point:
             raise UsageError(
-                f"{file} holds no result at {name!r}: expected one of {listed(found)}.{did_you_mean(name, found)}"
+                f"{file} holds no result at {name!r}: expected one of {listed(by_point)}.{did_you_mean(name, by_point)}"
             )
-    return {name: found[name] for name in at} if at else found
+    return {name: by_point[name] for name in at} if at else by_point
 
 
 def restricted(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Results]:
@@ -60,7 +60,7 @@ def restricted(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, R
     return {file: dict(chosen(each, at, file)) if at else each for file, each in results.items()}
 
 
-def expect_place(output: str) -> None:
+def expect_writable(output: str) -> None:
     """Check, before anything is computed, that a file can be written to `output`; "-" is stdout.
 
     Raises:
@@ -75,7 +75,7 @@ def expect_place(output: str) -> None:
         raise UsageError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
 
 
-def _loaded(file: str) -> Results:
+def _load(file: str) -> Results:
     from embgrad.results.io import load
 
     if file != "-":

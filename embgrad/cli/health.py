@@ -20,13 +20,13 @@ from typing import Any, Final
 from embgrad.backend.registry import list_backends
 from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
 
-__all__ = ["Health", "Part", "core_parts", "examined"]
+__all__ = ["Health", "Part", "core_parts", "examine"]
 
 #: The default time limit, in seconds, for importing a framework and computing one gradient.
 LIMIT: Final = 120.0
 
 #: The built-in NumPy backend, which `doctor` does not list because it is not a framework.
-OWN: Final = "reference"
+REFERENCE: Final = "reference"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
             "tensorflow_text",
             ("tensorflow-text",),
             "TF Hub's preprocessing models",
-            install="pip install --no-deps tensorflow-text, of TensorFlow's version",
+            install="pip install --no-deps tensorflow-text, in the version of TensorFlow",
             optional=True,
         ),
     ),
@@ -157,7 +157,7 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
             "pip install 'embgrad[mxnet]'",
             former=("mxnet-mkl", "mxnet-native"),
         ),
-        _need("gluon", "numpy", "MXNet is written for NumPy 1", "pip install 'numpy<2'", optional=False),
+        _need("gluon", "numpy", "required by MXNet", "pip install 'numpy<2'", optional=False),
         _need("gluon", "gluonnlp", "gluonnlp's models, embgrad.load_bert", "pip install gluonnlp==0.10.0"),
     ),
 }
@@ -173,16 +173,16 @@ CORE: Final = (
 
 def core_parts() -> tuple[Part, ...]:
     """Return the states of Python and of the installed packages that embgrad itself uses."""
-    return (_python("core", "which embgrad is written for"), *(one for need in CORE if (one := _part(need)).version))
+    return (_python("core", "required by embgrad"), *(part for need in CORE if (part := _part(need)).version))
 
 
-def examined(limit: float = LIMIT) -> list[Health]:
+def examine(limit: float = LIMIT) -> list[Health]:
     """Test each backend except the reference in a separate process, so that a crash or a hang is only reported.
 
     Args:
         limit: the time limit for each backend, in seconds.
     """
-    names = sorted(name for name in list_backends() if name != OWN)
+    names = sorted(name for name in list_backends() if name != REFERENCE)
     with ThreadPoolExecutor(max_workers=max(len(names), 1)) as pool:
         return list(pool.map(lambda name: _health(name, limit), names))
 
@@ -191,29 +191,29 @@ def _health(name: str, limit: float) -> Health:
     backend = list_backends()[name]
     install = f"pip install 'embgrad[{backend.extra}]'" if backend.extra else f"pip install {backend.package}"
     parts = _parts(name)
-    if not _found(backend.package):
+    if not _is_installed(backend.package):
         return Health(name, error=f"{backend.package} is not installed", install=install, parts=parts)
-    tried = _tried(name, limit)
-    version = tried["versions"].get(backend.package) or _version((backend.package,))[1]
+    outcome = _run_trial(name, limit)
+    version = outcome["versions"].get(backend.package) or _version((backend.package,))[1]
     return Health(
         name,
         version,
-        works=tried["works"],
-        tried=tried["tried"],
-        error=tried["error"],
-        seconds=tried["seconds"],
+        works=outcome["works"],
+        tried=outcome["tried"],
+        error=outcome["error"],
+        seconds=outcome["seconds"],
         install=install,
         parts=parts,
-        classes=dict(tried["classes"]),
+        classes=dict(outcome["classes"]),
     )
 
 
 def _parts(name: str) -> tuple[Part, ...]:
     needs = list(NEEDS.get(name, ()))
-    if any(need.module in ("tensorflow_hub", "gluonnlp") and _found(need.module) for need in needs):
+    if any(need.module in ("tensorflow_hub", "gluonnlp") and _is_installed(need.module) for need in needs):
         needs.append(PKG_RESOURCES)
     parts = [_part(need) for need in needs]
-    if name == "gluon" and (python := _python(name, "which MXNet 1.9.1 runs on")).trouble:
+    if name == "gluon" and (python := _python(name, "required by MXNet 1.9.1")).trouble:
         parts.append(python)
     if name == "tensorflow":
         parts += _keras_of(parts)
@@ -222,7 +222,9 @@ def _parts(name: str) -> tuple[Part, ...]:
 
 def _part(need: Need) -> Part:
     name, version = (
-        _version((*need.distributions, *need.former)) if _found(need.module) or need is PKG_RESOURCES else ("", "")
+        _version((*need.distributions, *need.former))
+        if _is_installed(need.module) or need is PKG_RESOURCES
+        else ("", "")
     )
     if not version:
         standing = Standing("not installed", mend=need.install)
@@ -244,36 +246,36 @@ def _python(group: str, what: str) -> Part:
 def _keras_of(parts: Sequence[Part]) -> list[Part]:
     """Return the problems of Keras 2: a version unlike TensorFlow's, or `TF_USE_LEGACY_KERAS` not set."""
     versions = {part.name: part.version for part in parts}
-    ours, keras = versions.get("tensorflow", ""), versions.get("tf-keras", "")
-    found = []
-    if ours and keras and numbers(ours)[:2] != numbers(keras)[:2]:
-        wanted = ".".join(ours.split(".")[:2])
-        found.append(
+    tensorflow, keras = versions.get("tensorflow", ""), versions.get("tf-keras", "")
+    problems = []
+    if tensorflow and keras and numbers(tensorflow)[:2] != numbers(keras)[:2]:
+        release = ".".join(tensorflow.split(".")[:2])
+        problems.append(
             Part(
                 "tf-keras and tensorflow",
-                "of one version",
-                f"{keras}, {ours}",
-                "do not go together",
-                f"pip install 'tf-keras=={wanted}.*'",
+                "their versions must match",
+                f"{keras}, {tensorflow}",
+                "do not match",
+                f"pip install 'tf-keras=={release}.*'",
             )
         )
     if keras and os.environ.get("TF_USE_LEGACY_KERAS") != "1":
-        found.append(
+        problems.append(
             Part(
                 "TF_USE_LEGACY_KERAS",
-                "tells TensorFlow to use Keras 2, for Hugging Face's models; this command says it by itself",
+                "makes TensorFlow use Keras 2, for Hugging Face's models; this command sets it itself",
                 os.environ.get("TF_USE_LEGACY_KERAS", "not set"),
                 "not 1",
                 "os.environ['TF_USE_LEGACY_KERAS'] = '1' before TensorFlow is imported",
                 optional=True,
             )
         )
-    return found
+    return problems
 
 
-def _tried(name: str, limit: float) -> dict[str, Any]:
+def _run_trial(name: str, limit: float) -> dict[str, Any]:
     """Compute the test gradient in a separate process; return its outcome as a dictionary."""
-    nothing: dict[str, Any] = {
+    default: dict[str, Any] = {
         "works": False,
         "tried": False,
         "error": "",
@@ -284,22 +286,25 @@ def _tried(name: str, limit: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 # Pass this process's import path without the empty entry, which stands for the current folder.
-                [sys.executable, "-c", _SCRIPT, json.dumps([one for one in sys.path if one]), name, str(out)],
-                env={"TF_USE_LEGACY_KERAS": "1", **os.environ} if _found("tf_keras") else dict(os.environ),
+                [sys.executable, "-c", _SCRIPT, json.dumps([folder for folder in sys.path if folder]), name, str(out)],
+                env={"TF_USE_LEGACY_KERAS": "1", **os.environ} if _is_installed("tf_keras") else dict(os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=limit,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return {**nothing, "seconds": limit, "error": f"it took longer than {limit:.0f} s; --timeout allows more"}
+            return {**default, "seconds": limit, "error": f"it took longer than {limit:.0f} s; --timeout allows more"}
         try:
-            return {**nothing, **json.loads(out.read_text(encoding="utf-8"))}
+            return {**default, **json.loads(out.read_text(encoding="utf-8"))}
         except (OSError, ValueError):
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            return {**nothing, "error": f"it {_end(done.returncode)}" + (f": {said[-1][:300]}" if said else "")}
+            lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
+            return {
+                **default,
+                "error": f"it {_describe_exit(process.returncode)}" + (f": {lines[-1][:300]}" if lines else ""),
+            }
 
 
 _SCRIPT: Final = (
@@ -307,16 +312,16 @@ _SCRIPT: Final = (
 )
 
 
-def _end(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
-        return f"left with exit code {code}"
+        return f"exited with code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was terminated by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was terminated by signal {-code}"
 
 
-def _found(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

@@ -24,7 +24,7 @@ __all__ = ["FRAMEWORKS", "Loaded", "expect_models", "frameworks_from", "load_mod
 FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
 
 #: By framework, the environment variable that keeps transformers from importing it.
-IMPORTED: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
+IMPORT_SWITCHES: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
 
 #: The architectures of a BERT without a head; older checkpoints do not name one.
 BARE: Final = ("BertModel", "TFBertModel")
@@ -47,16 +47,16 @@ class Loaded:
     folder: Path | None
 
 
-def frameworks_from(given: str) -> list[str]:
+def frameworks_from(text: str) -> list[str]:
     """Return the names in --frameworks.
 
     Raises:
         UsageError: there is no name, or a name occurs twice.
     """
-    names = [name.strip() for name in given.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise UsageError(
-            f"--frameworks {given!r}: expected different names separated by commas, such as torch,tensorflow,gluon"
+            f"--frameworks {text!r}: expected different names separated by commas, such as torch,tensorflow,gluon"
         )
     return names
 
@@ -98,7 +98,7 @@ def expect_models(
     """
     frameworks = {_expect_model(spelled, framework, ignore) for spelled, framework in wanted}
     if own_process and None not in frameworks:
-        for name, variable in IMPORTED.items():
+        for name, variable in IMPORT_SWITCHES.items():
             if name not in frameworks:
                 os.environ.setdefault(variable, "0")
 
@@ -110,8 +110,8 @@ def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) ->
         return _framework_of(path, framework, ignore)
     if not is_reference(spelled):
         raise UsageError(
-            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own as "
-            "path/to/file.py:name or module:name; embgrad reads what is on this machine and fetches nothing"
+            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own model "
+            "as path/to/file.py:name or module:name. embgrad reads local files only and downloads nothing"
         )
     expect_function(spelled, "--model")
     _expect_none_ignored(ignore, spelled, "is your own code")
@@ -149,14 +149,14 @@ def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> s
     if not (path / "config.json").is_file():
         raise UsageError(
             f"{path} holds neither config.json nor saved_model.pb: expected a checkpoint folder in Hugging Face's format, or a "
-            f"TensorFlow SavedModel; it holds {listed(sorted(one.name for one in path.iterdir()))}"
+            f"TensorFlow SavedModel. It holds {listed(sorted(entry.name for entry in path.iterdir()))}"
         )
     return _default_framework() if framework is None else backend_named(framework).name
 
 
 def _expect_none_ignored(ignore: Sequence[str], name: str, what: str) -> None:
     if ignore:
-        raise UsageError(f"--ignore goes with the checkpoint of a BERT, and {name} {what}: leave it out")
+        raise UsageError(f"--ignore applies only to a checkpoint of a BERT, and {name} {what}: remove it")
 
 
 def _default_framework() -> str:
@@ -167,7 +167,7 @@ def _default_framework() -> str:
             continue
     raise BackendError(
         "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
-        "'embgrad[mxnet]'; embgrad doctor tells more"
+        "'embgrad[mxnet]'. Run embgrad doctor for details"
     )
 
 
@@ -184,51 +184,53 @@ def _saved_model(path: Path) -> Any:
 
 def _checkpoint(path: Path, framework: str, ignore: Sequence[str]) -> Any:
     config = read_config(path)
-    kind, architecture = config.get("model_type"), _architecture(config, path)
-    if kind == "bert" and (architecture is None or architecture in BARE or ignore):
+    model_type, architecture = config.get("model_type"), _architecture(config, path)
+    if model_type == "bert" and (architecture is None or architecture in BARE or ignore):
         return load_bert(path, framework, ignore=ignore)
     if ignore:
-        raise UsageError(f"--ignore goes with a BERT, and {path} says model_type {brief(kind)}: leave it out")
+        raise UsageError(
+            f"--ignore applies only to a BERT, and {path} has the model_type {brief(model_type)}: remove it"
+        )
     if framework not in ("torch", "tensorflow"):
-        aside = "; --ignore PATTERN leaves the head's weights aside, as --ignore 'cls.*' does" if kind == "bert" else ""
+        hint = ". To load the encoder without its head, pass --ignore PATTERN, such as --ignore 'cls.*'"
         raise UnsupportedError(
-            f"{path} holds a {architecture or kind}, which the framework {framework!r} has no class for: expected torch or "
-            f"tensorflow; or build it yourself and give path/to/file.py:name{aside}"
+            f"{path} holds a {architecture or model_type}, for which the framework {framework!r} has no class: expected torch or "
+            f"tensorflow, or your own model as path/to/file.py:name{hint if model_type == 'bert' else ''}"
         )
     return from_transformers(path, framework, architecture)
 
 
 def _architecture(config: dict[str, Any], path: Path) -> str | None:
-    given = config.get("architectures")
-    if given is None or given == []:
+    names = config.get("architectures")
+    if names is None or names == []:
         return None
-    if not isinstance(given, list) or not isinstance(given[0], str):
+    if not isinstance(names, list) or not isinstance(names[0], str):
         raise FileFormatError(
-            f"{path / 'config.json'} says architectures {brief(given)}: expected a list with a class's name"
+            f"{path / 'config.json'} says architectures {brief(names)}: expected a list with a class's name"
         )
-    return given[0]
+    return names[0]
 
 
 def _of_code(spelled: str, framework: str | None) -> Loaded:
-    found = imported(spelled)
-    if not _is_model(found) and callable(found):
-        found = _called(found, framework)
-    backend = backend_for(found)
+    model = imported(spelled)
+    if not _is_model(model) and callable(model):
+        model = _build(model, framework)
+    backend = backend_for(model)
     if framework is not None and backend.name != framework:
         raise UsageError(
-            f"{spelled} gives a model of the framework {backend.name!r}: expected {framework!r}, as was asked for"
+            f"{spelled} is a model of the framework {backend.name!r}: expected {framework!r}, the value of --framework"
         )
-    return Loaded(found, backend.name, spelled, None)
+    return Loaded(model, backend.name, spelled, None)
 
 
-def _is_model(found: Any) -> bool:
+def _is_model(candidate: Any) -> bool:
     """Return whether the object is a model and not a function that builds one; models are callable as well."""
-    if isinstance(found, type):
+    if isinstance(candidate, type):
         return False
-    return any(backend.owns(found) for backend in list_backends().values())
+    return any(backend.owns(candidate) for backend in list_backends().values())
 
 
-def _called(builder: Any, framework: str | None) -> Any:
+def _build(builder: Any, framework: str | None) -> Any:
     """Return the model that a builder function returns; pass it the framework if it has that parameter."""
     try:
         parameters = inspect.signature(builder).parameters
@@ -241,12 +243,13 @@ def _called(builder: Any, framework: str | None) -> Any:
         return builder() if framework is None else builder(framework=framework)
     needed = [
         name
-        for name, one in parameters.items()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
         raise UsageError(
-            f"{getattr(builder, '__name__', builder)} needs {listed(needed)}: expected a function without arguments, or with "
-            "one named 'framework', that gives the model"
+            f"{getattr(builder, '__name__', builder)} requires the arguments {listed(needed)}: expected a function that "
+            "returns the model and takes no arguments, or only 'framework'"
         )
     return builder()

@@ -11,7 +11,7 @@ from embgrad.cli.errors import UsageError
 from embgrad.cli.models import Loaded
 from embgrad.cli.objectives import labels_from, parsed_objective
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.texts import given_texts, ids_from
+from embgrad.cli.texts import ids_from, read_texts
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.cli.user_objects import expect_function, imported
 from embgrad.common.options import count_or_none
@@ -30,8 +30,8 @@ __all__ = [
     "ask",
     "batch_from",
     "call_from",
-    "tell_cut",
-    "tell_default",
+    "note_default",
+    "warn_truncated",
     "with_objective",
 ]
 
@@ -100,7 +100,7 @@ def batch_from(
 
 def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBatch:
     if inputs.ids is not None:
-        others = {
+        text_options = {
             "--text": inputs.text,
             "--pair": inputs.pair,
             "--file": inputs.file,
@@ -108,21 +108,23 @@ def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBa
             "--tokenizer": inputs.tokenizer,
             "--max-length": inputs.max_length,
         }
-        given = [name for name, value in others.items() if value]
-        if given:
-            raise UsageError(f"--ids gives the examples as ids, and {given[0]} is for texts: leave one out")
+        passed = [name for name, value in text_options.items() if value]
+        if passed:
+            raise UsageError(f"--ids gives the examples as ids, and {passed[0]} is for texts: pass only one")
         return ids_from(inputs.ids, terminal.note)
-    texts = given_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
+    texts = read_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
     count_or_none(inputs.max_length, "max_length")
     batch = encode(texts, _tokenizer(inputs, models), max_length=inputs.max_length)
-    tell_cut(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
+    warn_truncated(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
     return batch
 
 
-def tell_cut(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
+def warn_truncated(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
     """Warn how many tokens were cut off, and from how many examples, if any were."""
     if tokens:
-        terminal.warn(f"{tokens} tokens were cut off {cut} of {examples} examples, to {most} tokens at most")
+        terminal.warn(
+            f"{tokens} tokens were cut off from {cut} of {examples} examples, which keep at most {most} tokens"
+        )
 
 
 def call_from(question: Question) -> Callable[[Any, Any], Any] | None:
@@ -147,10 +149,10 @@ def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> t
     return objective, run(objective)
 
 
-def tell_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
+def note_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
     """Print the default objective if the user chose none."""
     if question.parsed is None:
-        terminal.note(f"the objective is {used!r}; --objective names another")
+        terminal.note(f"the objective is {used!r} by default; choose another with --objective")
 
 
 def ask(
@@ -163,7 +165,7 @@ def ask(
     def run(objective: Objective) -> Results:
         label = f"gradients in {loaded.framework}"
         with terminal.progress(label) if many else terminal.busy(f"{label} …") as progress:
-            found: Results = gradients(
+            results: Results = gradients(
                 loaded.model,
                 batch,
                 objective,
@@ -176,7 +178,7 @@ def ask(
                 batch_size=question.batch_size,
                 progress=progress,
             )
-        return found
+        return results
 
     return with_objective(wanted or question.parsed, run)
 
@@ -184,7 +186,7 @@ def ask(
 def _tokenizer(inputs: Inputs, models: Sequence[str]) -> Any:
     if inputs.tokenizer is not None:
         return tokenizer_from(inputs.tokenizer)
-    folder = next((Path(one) for one in models if Path(one).is_dir()), None)
+    folder = next((Path(model) for model in models if Path(model).is_dir()), None)
     if folder is None:
         raise UsageError(
             "texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"

@@ -33,22 +33,22 @@ QUIET: Final = {"TF_CPP_MIN_LOG_LEVEL": "3", "TRANSFORMERS_VERBOSITY": "error", 
 
 
 #: Whether the process's own arguments are being run, see `own_process`.
-_own: Final = ContextVar("own", default=False)
+_own_process: Final = ContextVar("own_process", default=False)
 
 
 def own_process() -> bool:
     """Return whether the process runs only this command, so that process-wide settings affect nothing else."""
-    return _own.get()
+    return _own_process.get()
 
 
 @contextlib.contextmanager
 def in_own_process() -> Iterator[None]:
     """Mark, until exit, that the process runs only this command."""
-    token = _own.set(True)
+    token = _own_process.set(True)
     try:
         yield
     finally:
-        _own.reset(token)
+        _own_process.reset(token)
 
 
 def execute(work: Callable[[Terminal], int], *, as_json: bool = False, debug: bool = False) -> NoReturn:
@@ -82,10 +82,10 @@ def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
         terminal.fail("interrupted")
         return INTERRUPTED
     except SystemExit as error:  # from the model's code; its exit code must not be mistaken for the command's
-        terminal.fail(f"the model's code left with sys.exit({error.code!r}): expected it to return")
+        terminal.fail(f"the model's code called sys.exit({error.code!r}): expected it to return")
         return FAILED
     except Exception as error:  # the outermost level: any error of a model or a framework becomes one line
-        terminal.fail(_told(error, terminal.debug))
+        terminal.fail(_one_line(error, terminal.debug))
         if isinstance(error, EmbgradError) and not isinstance(error, UsageError):
             terminal.note(error.see())
         if terminal.debug:
@@ -93,7 +93,7 @@ def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
         return FAILED
 
 
-def _told(error: Exception, debug: bool) -> str:
+def _one_line(error: Exception, debug: bool) -> str:
     if isinstance(error, EmbgradError):
         return error.message
     if isinstance(error, OSError) and error.filename is not None and error.strerror:

@@ -51,19 +51,19 @@ class Supported:
             version: the installed version, such as 2.13.0+cpu.
             name: the name on PyPI under which it is installed, if that differs from `self.name`.
         """
-        own = numbers(version)
-        if own < numbers(self.oldest):
+        installed = numbers(version)
+        if installed < numbers(self.oldest):
             return Standing(
                 f"older than {self.oldest}, the oldest that embgrad is tested with", mend=self._install(name)
             )
-        if self.below and own >= numbers(self.below):
+        if self.below and installed >= numbers(self.below):
             return Standing(f"expected a version below {self.below}: {self.why}", mend=self._install(name))
         newest = numbers(self.newest)
-        if own[: len(newest)] <= newest:
+        if installed[: len(newest)] <= newest:
             return Standing()
         return Standing(
             note=f"newer than {self.newest}, the newest that embgrad is tested with",
-            mend=f"it may well work; where it does not, {self._newest(name)}",
+            mend=f"it may work; if it does not, {self._newest(name)}",
         )
 
     def requirement(self) -> str:
@@ -84,7 +84,7 @@ class Supported:
 
 
 def _named(*packages: Supported) -> Mapping[str, Supported]:
-    return {one.name: one for one in packages}
+    return {package.name: package for package in packages}
 
 
 #: The packages by name, the framework first, for each that needs them: embgrad itself, its command, a backend, embgrad.ray.
@@ -143,13 +143,13 @@ def table() -> str:
     for group, title in _ROWS.items():
         packages = SUPPORTED[group].values()
         oldest, newest = (
-            ", ".join(_told(one.name, version(one)) for one in packages) for version in (_oldest, _newest)
+            ", ".join(_label(package.name, version(package)) for package in packages) for version in (_oldest, _newest)
         )
         lines.append(f"| {title} | {oldest} | {newest} |")
     return "\n".join(lines)
 
 
-def _told(name: str, version: str) -> str:
+def _label(name: str, version: str) -> str:
     return f"{name.capitalize() if name in ('python', 'keras') else name} {version}"
 
 
@@ -163,7 +163,7 @@ def _newest(package: Supported) -> str:
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the version as a tuple of at most three numbers, for comparisons: (2, 13, 0) for 2.13.0+cpu."""
-    return tuple(int(one) for one in re.findall(r"\d+", version.partition("+")[0])[:3])
+    return tuple(int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 if __name__ == "__main__":

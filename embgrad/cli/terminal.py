@@ -43,8 +43,9 @@ IN_ASCII: Final[Mapping[str, str]] = {
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
     """Return the replacement for characters that the terminal's encoding lacks, and the position to continue at."""
     assert isinstance(error, UnicodeEncodeError)
-    given = error.object[error.start : error.end]
-    return "".join(IN_ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in given), error.end
+    characters = error.object[error.start : error.end]
+    ascii_text = "".join(IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters)
+    return ascii_text, error.end
 
 
 codecs.register_error("embgrad", _in_ascii)
@@ -84,9 +85,9 @@ class Terminal:
             return
         from rich.padding import Padding
 
-        shown = self.text(text) if isinstance(text, str) else text
+        renderable = self.text(text) if isinstance(text, str) else text
         self.out.print(
-            Padding(shown, (0, 0, 0, indent), expand=False) if indent else shown, style=style, soft_wrap=False
+            Padding(renderable, (0, 0, 0, indent), expand=False) if indent else renderable, style=style, soft_wrap=False
         )
 
     def text(self, text: str, style: str = "") -> Any:
@@ -133,37 +134,37 @@ class Terminal:
 @contextlib.contextmanager
 def own_stdout() -> Iterator[TextIO]:
     """Reserve stdout for the command: redirect what frameworks print, in Python or in C, to stderr until exit."""
-    given = sys.stdout
-    if given is None:  # stdout was closed before the process started
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            yield nowhere
+    stdout = sys.stdout
+    if stdout is None:  # stdout was closed before the process started
+        with open(os.devnull, "w", encoding="utf-8") as null:
+            yield null
         return
-    given.flush()
-    if _descriptor(given) != 1:
-        with contextlib.redirect_stdout(sys.stderr), _any_character(given):
-            yield given
-            given.flush()
+    stdout.flush()
+    if _descriptor(stdout) != 1:
+        with contextlib.redirect_stdout(sys.stderr), _any_character(stdout):
+            yield stdout
+            stdout.flush()
         return
-    kept = os.dup(1)
-    binary = os.fdopen(kept, "wb", closefd=True)
-    stream = io.TextIOWrapper(binary, encoding=given.encoding, errors="embgrad", write_through=False)
-    _onto_stderr()
+    duplicate = os.dup(1)
+    binary = os.fdopen(duplicate, "wb", closefd=True)
+    stream = io.TextIOWrapper(binary, encoding=stdout.encoding, errors="embgrad", write_through=False)
+    _redirect_to_stderr()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield stream
             stream.flush()
     finally:
-        _put_back(stream)
+        _restore_stdout(stream)
 
 
 def plain(value: Any) -> Any:
     """Return the value for JSON: NumPy's numbers and arrays as Python's, and None for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
@@ -174,7 +175,7 @@ def _console(stream: TextIO | None) -> Any:
     from rich.console import Console
 
     console = Console(file=stream, markup=False, highlight=False, emoji=False)
-    console.on_broken_pipe = _reader_gone  # Rich would exit with code 1, which means that results differ
+    console.on_broken_pipe = _raise_broken_pipe  # Rich would exit with code 1, which means that results differ
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:
         console.width = max(int(columns), 10)
@@ -183,7 +184,7 @@ def _console(stream: TextIO | None) -> Any:
     return console
 
 
-def _reader_gone() -> None:
+def _raise_broken_pipe() -> None:
     raise BrokenPipeError
 
 
@@ -208,17 +209,17 @@ def _any_character(stream: TextIO) -> Iterator[None]:
         stream.reconfigure(errors=before)
 
 
-def _onto_stderr() -> None:
+def _redirect_to_stderr() -> None:
     """Redirect file descriptor 1 to descriptor 2, or to the null device if that is closed."""
     try:
         os.dup2(2, 1)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
 
 
-def _put_back(stream: io.TextIOWrapper) -> None:
+def _restore_stdout(stream: io.TextIOWrapper) -> None:
     """Restore descriptor 1 to the process's stdout, or to the null device if the reader has closed the pipe.
 
     Python would otherwise report the closed pipe at exit.
@@ -228,6 +229,6 @@ def _put_back(stream: io.TextIOWrapper) -> None:
     try:
         stream.close()
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

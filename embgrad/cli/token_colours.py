@@ -37,12 +37,12 @@ class Piece(NamedTuple):
 
 def pieces(gradients: EmbeddingGradients, example: int, kind: str = "norm", words: bool = False) -> list[Piece]:
     """Return the tokens of an example, or its words, without padding; ids if the tokens' texts are unknown."""
-    shown = list(_words(gradients, example, kind) if words else _tokens(gradients, example, kind))
-    counted = [abs(score) for _, _, special, score in shown if not special and np.isfinite(score)]
-    most = max(counted, default=0.0)
+    units = list(_words(gradients, example, kind) if words else _tokens(gradients, example, kind))
+    counted = [abs(score) for _, _, special, score in units if not special and np.isfinite(score)]
+    largest = max(counted, default=0.0)
     return [
-        Piece(text, joined, special, float(np.clip(score / most, -1, 1)) if most else 0.0)
-        for text, joined, special, score in shown
+        Piece(text, joined, special, float(np.clip(score / largest, -1, 1)) if largest else 0.0)
+        for text, joined, special, score in units
     ]
 
 
@@ -78,7 +78,7 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
     scores = gradients.saliency(kind)[example].astype(np.float64)
     ids, mask = gradients.ids[example], None if gradients.mask is None else gradients.mask[example]
     tokens = None if gradients.tokens is None else gradients.tokens[example]
-    marked = tokens is not None and any(token.startswith(STARTS) for token in tokens)
+    has_marks = tokens is not None and any(token.startswith(STARTS) for token in tokens)
     for position in range(len(ids)):
         if mask is not None and not mask[position]:
             continue
@@ -87,9 +87,9 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
             continue
         token = tokens[position]
         special = bool(SPECIAL.fullmatch(token))
-        goes_on = token.startswith("##") or (marked and not token.startswith(STARTS))
+        continues = token.startswith("##") or (has_marks and not token.startswith(STARTS))
         text = token.removeprefix("##").lstrip("".join(STARTS))
-        yield token_text(text), goes_on and not special, special, float(scores[position])
+        yield token_text(text), continues and not special, special, float(scores[position])
 
 
 def _words(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[tuple[str, bool, bool, float]]:

@@ -38,8 +38,8 @@ def tokenizer_from(spelled: str) -> Any:
     if path.is_file():
         return _of_file(path)
     if is_reference(spelled):
-        found = imported(spelled)
-        return found() if isinstance(found, type) else found
+        tokenizer = imported(spelled)
+        return tokenizer() if isinstance(tokenizer, type) else tokenizer
     raise UsageError(
         f"--tokenizer {spelled!r} does not exist: expected a folder with tokenizer.json or vocab.txt, such a file, or "
         "path/to/file.py:name"
@@ -86,7 +86,7 @@ def _of_file(path: Path) -> Any:
         ) as error:  # the library raises plain Exception, or a panic of Rust, which is not an Exception
             if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
                 raise
-            raise UsageError(f"{path} is no tokenizer.json: {error}") from error
+            raise UsageError(f"{path} is not a valid tokenizer.json: {error}") from error
     return _wordpiece(path)
 
 
@@ -102,7 +102,7 @@ def _wordpiece(path: Path) -> Any:
     missing = [token for token in ("[CLS]", "[SEP]", "[UNK]") if token not in vocabulary]
     if missing:
         raise UsageError(
-            f"{path} lacks {', '.join(missing)}: expected the vocabulary of a BERT, one token a line; name another tokenizer "
+            f"{path} lacks {', '.join(missing)}: expected the vocabulary of a BERT, one token per line. Name another tokenizer "
             "with --tokenizer"
         )
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -110,7 +110,9 @@ def _wordpiece(path: Path) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens([one for one in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if one in vocabulary])
+    tokenizer.add_special_tokens(
+        [each for each in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if each in vocabulary]
+    )
     return tokenizer
 
 
@@ -121,10 +123,10 @@ def _lines(path: Path) -> list[str]:
         if b"\0" in data:
             raise ValueError("it holds the byte 0, which no text has")
         if (lines := data.count(b"\n") + 1) > MOST_TOKENS:
-            raise ValueError(f"it has {lines} lines, and {MOST_TOKENS} are the most that are read")
+            raise ValueError(f"it has {lines} lines, and at most {MOST_TOKENS} are permitted")
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except ValueError as error:
-        raise UsageError(f"{path} is no vocabulary: {error}; expected one token a line, in UTF-8") from None
+        raise UsageError(f"{path} is not a vocabulary: {error}. Expected one token per line, in UTF-8") from None
 
 
 def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
@@ -134,15 +136,15 @@ def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
     if not config.is_file():
         return {"lowercase": not capitals}
     try:
-        said = dict(read_json(config))
+        settings = dict(read_json(config))
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{config} cannot be read as JSON: {error}; expected a tokenizer's settings") from None
+        raise UsageError(f"{config} cannot be read as JSON: {error}. Expected a tokenizer's settings") from None
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
-        if said.get(name) not in (True, False, None):
-            raise UsageError(f"{config} says {name} {brief(said[name])}: expected true, false or null")
-    lower, chinese = said.get("do_lower_case"), said.get("tokenize_chinese_chars")
+        if settings.get(name) not in (True, False, None):
+            raise UsageError(f"{config} says {name} {brief(settings[name])}: expected true, false or null")
+    lower, chinese = settings.get("do_lower_case"), settings.get("tokenize_chinese_chars")
     return {
         "lowercase": not capitals if lower is None else bool(lower),
-        "strip_accents": None if said.get("strip_accents") is None else bool(said["strip_accents"]),
+        "strip_accents": None if settings.get("strip_accents") is None else bool(settings["strip_accents"]),
         "handle_chinese_chars": True if chinese is None else bool(chinese),
     }

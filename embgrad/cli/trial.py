@@ -27,17 +27,17 @@ def main(framework: str, out: str) -> None:
         framework: the name of a backend.
         out: the path of the file to write.
     """
-    found: dict[str, Any] = {"works": False, "tried": framework in MODELS, "error": "", "seconds": 0.0}
-    found |= {"versions": {}, "classes": {}}
+    outcome: dict[str, Any] = {"works": False, "tried": framework in MODELS, "error": "", "seconds": 0.0}
+    outcome |= {"versions": {}, "classes": {}}
     start = time.perf_counter()
     try:
-        found["works"], found["error"] = _try(framework)
-        found["seconds"] = time.perf_counter() - start
-        found["versions"] = _versions(framework)
-        found["classes"] = {name: _importable(*where) for name, where in CLASSES.get(framework, {}).items()}
+        outcome["works"], outcome["error"] = _try(framework)
+        outcome["seconds"] = time.perf_counter() - start
+        outcome["versions"] = _versions(framework)
+        outcome["classes"] = {name: _import_error(*target) for name, target in CLASSES.get(framework, {}).items()}
     except BaseException as error:  # any error of a broken installation is the outcome to report
-        found["error"] = found["error"] or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+        outcome["error"] = outcome["error"] or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    Path(out).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def _try(framework: str) -> tuple[bool, str]:
@@ -117,7 +117,7 @@ CLASSES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
 }
 
 
-def _importable(module: str, name: str) -> str:
+def _import_error(module: str, name: str) -> str:
     """Return an empty string if the class can be imported, else the error."""
     try:
         getattr(importlib.import_module(module), name)

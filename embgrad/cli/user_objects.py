@@ -53,16 +53,16 @@ def imported(spelled: str) -> Any:
     source, _, name = spelled.rpartition(":")
     if source.endswith(".py"):
         _expect_file(source)
-        found: Any = _file(str(Path(source).resolve()))
+        target: Any = _file(str(Path(source).resolve()))
     else:
-        found = _module(source)
+        target = _module(source)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise UsageError(
-                f"{source} has no {name!r}.{did_you_mean(part, vars(found) if hasattr(found, '__dict__') else ())}"
+                f"{source} has no {name!r}.{did_you_mean(part, vars(target) if hasattr(target, '__dict__') else ())}"
             )
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def _module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # another module, which the user's module imports, is missing
         raise UsageError(
-            f"there is no module {error.name!r}: expected one that Python finds from here, or path/to/file.py:name"
+            f"there is no module {error.name!r}: expected a module that Python can import from here, or path/to/file.py:name"
         ) from None
 
 
