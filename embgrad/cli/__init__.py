@@ -1,4 +1,4 @@
-"""The command `embgrad`: imports nothing heavy, and says what to install where the extra `cli` is missing."""
+"""The command `embgrad`: a light entry point that names the packages to install if the extra `cli` is missing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what follows the command's name; None for the process's own.
+        arguments: the arguments after the command's name; None for those of the process.
 
     Returns:
-        The exit code: 0 agree, or done; 1 differ; 2 usage or input; 130 interrupted; 141 the reader of the output has gone.
+        The exit code: 0 success or agreement; 1 difference; 2 wrong usage or input; 130 interrupted; 141 the reader of the
+        output has closed the pipe.
     """
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:

@@ -1,4 +1,4 @@
-"""The commands under one name, and how they are reached."""
+"""The `embgrad` application: its commands, its help, and its exit codes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from embgrad.errors import did_you_mean
 
 __all__ = ["app", "run"]
 
-HELP = """Gradients with respect to a text model's embeddings, in PyTorch, TensorFlow and MXNet Gluon: what they are, whether
-two agree, and why not.
+HELP = """Compute, compare and show gradients with respect to a text model's embeddings, in PyTorch, TensorFlow and MXNet Gluon.
 
 \b
   embgrad doctor
@@ -33,19 +32,19 @@ two agree, and why not.
   embgrad compare a.safetensors b.safetensors
   embgrad compare -m FOLDER --frameworks torch,tensorflow,gluon -f texts.txt
 
-Exit codes: 0 agree, or done; 1 differ; 2 usage or input; 130 interrupted.
+Exit codes: 0 success or agreement; 1 difference; 2 wrong usage or input; 130 interrupted.
 """
 
-#: Each command with what is said of it in a line.
+#: Each command by name: its function and its one-line description.
 COMMANDS = {
-    "doctor": (doctor.doctor, "What is installed, what runs, what to install."),
-    "gradients": (gradients.gradients, "The gradients of texts in one model."),
-    "compare": (comparing.compare, "Whether gradients agree, and why not."),
-    "bisect": (bisecting.bisect, "The first point at which two models part."),
-    "show": (showing.show, "Saved gradients as coloured tokens."),
-    "report": (reporting.report, "Results side by side, as an HTML page."),
-    "explain": (explaining.explain, "What an error means, and what to do."),
-    "demo": (demo_command.demo, "One call in three frameworks."),
+    "doctor": (doctor.doctor, "Check what is installed and what works."),
+    "gradients": (gradients.gradients, "Compute the gradients of texts in one model."),
+    "compare": (comparing.compare, "Compare gradients and explain differences."),
+    "bisect": (bisecting.bisect, "Find the first point where two models diverge."),
+    "show": (showing.show, "Show saved gradients as coloured tokens."),
+    "report": (reporting.report, "Write an HTML page of results side by side."),
+    "explain": (explaining.explain, "Explain an error and what to do about it."),
+    "demo": (demo_command.demo, "Run the same call in three frameworks."),
 }
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -63,8 +62,8 @@ for _name, (_function, _short) in COMMANDS.items():
     app.command(_name, cls=Command, short_help=_short, context_settings=HELP_NAMES)(_function)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         from embgrad.version import __version__
 
         typer.echo(f"embgrad {__version__}")
@@ -73,45 +72,45 @@ def _version(wanted: bool) -> None:
 
 def _embgrad(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Say the version and leave.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What stands before the command's name."""
+    """Accept the options before the command's name."""
 
 
 app.callback(help=HELP)(_embgrad)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     code: Any
     try:
-        _expect_command(given)
+        _expect_command(words)
         with in_own_process() if arguments is None else contextlib.nullcontext():
-            app(args=given, prog_name="embgrad")
+            app(args=words, prog_name="embgrad")
         code = 0
-    except SystemExit as left:
-        code = left.code
+    except SystemExit as exit_request:
+        code = exit_request.code
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         code = FAILED
     except KeyboardInterrupt:
         code = 130
-    return _flushed(code if isinstance(code, int) else 0 if code is None else FAILED)
+    return _flush(code if isinstance(code, int) else 0 if code is None else FAILED)
 
 
-def _expect_command(given: Sequence[str]) -> None:
-    """Say which command may have been meant."""
-    first = next((one for one in given if not one.startswith("-")), None)
-    if given and first == given[0] and first not in COMMANDS:
+def _expect_command(words: Sequence[str]) -> None:
+    """Raise a UsageError with a suggestion if the first argument is no command."""
+    first = next((word for word in words if not word.startswith("-")), None)
+    if words and first == words[0] and first not in COMMANDS:
         raise UsageError(
             f"there is no command {first!r}: expected {', '.join(COMMANDS)}.{did_you_mean(first, COMMANDS)}"
         )
 
 
-def _flushed(code: int) -> int:
-    """The exit code, with all output gone; a reader that has left, as `head` does, is no error to tell."""
+def _flush(code: int) -> int:
+    """Flush stdout and return the exit code; a reader that has closed the pipe, as `head` does, is not reported as an error."""
     with contextlib.suppress(AttributeError, ValueError):  # no stdout at all, or closed
         try:
             sys.stdout.flush()

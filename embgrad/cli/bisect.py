@@ -1,4 +1,4 @@
-"""`embgrad bisect`: the first point at which two models part, forward or backward, and which parameters belong to it."""
+"""`embgrad bisect`: the first point at which two models diverge, forward or backward, and the parameters there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from embgrad.cli import options as o
 from embgrad.cli.compare import Models
 from embgrad.cli.errors import UsageError
-from embgrad.cli.request import Inputs, Question, batch_from, call_from, tell_default, with_objective
+from embgrad.cli.request import Inputs, Question, batch_from, call_from, note_default, with_objective
 from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 from embgrad.common.tolerance import checked_tolerance
@@ -35,7 +35,7 @@ def bisect(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Where two models part: values forward, gradients backward. Leaves with 0 where they agree, and 1 where not.
+    """Find where two models first diverge: values forward, gradients backward. Exit code 0 if they agree, 1 if they differ.
 
     \b
     embgrad bisect -m FOLDER --frameworks torch,tensorflow -t "A gripping film."
@@ -44,27 +44,29 @@ def bisect(
 
     def work(terminal: Terminal) -> int:
         models = Models(model, framework, frameworks, against, ignore or ())
-        if len(models.wanted()) != 2:
-            raise UsageError(f"--frameworks {frameworks!r}: expected two to bisect")
+        if len(models.specified()) != 2:
+            raise UsageError(f"--frameworks {frameworks!r}: expected exactly two frameworks to bisect")
         question = Question(objective, labels, call=call)
         checked_tolerance(tolerance)
         inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
         batch = batch_from(inputs, models.expect(), terminal, question)
         loaded = models.load(terminal)
-        first, second = (one.model for one in loaded.values())
+        first, second = (each.model for each in loaded.values())
         function = call_from(question)
 
-        def run(wanted: Any) -> Any:
-            from embgrad.comparison.bisect import bisect as bisected
+        def run(objective: Any) -> Any:
+            from embgrad.comparison.bisect import bisect as bisect_models
 
             with terminal.busy("running both models, point by point …"):
-                return bisected(first, second, batch, wanted, call_a=function, call_b=function, tolerance=tolerance)
+                return bisect_models(
+                    first, second, batch, objective, call_a=function, call_b=function, tolerance=tolerance
+                )
 
-        used, found = with_objective(question.parsed, run)
-        tell_default(question, used, terminal)
+        used, bisection = with_objective(question.parsed, run)
+        note_default(question, used, terminal)
         terminal.say(f"a is {', b is '.join(loaded)}")
-        terminal.say(repr(found))
-        terminal.give({"models": list(loaded), **found.to_dict()})
-        return OK if found.agrees else DIFFER
+        terminal.say(repr(bisection))
+        terminal.give({"models": list(loaded), **bisection.to_dict()})
+        return OK if bisection.agrees else DIFFER
 
     execute(work, as_json=as_json, debug=debug)

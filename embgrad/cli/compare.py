@@ -1,4 +1,4 @@
-"""`embgrad compare`: whether gradients agree, in files or in models, by how much they differ, and why."""
+"""`embgrad compare`: compare gradients from files or models; report how much they differ, and why."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from embgrad.cli import options as o
 from embgrad.cli.errors import UsageError
 from embgrad.cli.files import loaded_results, restricted
 from embgrad.cli.models import Loaded, expect_models, frameworks_from, load_model
-from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, call_from, tell_default
+from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, call_from, note_default
 from embgrad.cli.run import DIFFER, OK, execute, own_process
 from embgrad.cli.terminal import Terminal
 from embgrad.common.text import visible
 from embgrad.common.tolerance import checked_tolerance
 
-__all__ = ["Compared", "Models", "against_first", "compare", "compared", "expect_none_for_models"]
+__all__ = [
+    "Compared",
+    "Models",
+    "against_first",
+    "compare",
+    "compare_models",
+    "expect_none_for_models",
+    "print_comparisons",
+]
 
-#: The parameters of commands that files alone have a use for.
+#: The parameters of commands that apply to files; all others apply to models only.
 FOR_FILES: Final = ("files", "at", "tolerance", "output", "title", "as_json", "debug")
 
 
 @dataclass(frozen=True)
 class Models:
-    """Which models a command is about, see the options of the same names."""
+    """The models that a command compares; the fields are the options of the same names."""
 
     model: str | None
     framework: str | None = None
@@ -34,16 +42,16 @@ class Models:
     against: str | None = None
     ignore: Sequence[str] = ()
 
-    def wanted(self, least: int = 2) -> list[tuple[str, str | None]]:
-        """Each model as it is spelled, with its framework.
+    def specified(self, least: int = 2) -> list[tuple[str, str | None]]:
+        """Return each model as the user wrote it, with its framework.
 
         Raises:
-            UsageError: they are fewer than `least`.
+            UsageError: there are fewer than `least` models, or the options contradict each other.
         """
         if self.model is None:
             raise UsageError("--model is missing: expected --model with --frameworks or --against")
         if self.framework is not None and self.frameworks is not None:
-            raise UsageError("--framework and --frameworks both say in what the model is built: leave one out")
+            raise UsageError("--framework and --frameworks both name the framework of the model: pass only one")
         names = frameworks_from(self.frameworks) if self.frameworks is not None else [self.framework]
         if self.against is not None:
             if len(names) > 2:
@@ -51,38 +59,37 @@ class Models:
             return [(self.model, names[0]), (self.against, names[-1])]
         if len(names) < least:
             raise UsageError(
-                f"there is one model alone to compare: expected two frameworks at least, as --frameworks {o.SEVERAL_FRAMEWORKS}, "
-                "or --against MODEL"
+                f"there is only one model to compare: expected at least two frameworks, such as "
+                f"--frameworks {o.SEVERAL_FRAMEWORKS}, or --against MODEL"
             )
         return [(self.model, name) for name in names]
 
     def expect(self, least: int = 2) -> list[str]:
-        """Each model as it is spelled, once it is known to be there, see `expect_models`."""
-        wanted = self.wanted(least)
-        expect_models(wanted, self.ignore, own_process=own_process())
-        return [spelled for spelled, _ in wanted]
+        """Check that the models exist, see `expect_models`; return each as the user wrote it."""
+        models = self.specified(least)
+        expect_models(models, self.ignore, own_process=own_process())
+        return [spelled for spelled, _ in models]
 
     def load(self, terminal: Terminal, least: int = 2) -> dict[str, Loaded]:
-        """Each model by the label that tells it from the others."""
-        wanted = self.wanted(least)
-        found: dict[str, Loaded] = {}
-        for spelled, framework in wanted:
+        """Load the models; return each by a label that is unique among them."""
+        models: dict[str, Loaded] = {}
+        for spelled, framework in self.specified(least):
             with terminal.busy(f"loading {spelled} …"):
                 loaded = load_model(spelled, framework, self.ignore)
             label = loaded.framework if self.against is None else loaded.name
-            if label in found:
+            if label in models:
                 label = f"{label} ({loaded.framework}, --against)" if self.against is not None else f"{label} again"
-            found[label] = loaded
-        return found
+            models[label] = loaded
+        return models
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Models' results, and each one's comparison with the first's.
+    """The results of several models, and the comparison of each with the first.
 
     Attributes:
-        results: by the models' labels.
-        comparisons: by label, all but the first.
+        results: the results by the models' labels.
+        comparisons: the comparisons by label, for all models but the first.
     """
 
     results: Mapping[str, Results]
@@ -92,7 +99,8 @@ class Compared:
 def compare(
     context: typer.Context,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="A B", help="Two files of embgrad gradients; '-' is stdin for one.")
+        list[str] | None,
+        typer.Argument(metavar="A B", help="Two files of saved gradients; one may be '-', which is stdin."),
     ] = None,
     model: o.Model = None,
     frameworks: o.Frameworks = None,
@@ -117,7 +125,7 @@ def compare(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """Whether gradients agree, by how much they differ, and why. Leaves with 0 where they agree, and 1 where not.
+    """Compare gradients: do they agree, by how much do they differ, and why. Exit code 0 if they agree, 1 if they differ.
 
     \b
     embgrad compare a.safetensors b.safetensors --tolerance 1e-5
@@ -137,8 +145,8 @@ def compare(
             question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
             models = Models(model, framework, frameworks, against, ignore or ())
-            comparisons = compared(models, inputs, question, tolerance, terminal).comparisons
-        return told(comparisons, terminal)
+            comparisons = compare_models(models, inputs, question, tolerance, terminal).comparisons
+        return print_comparisons(comparisons, terminal)
 
     execute(work, as_json=as_json, debug=debug)
 
@@ -150,12 +158,12 @@ def against_first(
     models: Mapping[str, Any] | None = None,
     call: Any = None,
 ) -> dict[str, Any]:
-    """Each of the results compared with the first, by its label; with models, which are run anew to look for causes."""
+    """Compare each of the results with the first, by label; models, if given, are run again to find causes."""
     from embgrad.comparison.compare import compare as compare_results
 
-    first, *others = results
+    first, *rest = results
     comparisons = {}
-    for label in others:
+    for label in rest:
         with terminal.busy(f"comparing {label} with {first} …"):
             pair = None if models is None else (models[first], models[label])
             comparisons[label] = compare_results(
@@ -164,7 +172,7 @@ def against_first(
     return comparisons
 
 
-def compared(
+def compare_models(
     models: Models,
     inputs: Inputs,
     question: Question,
@@ -172,53 +180,54 @@ def compared(
     terminal: Terminal,
     least: int = 2,
 ) -> Compared:
-    """The models' gradients, each compared with the first one's, with the models at hand to look for the cause.
+    """Compute the gradients of the models and compare each with the first; the models are run again to find causes.
 
     Args:
-        models: which models; `least` of them at least.
-        inputs: where the examples come from.
-        question: what is asked.
+        models: the models, at least `least` of them.
+        inputs: the source of the examples.
+        question: the objective, the points and the other options of the gradients.
         tolerance: see `embgrad.compare`.
-        terminal: is told what goes on.
-        least: how many models there must be.
+        terminal: where progress, notes and warnings are printed.
+        least: the smallest permitted number of models.
     """
     checked_tolerance(tolerance)
     batch = batch_from(inputs, models.expect(least), terminal, question)
     loaded = models.load(terminal, least)
     results: dict[str, Results] = {}
     used = question.parsed
-    for label, one in loaded.items():
-        used, results[label] = ask(one, batch, question, terminal, used)
-    tell_default(question, used, terminal)
-    natives = {label: one.model for label, one in loaded.items()}
+    for label, model in loaded.items():
+        used, results[label] = ask(model, batch, question, terminal, used)
+    note_default(question, used, terminal)
+    natives = {label: model.model for label, model in loaded.items()}
     return Compared(results, against_first(results, tolerance, terminal, natives, call_from(question)))
 
 
-def told(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
-    """Tell the comparisons, and give the exit code that says whether all agree."""
-    agrees = all(one.agrees for one in comparisons.values())
-    for number, (label, one) in enumerate(comparisons.items()):
+def print_comparisons(comparisons: Mapping[str, Any], terminal: Terminal) -> int:
+    """Print the comparisons and return the exit code: `OK` if all agree, else `DIFFER`."""
+    agrees = all(comparison.agrees for comparison in comparisons.values())
+    for number, (label, comparison) in enumerate(comparisons.items()):
         if number:
             terminal.say()
         terminal.say(
-            f"{visible(label)}: {'agrees' if one.agrees else 'differs'}",
-            style="bold green" if one.agrees else "bold red",
+            f"{visible(label)}: {'agrees' if comparison.agrees else 'differs'}",
+            style="bold green" if comparison.agrees else "bold red",
         )
-        terminal.say(repr(one))
-    terminal.give({"agrees": agrees, "comparisons": {label: one.to_dict() for label, one in comparisons.items()}})
+        terminal.say(repr(comparison))
+    reports = {label: comparison.to_dict() for label, comparison in comparisons.items()}
+    terminal.give({"agrees": agrees, "comparisons": reports})
     return OK if agrees else DIFFER
 
 
 def expect_none_for_models(context: typer.Context) -> None:
-    """Refuse, beside files, the options that say what is asked of models: they would change nothing.
+    """Check that no option for models was passed together with files, where it would have no effect.
 
     Raises:
-        UsageError: there is one.
+        UsageError: an option for models was passed.
     """
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))
         if option.name not in FOR_FILES and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"files are compared as they are, and {option.opts[0]} is for models: leave one out")
+            raise UsageError(f"{option.opts[0]} is for models and has no effect on files: remove it")
 
 
 def _expect_two(files: Sequence[str]) -> None:

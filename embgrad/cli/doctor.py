@@ -1,4 +1,4 @@
-"""`embgrad doctor`: what is installed, what can run, and what to install."""
+"""`embgrad doctor`: check the installed versions, compute a test gradient in each framework, and advise what to install."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import typer
 
 from embgrad.cli import options as o
 from embgrad.cli.errors import UsageError
-from embgrad.cli.health import LIMIT, Health, Part, core_parts, examined
+from embgrad.cli.health import LIMIT, Health, Part, core_parts, examine
 from embgrad.cli.run import DIFFER, OK, execute
 from embgrad.cli.terminal import Terminal
 
 __all__ = ["doctor"]
 
-#: The longest that a framework may be given, in seconds: a day.
+#: The largest value of --timeout, in seconds: a day.
 LONGEST: Final = 86400
 
 
 def doctor(
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="How long each framework may take.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="The time limit for each framework.")
     ] = LIMIT,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """What is installed for each framework, what runs, and what to install.
+    """Check which frameworks are installed, supported and working, and say what to install.
 
-    In each framework one tiny gradient is taken, in a process of its own, and held against its closed form. Leaves with 0
-    where one framework at least works, and 1 where none does.
+    Computes one small gradient in each framework, in a separate process, and compares it with the exact result. Exit code 0
+    if at least one framework works, 1 if none does.
     """
 
     def work(terminal: Terminal) -> int:
@@ -43,68 +43,72 @@ def doctor(
             raise UsageError(f"--timeout is {timeout:g}: expected a number of seconds above 0, and {LONGEST} at most")
         broken = broken_backends()
         with terminal.busy("trying each framework …"):
-            found, core = examined(timeout), core_parts()
+            backends, core = examine(timeout), core_parts()
         about = {"embgrad": __version__, "python": platform.python_version(), "platform": platform.platform()}
-        _tell_core(core, about, terminal)
-        _tell(found, broken, terminal)
+        _print_core(core, about, terminal)
+        _print_backends(backends, broken, terminal)
         terminal.give(
             {
                 **about,
                 "executable": sys.executable,
-                "works": any(one.works for one in found),
+                "works": any(health.works for health in backends),
                 "core": [asdict(part) for part in core],
-                "backends": {one.name: one.to_dict() for one in found},
+                "backends": {health.name: health.to_dict() for health in backends},
                 "broken": broken,
             }
         )
-        return OK if any(one.works for one in found) else DIFFER
+        return OK if any(health.works for health in backends) else DIFFER
 
     execute(work, as_json=as_json, debug=debug)
 
 
-def _tell_core(parts: Sequence[Part], about: Mapping[str, str], terminal: Terminal) -> None:
-    """What embgrad itself runs on: of the rest only what is out of the ordinary."""
+def _print_core(parts: Sequence[Part], about: Mapping[str, str], terminal: Terminal) -> None:
+    """Print the versions of embgrad, Python and NumPy, and those other core packages that need attention."""
     terminal.say(", ".join(f"{name} {value}" for name, value in about.items()))
     for part in parts:
         if part.trouble or part.note or part.name == "numpy":
-            _tell_part(part, terminal)
+            _print_part(part, terminal)
 
 
-def _tell(found: Sequence[Health], broken: Mapping[str, str], terminal: Terminal) -> None:
-    for one in found:
+def _print_backends(backends: Sequence[Health], broken: Mapping[str, str], terminal: Terminal) -> None:
+    for health in backends:
         terminal.say()
-        _tell_one(one, terminal)
+        _print_backend(health, terminal)
     for name, why in broken.items():
         terminal.say()
         terminal.say(f"✗ {name}: broken", style="bold red")
         terminal.say(why, indent=2)
-    works = [one.name for one in found if one.works]
+    works = [health.name for health in backends if health.works]
     terminal.say()
     terminal.say(
         f"embgrad works with {', '.join(works)}" if works else "embgrad works with no framework here: install one"
     )
 
 
-def _tell_one(one: Health, terminal: Terminal) -> None:
-    done = "a gradient" if one.tried else "imported, which is all that is known of it,"
-    state = f"{done} in {one.seconds:.1f} s{', import included' if one.tried else ''}" if one.works else one.error
-    mark, style = ("✓", "bold green") if one.works else ("✗", "bold red")
-    if not one.version:
+def _print_backend(health: Health, terminal: Terminal) -> None:
+    if not health.works:
+        state = health.error
+    elif health.tried:
+        state = f"a gradient in {health.seconds:.1f} s, including the import"
+    else:
+        state = f"imported in {health.seconds:.1f} s; embgrad has no test model for it"
+    mark, style = ("✓", "bold green") if health.works else ("✗", "bold red")
+    if not health.version:
         mark, style = "–", "bold"
-    terminal.say(f"{mark} {one.name}{f' {one.version}' if one.version else ''}: {state}", style=style)
-    if not one.works:
-        terminal.say(one.install, indent=2)
-    if not one.version:
+    terminal.say(f"{mark} {health.name}{f' {health.version}' if health.version else ''}: {state}", style=style)
+    if not health.works:
+        terminal.say(health.install, indent=2)
+    if not health.version:
         return
-    for number, part in enumerate(one.parts):
-        if number or part.trouble or part.note:  # the framework itself stands in the heading
-            _tell_part(part, terminal)
-    for name, why in one.classes.items():
+    for number, part in enumerate(health.parts):
+        if number or part.trouble or part.note:  # the framework itself is named in the heading
+            _print_part(part, terminal)
+    for name, why in health.classes.items():
         if why:
-            terminal.say(f"✗ {name}, which embgrad.load_bert builds: {why}", style="yellow", indent=2)
+            terminal.say(f"✗ {name}, required by embgrad.load_bert: {why}", style="yellow", indent=2)
 
 
-def _tell_part(part: Part, terminal: Terminal) -> None:
+def _print_part(part: Part, terminal: Terminal) -> None:
     if not part.trouble:
         note = f": {part.note}; {part.mend}" if part.note else ""
         terminal.say(f"✓ {part.name} {part.version}{note}", indent=2)

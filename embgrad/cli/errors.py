@@ -1,4 +1,4 @@
-"""The error of a command that was not asked rightly."""
+"""The error for wrong usage of a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["UsageError"]
 
 
 class UsageError(EmbgradError, ValueError):
-    """The options, or what they name, are not what the command expects; its message says so in full."""
+    """Wrong options of a command, or options that name something unusable; the message is complete by itself."""
 
     def __str__(self) -> str:
         return self.message

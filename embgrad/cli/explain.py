@@ -1,4 +1,4 @@
-"""`embgrad explain`: the documentation's page on an error, as it came with this version."""
+"""`embgrad explain`: the documentation page on an error, as of the installed version."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from embgrad.errors import did_you_mean
 
 __all__ = ["explain"]
 
-#: Every error and the warning, by name, in the order of the tree.
+#: Every error class and the warning class by name, in the order of the class tree.
 NAMES = {
-    name: kind
-    for name, kind in vars(errors).items()
+    name: cls
+    for name, cls in vars(errors).items()
     if name in errors.__all__
-    and isinstance(kind, type)
-    and issubclass(kind, (errors.EmbgradError, errors.EmbgradWarning))
+    and isinstance(cls, type)
+    and issubclass(cls, (errors.EmbgradError, errors.EmbgradWarning))
 }
 
 
@@ -33,7 +33,7 @@ def explain(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """What an error means, its usual causes with their messages, and what to do; without a name, which there are.
+    """Explain an error: its meaning, its usual causes with their messages, and what to do. Without a name, list all errors.
 
     \b
     embgrad explain
@@ -42,46 +42,46 @@ def explain(
 
     def work(terminal: Terminal) -> int:
         if name:
-            found = _named(name)
-            text = _page(found)
+            full_name = _full_name(name)
+            text = _page(full_name)
             if terminal.out.is_terminal:
-                terminal.say(_laid_out(text))
+                terminal.say(_formatted(text))
             elif not as_json:
-                terminal.stream.write(f"{text}\n")  # as it stands: wrapped lines would break its examples
-            terminal.give({"error": found, "text": text})
+                terminal.stream.write(f"{text}\n")  # unchanged: wrapped lines would break its examples
+            terminal.give({"error": full_name, "text": text})
         else:
-            said = {one: " ".join((kind.__doc__ or "").partition("\n")[0].split()) for one, kind in NAMES.items()}
-            width = max(map(len, said))
-            for one, line in said.items():
-                terminal.say(f"{one:<{width}}  {line}")
-            terminal.give({"errors": said})
+            summaries = {each: " ".join((cls.__doc__ or "").partition("\n")[0].split()) for each, cls in NAMES.items()}
+            width = max(map(len, summaries))
+            for each, line in summaries.items():
+                terminal.say(f"{each:<{width}}  {line}")
+            terminal.give({"errors": summaries})
         return OK
 
     execute(work, as_json=as_json, debug=debug)
 
 
-def _named(given: str) -> str:
-    """The error's name, however it was spelled: with its module, as its page's name, in capitals or not."""
-    short = given.rpartition("/")[2].removesuffix(".md").rpartition(".")[2]
-    found = {name.lower(): name for name in NAMES}.get(short.lower())
-    if found is None:
+def _full_name(spelled: str) -> str:
+    """Return the error's name from any spelling: with its module, as the file name of its page, in any case."""
+    short = spelled.rpartition("/")[2].removesuffix(".md").rpartition(".")[2]
+    full_name = {name.lower(): name for name in NAMES}.get(short.lower())
+    if full_name is None:
         raise UsageError(
-            f"there is no error {given!r}: expected one of {', '.join(NAMES)}.{did_you_mean(short, NAMES)}"
+            f"there is no error {spelled!r}: expected one of {', '.join(NAMES)}.{did_you_mean(short, NAMES)}"
         )
-    return found
+    return full_name
 
 
 def _page(name: str) -> str:
-    """The page's text: from the package, or from the checkout that it runs in."""
+    """Return the page's text from the package, or from the source checkout."""
     file = f"{name.lower()}.md"
-    packed: Any = resources.files("embgrad") / "documented" / file
-    source = packed if packed.is_file() else Path(__file__).parents[2] / "docs" / "errors" / file
+    packaged: Any = resources.files("embgrad") / "documented" / file
+    source = packaged if packaged.is_file() else Path(__file__).parents[2] / "docs" / "errors" / file
     if not source.is_file():
-        raise errors.EmbgradError(f"this installation of embgrad lacks its page {file}: install it again, with pip")
+        raise errors.EmbgradError(f"this installation of embgrad lacks its page {file}: reinstall it with pip")
     return re.sub(r"<!--.*?-->\n*", "", source.read_text(encoding="utf-8"), flags=re.DOTALL).strip()
 
 
-def _laid_out(text: str) -> Any:
+def _formatted(text: str) -> Any:
     from rich.markdown import Markdown
 
     return Markdown(text, hyperlinks=False)

@@ -1,4 +1,4 @@
-"""Results that a command reads from files, or from stdin."""
+"""Reading of results from files or stdin, and checks of output paths."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ from embgrad.cli.texts import read_bytes
 from embgrad.errors import FileFormatError, did_you_mean, listed
 from embgrad.results.gradients import EmbeddingGradients
 
-__all__ = ["chosen", "expect_place", "loaded_results", "restricted"]
+__all__ = ["chosen", "expect_writable", "loaded_results", "restricted"]
 
 STDIN = "<stdin>"
 
 
 def loaded_results(files: Sequence[str]) -> dict[str, Results]:
-    """What each file holds, by the files' names; "-" is stdin, once. A file that is named twice stands there twice.
+    """Load the results of each file, by file name; "-" is stdin, at most once. A file named twice gives two entries.
 
     Raises:
-        UsageError: stdin is named twice, or is no pipe.
-        FileFormatError: a file is not embgrad's.
+        UsageError: stdin is named twice, or nothing is piped to it.
+        FileFormatError: a file was not written by embgrad.
     """
     if list(files).count("-") > 1:
         raise UsageError("'-' stands for stdin, which can be read once: name the other file")
-    found: dict[str, Results] = {}
+    results: dict[str, Results] = {}
     for number, file in enumerate(files):
         name = STDIN if file == "-" else file
-        found[f"{name} (again, {number})" if name in found else name] = _loaded(file)
-    return found
+        results[f"{name} (again, {number})" if name in results else name] = _load(file)
+    return results
 
 
 def chosen(results: Results, at: Sequence[str], file: str) -> dict[str, EmbeddingGradients]:
-    """The results at these points; all where none is named.
+    """Return the results at the points `at`; all results if `at` is empty.
 
     Raises:
-        UsageError: the file holds no result at one of them.
+        UsageError: the file holds no result at one of the points.
     """
-    found = named(results)
+    by_point = named(results)
     for name in at:
-        if name not in found:
+        if name not in by_point:
             raise UsageError(
-                f"{file} holds no result at {name!r}: expected one of {listed(found)}.{did_you_mean(name, found)}"
+                f"{file} holds no result at {name!r}: expected one of {listed(by_point)}.{did_you_mean(name, by_point)}"
             )
-    return {name: found[name] for name in at} if at else found
+    return {name: by_point[name] for name in at} if at else by_point
 
 
 def restricted(results: Mapping[str, Results], at: Sequence[str]) -> dict[str, Results]:
-    """Of each file the results at these points; all where none is named.
+    """Return the results of each file at the points `at`; all results if `at` is empty.
 
     Raises:
-        UsageError: a file holds no result at one of them.
+        UsageError: a file holds no result at one of the points.
     """
     return {file: dict(chosen(each, at, file)) if at else each for file, each in results.items()}
 
 
-def expect_place(output: str) -> None:
-    """Refuse a place where no file can be written, before anything is computed.
+def expect_writable(output: str) -> None:
+    """Check, before anything is computed, that a file can be written to `output`; "-" is stdout.
 
     Raises:
-        UsageError: it is a folder, or in one that is not there.
+        UsageError: the path is empty, is a folder, or lies in a folder that does not exist.
     """
     if output == "-":
         return
@@ -75,7 +75,7 @@ def expect_place(output: str) -> None:
         raise UsageError(f"--output {output!r}: there is no folder {str(path.parent)!r}; make it, or name another")
 
 
-def _loaded(file: str) -> Results:
+def _load(file: str) -> Results:
     from embgrad.results.io import load
 
     if file != "-":
@@ -90,9 +90,9 @@ def _loaded(file: str) -> Results:
 
 
 def _spool(path: Path) -> None:
-    """Write what comes from stdin to a file, bit by bit: it may be as long as any file of results."""
+    """Copy stdin to a file in chunks, because it may be as long as any file of results."""
     if sys.stdin is None or sys.stdin.isatty() or not hasattr(sys.stdin, "buffer"):
-        path.write_bytes(read_bytes("-"))  # which says what is wrong
+        path.write_bytes(read_bytes("-"))  # raises the error that explains the problem
         return
     with path.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)

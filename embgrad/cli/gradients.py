@@ -1,4 +1,4 @@
-"""`embgrad gradients`: the gradients of texts in one model, into a file or in figures."""
+"""`embgrad gradients`: compute the gradients of texts in one model; print a summary or write a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.describe import described, named, summarised
+from embgrad.cli.describe import described, named, print_summary
 from embgrad.cli.errors import UsageError
-from embgrad.cli.files import expect_place
+from embgrad.cli.files import expect_writable
 from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.ray_run import OnRay, write_on_ray
-from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, tell_default
+from embgrad.cli.request import Inputs, Question, Results, ask, batch_from, note_default
 from embgrad.cli.run import OK, execute, own_process
 from embgrad.cli.terminal import Terminal
 
@@ -38,10 +38,13 @@ def gradients(
     training: o.Training = False,
     pads: o.Pads = "keep",
     split: Annotated[
-        bool, typer.Option("--split", help="One backward pass an example, for models in which examples meet.")
+        bool,
+        typer.Option(
+            "--split", help="Run one backward pass per example, for models in which examples affect each other."
+        ),
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Test the gradient by finite differences, and fail where it is wrong.")
+        bool, typer.Option("--check", help="Check the gradient by finite differences, and fail if it is wrong.")
     ] = False,
     ignore: o.Ignore = None,
     call: o.Call = None,
@@ -56,13 +59,13 @@ def gradients(
             "--output",
             "-o",
             metavar="FILE",
-            help="A safetensors file, which embgrad.load reads; '-' is stdout. With --ray a new folder of Parquet files.",
+            help="The safetensors file to write, for embgrad.load; '-' is stdout. With --ray, a new folder for Parquet files.",
         ),
     ] = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """The gradient of an objective with respect to the embeddings of texts.
+    """Compute the gradient of an objective with respect to the embeddings of texts.
 
     \b
     embgrad gradients -m FOLDER --framework torch -t "A gripping film." -o g.safetensors
@@ -87,11 +90,11 @@ def gradients(
         with terminal.busy(f"loading {model} …"):
             loaded = load_model(str(model), framework, ignore or ())
         used, results = ask(loaded, batch, question, terminal)
-        tell_default(question, used, terminal)
+        note_default(question, used, terminal)
         if output is not None:
             _write(results, output, terminal)
         if output != "-":
-            summarised(results, terminal)
+            print_summary(results, terminal)
             terminal.say(f"written to {output}" if output is not None else "")
         terminal.give(_answer(results, loaded.framework, output))
         return OK
@@ -100,32 +103,32 @@ def gradients(
 
 
 def _expect_on_ray(split: bool, training: bool, output: str | None) -> None:
-    for name, given in {"--split": split, "--training": training}.items():
-        if given:
-            raise UsageError(f"{name} does not go with --ray: which rows share a batch is Ray's affair")
+    for name, value in {"--split": split, "--training": training}.items():
+        if value:
+            raise UsageError(f"{name} cannot be used with --ray, which decides what rows share a batch: remove it")
     if output is None or output == "-":
         raise UsageError("--ray needs --output: expected the name of a new folder, for the Parquet files")
 
 
 def _expect_no_ray(workers: int | None, column: str | None, give: str | None, prefix: str | None) -> None:
-    for name, given in {"--workers": workers, "--column": column, "--give": give, "--prefix": prefix}.items():
-        if given is not None:
-            raise UsageError(f"{name} goes with --ray: add --ray, or leave it out")
+    for name, value in {"--workers": workers, "--column": column, "--give": give, "--prefix": prefix}.items():
+        if value is not None:
+            raise UsageError(f"{name} requires --ray: add --ray, or remove it")
 
 
 def _expect(model: str | None, output: str | None, terminal: Terminal, ray: bool = False) -> None:
     if model is None:
         raise UsageError("--model is missing: expected a folder, or your own model as path/to/file.py:name")
     if output == "-" and terminal.as_json:
-        raise UsageError("-o - writes the file to stdout, and so does --json the figures: leave one out")
+        raise UsageError("-o - writes the file to stdout, which --json uses as well: pass only one")
     if output == "-" and terminal.stream.isatty():
-        raise UsageError("-o - writes a binary file, and stdout is a terminal: pipe it on, or name a file")
+        raise UsageError("-o - writes a binary file, but stdout is a terminal: pipe the output, or name a file")
     if output is not None and not ray:
-        expect_place(output)
+        expect_writable(output)
 
 
 def _write(results: Results, output: str, terminal: Terminal) -> None:
-    """Into a file, or to stdout, where nothing else is then written."""
+    """Write the results to the file, or to stdout, to which nothing else is written in that case."""
     from embgrad.results.io import save
 
     if output != "-":

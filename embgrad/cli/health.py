@@ -1,4 +1,4 @@
-"""What is installed for each framework, what of it goes together, and what it takes to mend the rest."""
+"""Checks of the installation: versions, packages that fit together, and a test gradient for each framework."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from typing import Any, Final
 from embgrad.backend.registry import list_backends
 from embgrad.cli.supported import SETUPTOOLS, SUPPORTED, Standing, Supported, numbers
 
-__all__ = ["Health", "Part", "core_parts", "examined"]
+__all__ = ["Health", "Part", "core_parts", "examine"]
 
-#: How long a framework may take to be imported and give one gradient, in seconds.
+#: The default time limit, in seconds, for importing a framework and computing one gradient.
 LIMIT: Final = 120.0
 
-#: What is no framework of the user's.
-OWN: Final = "reference"
+#: The built-in NumPy backend, which `doctor` does not list because it is not a framework.
+REFERENCE: Final = "reference"
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Need:
     """A package that a backend uses.
 
     Attributes:
-        module: what is imported.
-        distributions: what pip calls it, in any of its forms, which have the same versions.
-        what: what it is for.
-        supported: the versions that it is tested in.
-        install: what to do where it is missing.
-        optional: it can be done without.
-        former: names of pip's under which older versions are.
+        module: the name of the imported module.
+        distributions: the names on PyPI of its variants, which share their version numbers.
+        what: its purpose.
+        supported: the versions that embgrad is tested with.
+        install: the command that installs it, shown if it is missing.
+        optional: whether the backend also works without it.
+        former: the names on PyPI under which older versions were published.
     """
 
     module: str
@@ -54,16 +54,16 @@ class Need:
 
 @dataclass(frozen=True)
 class Part:
-    """What was found of a need.
+    """The state of one package that a backend uses.
 
     Attributes:
-        name: what pip calls it.
-        what: what it is for.
-        version: empty where it is missing.
-        trouble: what is wrong with it; empty where nothing is.
-        mend: what to do where there is trouble, or a note.
-        optional: it can be done without.
-        note: what is to be known of it where nothing is wrong, as far as is known: embgrad was never tested with it.
+        name: its name on PyPI.
+        what: its purpose.
+        version: the installed version; empty if it is missing.
+        trouble: the problem with it; empty if there is none.
+        mend: the remedy for the trouble, or the advice that belongs to the note.
+        optional: whether the backend also works without it.
+        note: a remark on a version without known problems that embgrad was never tested with; else empty.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Health:
-    """How one backend is.
+    """The state of one backend.
 
     Attributes:
-        name: the backend's.
-        version: the framework's, empty where it is not installed.
-        works: whether a gradient came out right; of a third party's backend whether its framework can be imported.
-        tried: whether a gradient was taken.
-        error: why not.
-        seconds: how long that took, the import included.
-        install: what installs it.
-        parts: what else it uses.
-        classes: what `embgrad.load_bert` builds, by name why it cannot be imported; an empty string where it can.
+        name: the backend's name.
+        version: the framework's version; empty if it is not installed.
+        works: whether the test gradient was correct; for a third party's backend, whether its framework can be imported.
+        tried: whether a test gradient was computed.
+        error: the reason why it does not work; empty if it works.
+        seconds: the duration of the test in seconds, including the import.
+        install: the command that installs the framework.
+        parts: the states of the packages that the backend uses, the framework first.
+        classes: for each class that `embgrad.load_bert` builds, the reason why it cannot be imported; empty if it can.
     """
 
     name: str
@@ -102,22 +102,22 @@ class Health:
     classes: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the state as a dictionary for JSON."""
         return asdict(self)
 
 
-#: What packages of 2022 need besides, which pip has no way to know of.
+#: An undeclared requirement of packages from 2022, which pip therefore does not install.
 PKG_RESOURCES: Final = Need(
     "pkg_resources", ("setuptools",), "tensorflow-hub and gluonnlp import it", SETUPTOOLS, "pip install 'setuptools<81'"
 )
 
 
 def _need(group: str, name: str, what: str, install: str = "", *, optional: bool = True) -> Need:
-    """A need whose module is called as its distribution is."""
+    """Return a need whose module has the name of its distribution."""
     return Need(name.replace("-", "_"), (name,), what, SUPPORTED[group][name], install, optional)
 
 
-#: By backend the framework, and what else it uses.
+#: By backend, the packages that it uses, the framework first.
 NEEDS: Final[dict[str, tuple[Need, ...]]] = {
     "torch": (
         _need("torch", "torch", "the framework", "pip install 'embgrad[torch]'", optional=False),
@@ -144,7 +144,7 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
             "tensorflow_text",
             ("tensorflow-text",),
             "TF Hub's preprocessing models",
-            install="pip install --no-deps tensorflow-text, of TensorFlow's version",
+            install="pip install --no-deps tensorflow-text, in the version of TensorFlow",
             optional=True,
         ),
     ),
@@ -157,12 +157,12 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
             "pip install 'embgrad[mxnet]'",
             former=("mxnet-mkl", "mxnet-native"),
         ),
-        _need("gluon", "numpy", "MXNet is written for NumPy 1", "pip install 'numpy<2'", optional=False),
+        _need("gluon", "numpy", "required by MXNet", "pip install 'numpy<2'", optional=False),
         _need("gluon", "gluonnlp", "gluonnlp's models, embgrad.load_bert", "pip install gluonnlp==0.10.0"),
     ),
 }
 
-#: What embgrad itself and its command use, and embgrad.ray where it is there.
+#: The packages that embgrad itself, its command and `embgrad.ray` use.
 CORE: Final = (
     _need("core", "numpy", "arrays", "pip install embgrad", optional=False),
     _need("core", "safetensors", "files", "pip install embgrad", optional=False),
@@ -172,17 +172,17 @@ CORE: Final = (
 
 
 def core_parts() -> tuple[Part, ...]:
-    """What embgrad itself uses, of what is there, and Python."""
-    return (_python("core", "which embgrad is written for"), *(one for need in CORE if (one := _part(need)).version))
+    """Return the states of Python and of the installed packages that embgrad itself uses."""
+    return (_python("core", "required by embgrad"), *(part for need in CORE if (part := _part(need)).version))
 
 
-def examined(limit: float = LIMIT) -> list[Health]:
-    """Each backend but the reference, tried in a process of its own, so that a crash or a hang is only told of.
+def examine(limit: float = LIMIT) -> list[Health]:
+    """Test each backend except the reference in a separate process, so that a crash or a hang is only reported.
 
     Args:
-        limit: how many seconds each may take.
+        limit: the time limit for each backend, in seconds.
     """
-    names = sorted(name for name in list_backends() if name != OWN)
+    names = sorted(name for name in list_backends() if name != REFERENCE)
     with ThreadPoolExecutor(max_workers=max(len(names), 1)) as pool:
         return list(pool.map(lambda name: _health(name, limit), names))
 
@@ -191,29 +191,29 @@ def _health(name: str, limit: float) -> Health:
     backend = list_backends()[name]
     install = f"pip install 'embgrad[{backend.extra}]'" if backend.extra else f"pip install {backend.package}"
     parts = _parts(name)
-    if not _found(backend.package):
+    if not _is_installed(backend.package):
         return Health(name, error=f"{backend.package} is not installed", install=install, parts=parts)
-    tried = _tried(name, limit)
-    version = tried["versions"].get(backend.package) or _version((backend.package,))[1]
+    outcome = _run_trial(name, limit)
+    version = outcome["versions"].get(backend.package) or _version((backend.package,))[1]
     return Health(
         name,
         version,
-        works=tried["works"],
-        tried=tried["tried"],
-        error=tried["error"],
-        seconds=tried["seconds"],
+        works=outcome["works"],
+        tried=outcome["tried"],
+        error=outcome["error"],
+        seconds=outcome["seconds"],
         install=install,
         parts=parts,
-        classes=dict(tried["classes"]),
+        classes=dict(outcome["classes"]),
     )
 
 
 def _parts(name: str) -> tuple[Part, ...]:
     needs = list(NEEDS.get(name, ()))
-    if any(need.module in ("tensorflow_hub", "gluonnlp") and _found(need.module) for need in needs):
+    if any(need.module in ("tensorflow_hub", "gluonnlp") and _is_installed(need.module) for need in needs):
         needs.append(PKG_RESOURCES)
     parts = [_part(need) for need in needs]
-    if name == "gluon" and (python := _python(name, "which MXNet 1.9.1 runs on")).trouble:
+    if name == "gluon" and (python := _python(name, "required by MXNet 1.9.1")).trouble:
         parts.append(python)
     if name == "tensorflow":
         parts += _keras_of(parts)
@@ -222,7 +222,9 @@ def _parts(name: str) -> tuple[Part, ...]:
 
 def _part(need: Need) -> Part:
     name, version = (
-        _version((*need.distributions, *need.former)) if _found(need.module) or need is PKG_RESOURCES else ("", "")
+        _version((*need.distributions, *need.former))
+        if _is_installed(need.module) or need is PKG_RESOURCES
+        else ("", "")
     )
     if not version:
         standing = Standing("not installed", mend=need.install)
@@ -235,45 +237,45 @@ def _part(need: Need) -> Part:
 
 
 def _python(group: str, what: str) -> Part:
-    """Python itself, as embgrad or a framework needs it."""
+    """Return the state of the Python version for embgrad or a framework."""
     version = platform.python_version()
     standing = SUPPORTED[group]["python"].standing(version)
     return Part("python", what, version, standing.trouble, standing.mend, note=standing.note)
 
 
 def _keras_of(parts: Sequence[Part]) -> list[Part]:
-    """Whether Keras 2 is TensorFlow's own version, and whether it is asked for."""
+    """Return the problems of Keras 2: a version unlike TensorFlow's, or `TF_USE_LEGACY_KERAS` not set."""
     versions = {part.name: part.version for part in parts}
-    ours, keras = versions.get("tensorflow", ""), versions.get("tf-keras", "")
-    found = []
-    if ours and keras and numbers(ours)[:2] != numbers(keras)[:2]:
-        wanted = ".".join(ours.split(".")[:2])
-        found.append(
+    tensorflow, keras = versions.get("tensorflow", ""), versions.get("tf-keras", "")
+    problems = []
+    if tensorflow and keras and numbers(tensorflow)[:2] != numbers(keras)[:2]:
+        release = ".".join(tensorflow.split(".")[:2])
+        problems.append(
             Part(
                 "tf-keras and tensorflow",
-                "of one version",
-                f"{keras}, {ours}",
-                "do not go together",
-                f"pip install 'tf-keras=={wanted}.*'",
+                "their versions must match",
+                f"{keras}, {tensorflow}",
+                "do not match",
+                f"pip install 'tf-keras=={release}.*'",
             )
         )
     if keras and os.environ.get("TF_USE_LEGACY_KERAS") != "1":
-        found.append(
+        problems.append(
             Part(
                 "TF_USE_LEGACY_KERAS",
-                "tells TensorFlow to use Keras 2, for Hugging Face's models; this command says it by itself",
+                "makes TensorFlow use Keras 2, for Hugging Face's models; this command sets it itself",
                 os.environ.get("TF_USE_LEGACY_KERAS", "not set"),
                 "not 1",
                 "os.environ['TF_USE_LEGACY_KERAS'] = '1' before TensorFlow is imported",
                 optional=True,
             )
         )
-    return found
+    return problems
 
 
-def _tried(name: str, limit: float) -> dict[str, Any]:
-    """What came of a gradient in a process of its own."""
-    nothing: dict[str, Any] = {
+def _run_trial(name: str, limit: float) -> dict[str, Any]:
+    """Compute the test gradient in a separate process; return its outcome as a dictionary."""
+    default: dict[str, Any] = {
         "works": False,
         "tried": False,
         "error": "",
@@ -284,22 +286,25 @@ def _tried(name: str, limit: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         try:
-            done = subprocess.run(
-                # The process's own path, and not that of the folder it happens to be in.
-                [sys.executable, "-c", _SCRIPT, json.dumps([one for one in sys.path if one]), name, str(out)],
-                env={"TF_USE_LEGACY_KERAS": "1", **os.environ} if _found("tf_keras") else dict(os.environ),
+            process = subprocess.run(
+                # Pass this process's import path without the empty entry, which stands for the current folder.
+                [sys.executable, "-c", _SCRIPT, json.dumps([folder for folder in sys.path if folder]), name, str(out)],
+                env={"TF_USE_LEGACY_KERAS": "1", **os.environ} if _is_installed("tf_keras") else dict(os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=limit,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return {**nothing, "seconds": limit, "error": f"it took longer than {limit:.0f} s; --timeout allows more"}
+            return {**default, "seconds": limit, "error": f"it took longer than {limit:.0f} s; --timeout allows more"}
         try:
-            return {**nothing, **json.loads(out.read_text(encoding="utf-8"))}
+            return {**default, **json.loads(out.read_text(encoding="utf-8"))}
         except (OSError, ValueError):
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            return {**nothing, "error": f"it {_end(done.returncode)}" + (f": {said[-1][:300]}" if said else "")}
+            lines = process.stderr.decode("utf-8", "replace").strip().splitlines()
+            return {
+                **default,
+                "error": f"it {_describe_exit(process.returncode)}" + (f": {lines[-1][:300]}" if lines else ""),
+            }
 
 
 _SCRIPT: Final = (
@@ -307,16 +312,16 @@ _SCRIPT: Final = (
 )
 
 
-def _end(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
-        return f"left with exit code {code}"
+        return f"exited with code {code}"
     try:
-        return f"was ended by {signal.Signals(-code).name}"
+        return f"was terminated by {signal.Signals(-code).name}"
     except ValueError:
-        return f"was ended by signal {-code}"
+        return f"was terminated by signal {-code}"
 
 
-def _found(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
@@ -325,7 +330,7 @@ def _found(module: str) -> bool:
 
 
 def _version(distributions: Sequence[str]) -> tuple[str, str]:
-    """The first of these names under which something is installed, and its version; empty where none is."""
+    """Return the first of these names that is installed, and its version; two empty strings if none is."""
     for name in distributions:
         try:
             return name, metadata.version(name)

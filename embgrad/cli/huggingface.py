@@ -1,4 +1,4 @@
-"""A checkpoint of any architecture as Hugging Face's own classes build it, from its folder alone, and complete."""
+"""Loading of checkpoints of any architecture by Hugging Face's classes, offline and with all weights present."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from embgrad.errors import BackendError, FileFormatError, UnsupportedError, brie
 
 __all__ = ["CLOSED", "from_transformers"]
 
-#: Nothing is fetched, and no code of the checkpoint's own is run. Left out, transformers asks on stdin, where texts may be.
+#: Nothing is downloaded, and no code from the checkpoint is run. Without `trust_remote_code` transformers would ask on stdin,
+#: which may carry the texts.
 CLOSED: Final = {"local_files_only": True, "trust_remote_code": False}
 
-#: Up to the first number in a weight's name.
+#: Matches a weight's name up to its first number.
 _NUMBERED: Final = re.compile(r".*?\.\d+\.")
 
 
 def from_transformers(path: Path, framework: str, architecture: str | None) -> Any:
-    """The model.
+    """Load the model of a checkpoint folder, in evaluation mode.
 
     Args:
         path: the checkpoint folder.
         framework: "torch" or "tensorflow".
-        architecture: PyTorch's class or TensorFlow's; None for the one without a head.
+        architecture: the name of the class in PyTorch or TensorFlow; None for the model without a head.
 
     Raises:
         BackendError: transformers is not installed.
-        UnsupportedError: transformers has no such class in this framework, or it leaves out weights of its layers.
-        FileFormatError: the folder cannot be loaded as that class, or lacks a part of it, or its weights are no safetensors, or
-            its configuration names code elsewhere.
+        UnsupportedError: transformers has no such class in this framework, or the class ignores weights of its layers.
+        FileFormatError: the folder cannot be loaded as that class, lacks weights of it, has weights that are not safetensors, or
+            its configuration names code from another repository.
     """
     if importlib.util.find_spec("transformers") is None:
         raise BackendError(f"{path} needs the package 'transformers': pip install 'embgrad[{framework}]'")
@@ -42,64 +43,64 @@ def from_transformers(path: Path, framework: str, architecture: str | None) -> A
 
     bare = (architecture or "AutoModel").removeprefix("TF")
     name = f"TF{bare}" if framework == "tensorflow" else bare
-    found = getattr(transformers, name, None)
-    if found is None:
+    cls = getattr(transformers, name, None)
+    if cls is None:
         raise UnsupportedError(
-            f"transformers {transformers.__version__} has no class {name!r}, which {path / 'config.json'} asks for"
+            f"transformers {transformers.__version__} has no class {name!r}, which {path / 'config.json'} names"
             + (": TensorFlow's classes need transformers below 5" if framework == "tensorflow" else "")
-            + f"; build the model yourself and give path/to/file.py:name.{did_you_mean(name, dir(transformers))}"
+            + f". Build the model yourself and pass path/to/file.py:name.{did_you_mean(name, dir(transformers))}"
         )
     _expect_no_code(path)
     if framework == "torch":
-        weight_files(path)  # where there are none, transformers would look for pickles
+        weight_files(path)  # raises if there are no safetensors; transformers would look for pickles
     try:
-        model, told = _tensorflow(found, path) if framework == "tensorflow" else _pretrained(found, path)
+        model, info = _tensorflow(cls, path) if framework == "tensorflow" else _pretrained(cls, path)
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise FileFormatError(f"{path} cannot be loaded as a {name}: {' '.join(str(error).split())[:300]}") from error
-    _expect_complete(told, path, name)
-    _expect_all_used(told, path, name, getattr(found, "base_model_prefix", ""))
+    _expect_complete(info, path, name)
+    _expect_all_used(info, path, name, getattr(cls, "base_model_prefix", ""))
     return model.eval() if framework == "torch" else model
 
 
 def _expect_no_code(path: Path) -> None:
-    """Refuse kernels that are named by a repository: transformers 4.57 fetches them, and runs them, if it finds `kernels`."""
+    """Reject kernels that are named by a repository: transformers 4.57 downloads and runs them if `kernels` is installed."""
     pending: list[Any] = [read_config(path)]
     while pending:
-        one = pending.pop()
-        pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        for name, value in one.items() if isinstance(one, dict) else ():
-            told = value.values() if isinstance(value, dict) else [value]
-            named = [each for each in told if isinstance(each, str) and not each.isidentifier()]
-            if "_implementation" in name and named:
+        entry = pending.pop()
+        pending += entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()
+        for name, value in entry.items() if isinstance(entry, dict) else ():
+            values = value.values() if isinstance(value, dict) else [value]
+            repositories = [each for each in values if isinstance(each, str) and not each.isidentifier()]
+            if "_implementation" in name and repositories:
                 raise FileFormatError(
-                    f"{path / 'config.json'} says {name} {brief(named[0])}, which is code from elsewhere: expected a name that "
-                    "transformers has, such as 'eager'; take it out of the configuration"
+                    f"{path / 'config.json'} says {name} {brief(repositories[0])}, which is code from another repository: "
+                    "expected a name that transformers has, such as 'eager'. Remove it from the configuration"
                 )
 
 
-def _pretrained(found: Any, path: Path) -> tuple[Any, Any]:
-    """The model, and what Hugging Face says of its loading."""
-    model, told = found.from_pretrained(str(path), **CLOSED, output_loading_info=True)
-    return model, told
+def _pretrained(cls: Any, path: Path) -> tuple[Any, Any]:
+    """Return the model and the loading information of Hugging Face."""
+    model, info = cls.from_pretrained(str(path), **CLOSED, output_loading_info=True)
+    return model, info
 
 
-def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
-    """Likewise in TensorFlow, where PyTorch's weights are handed over as NumPy.
+def _tensorflow(cls: Any, path: Path) -> tuple[Any, Any]:
+    """Return the TensorFlow model and the loading information; PyTorch's weights are passed as NumPy arrays.
 
-    transformers 4.57 hands itself an open safetensors file there, and iterates over it, which safetensors 0.8 has ended.
+    transformers 4.57 iterates over an open safetensors file to convert the weights, which safetensors 0.8 no longer permits.
     """
     if not _has_safetensors(path):
-        return _pretrained(found, path)
+        return _pretrained(cls, path)
     weights = read_weights(path)
-    if any("/" in name for name in weights):  # TensorFlow's own names, which have no such fault
-        return _pretrained(found, path)
+    if any("/" in name for name in weights):  # TensorFlow's names, which transformers loads without that conversion
+        return _pretrained(cls, path)
     import transformers
     from transformers.modeling_tf_pytorch_utils import load_pytorch_state_dict_in_tf2_model
 
     config = transformers.AutoConfig.from_pretrained(str(path), **CLOSED)
-    model = found.from_config(config) if found.__name__.startswith("TFAuto") else found(config)
+    model = cls.from_config(config) if cls.__name__.startswith("TFAuto") else cls(config)
     model.build_in_name_scope()
-    model, told = load_pytorch_state_dict_in_tf2_model(
+    model, info = load_pytorch_state_dict_in_tf2_model(
         model,
         weights,
         tf_inputs=False,
@@ -107,18 +108,18 @@ def _tensorflow(found: Any, path: Path) -> tuple[Any, Any]:
         output_loading_info=True,
         tf_to_pt_weight_rename=getattr(model, "tf_to_pt_weight_rename", None),
     )
-    return model, told
+    return model, info
 
 
 def _has_safetensors(path: Path) -> bool:
-    """Whether the weights are safetensors; TensorFlow's own format is the other."""
+    """Return whether the weights are safetensors; the alternative is TensorFlow's own format."""
     return any((path / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json"))
 
 
-def _expect_complete(told: Any, path: Path, name: str) -> None:
-    """Refuse a model of which a part was made up: its weights would be random numbers."""
+def _expect_complete(info: Any, path: Path, name: str) -> None:
+    """Raise a FileFormatError if weights are missing: transformers would fill them with random numbers."""
     for key, what in (("missing_keys", "lacks"), ("mismatched_keys", "holds in other shapes")):
-        names = sorted(str(one) for one in told.get(key) or ())
+        names = sorted(str(weight) for weight in info.get(key) or ())
         if names:
             raise FileFormatError(
                 f"{path} {what} {len(names)} weights of a {name}: {listed(names)}; they would be random numbers. Is "
@@ -126,26 +127,27 @@ def _expect_complete(told: Any, path: Path, name: str) -> None:
             )
 
 
-def _expect_all_used(told: Any, path: Path, name: str, prefix: str) -> None:
-    """Refuse a model whose layers have no place for a weight of theirs: it computes something else than the checkpoint's.
+def _expect_all_used(info: Any, path: Path, name: str, prefix: str) -> None:
+    """Raise an UnsupportedError if weights of the model's layers are unused: it would differ from the trained model.
 
-    TFBertModel, say, has no table of distances and adds positions all the same. A head that is left over is in no layer that is
-    used.
+    TFBertModel, for example, has no table of relative distances and adds absolute positions instead. Unused weights of a head
+    are permitted, because they are in no numbered layer that is used.
     """
-    left = {str(one).removeprefix(f"{prefix}.") for one in told.get("unexpected_keys") or ()}
-    if not left or not _has_safetensors(path):
+    unused = {str(weight).removeprefix(f"{prefix}.") for weight in info.get("unexpected_keys") or ()}
+    if not unused or not _has_safetensors(path):
         return
-    used = {_layer(one) for one in {each.removeprefix(f"{prefix}.") for each in weight_shapes(path)} - left} - {None}
-    lost = sorted(one for one in left if _layer(one) in used)
+    used = {weight.removeprefix(f"{prefix}.") for weight in weight_shapes(path)} - unused
+    layers = {_layer(weight) for weight in used} - {None}
+    lost = sorted(weight for weight in unused if _layer(weight) in layers)
     if lost:
         raise UnsupportedError(
-            f"{path} holds {len(lost)} weights that the layers of a {name} have no place for: {listed(lost)}; it would compute "
-            "something else than the model that was trained. Try the other framework's class, or build the model yourself and "
-            "give path/to/file.py:name"
+            f"{path} holds {len(lost)} weights that the layers of a {name} do not use: {listed(lost)}. Its results would differ "
+            "from those of the trained model; try the other framework's class, or build the model yourself and pass "
+            "path/to/file.py:name"
         )
 
 
 def _layer(weight: str) -> str | None:
-    """The numbered layer that a weight lies in, such as "encoder.layer.0."; None where it lies in none."""
-    found = _NUMBERED.match(weight)
-    return None if found is None else found[0]
+    """Return the numbered layer that a weight belongs to, such as "encoder.layer.0.", or None."""
+    match = _NUMBERED.match(weight)
+    return None if match is None else match[0]

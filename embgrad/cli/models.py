@@ -1,4 +1,4 @@
-"""The model that a command names: a checkpoint folder, a SavedModel, or an object of the user's own code."""
+"""Loading of the model that a command names: a checkpoint folder, a SavedModel, or an object from the user's code."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["FRAMEWORKS", "Loaded", "expect_models", "frameworks_from", "load_mod
 #: The frameworks that a checkpoint folder can be loaded in, the first of them by default.
 FRAMEWORKS: Final = ("torch", "tensorflow", "gluon")
 
-#: What keeps transformers from importing a framework, by the framework's name.
-IMPORTED: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
+#: By framework, the environment variable that keeps transformers from importing it.
+IMPORT_SWITCHES: Final = {"torch": "USE_TORCH", "tensorflow": "USE_TF", "flax": "USE_JAX"}
 
-#: What a BERT without a head calls itself; older checkpoints do not say.
+#: The architectures of a BERT without a head; older checkpoints do not name one.
 BARE: Final = ("BertModel", "TFBertModel")
 
 
@@ -36,9 +36,9 @@ class Loaded:
 
     Attributes:
         model: the model.
-        framework: its backend's name.
-        name: how it was named.
-        folder: where its tokenizer may be; None for a model of the user's code.
+        framework: the name of its backend.
+        name: the name that the user gave on the command line.
+        folder: the folder that may hold its tokenizer; None for a model from the user's code.
     """
 
     model: Any
@@ -47,31 +47,31 @@ class Loaded:
     folder: Path | None
 
 
-def frameworks_from(given: str) -> list[str]:
-    """The names in --frameworks.
+def frameworks_from(text: str) -> list[str]:
+    """Return the names in --frameworks.
 
     Raises:
-        UsageError: there is none, or one twice.
+        UsageError: there is no name, or a name occurs twice.
     """
-    names = [name.strip() for name in given.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or len(set(names)) != len(names):
         raise UsageError(
-            f"--frameworks {given!r}: expected different names separated by commas, such as torch,tensorflow,gluon"
+            f"--frameworks {text!r}: expected different names separated by commas, such as torch,tensorflow,gluon"
         )
     return names
 
 
 def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str] = ()) -> Loaded:
-    """The model that --model names.
+    """Load the model that --model names.
 
     Args:
         spelled: a folder, `module:name` or `file.py:name`.
-        framework: in which a checkpoint is built; of the user's own model the framework that it must be of. None for the
-            first that is installed, or the model's own.
-        ignore: patterns of weights that a BERT encoder may leave over, see `embgrad.load_bert`.
+        framework: the framework to build a checkpoint in, or that the user's own model must belong to. None for the first
+            one installed, or the framework of the user's model.
+        ignore: patterns of weights that a BERT encoder may leave unused, see `embgrad.load_bert`.
 
     Raises:
-        UsageError: there is nothing of that name, or it is of another framework.
+        UsageError: there is no such model, or it belongs to another framework.
         FileFormatError: a file is missing or broken, or weights are missing.
         UnsupportedError: the framework cannot build this model.
         BackendError: the framework is not installed.
@@ -84,44 +84,44 @@ def load_model(spelled: str, framework: str | None = None, ignore: Sequence[str]
 def expect_models(
     wanted: Sequence[tuple[str, str | None]], ignore: Sequence[str] = (), *, own_process: bool = False
 ) -> None:
-    """Check, before anything is loaded, that models are where --model says, and their frameworks installed.
+    """Check, before anything is loaded, that the models exist and their frameworks are installed.
 
     Args:
-        wanted: each model as it is spelled, with its framework, see `load_model`.
+        wanted: each model as the user wrote it, with its framework, see `load_model`.
         ignore: see `load_model`.
-        own_process: whether the process runs this command alone, so that transformers may be kept from importing frameworks
-            that nobody asked for.
+        own_process: whether the process runs this command alone, so that environment variables may keep transformers from
+            importing frameworks that are not needed.
 
     Raises:
-        UsageError: there is nothing of that name, or it is of another framework.
+        UsageError: there is no such model, or it belongs to another framework.
         BackendError: the framework is not installed.
     """
     frameworks = {_expect_model(spelled, framework, ignore) for spelled, framework in wanted}
     if own_process and None not in frameworks:
-        for name, variable in IMPORTED.items():
+        for name, variable in IMPORT_SWITCHES.items():
             if name not in frameworks:
                 os.environ.setdefault(variable, "0")
 
 
 def _expect_model(spelled: str, framework: str | None, ignore: Sequence[str]) -> str | None:
-    """The framework that a model will be loaded in; None where the user's own code decides."""
+    """Return the framework that a model will be loaded in; None if the user's code decides."""
     path = Path(spelled)
     if path.is_dir():
         return _framework_of(path, framework, ignore)
     if not is_reference(spelled):
         raise UsageError(
-            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own as "
-            "path/to/file.py:name or module:name; embgrad reads what is on this machine and fetches nothing"
+            f"--model {spelled!r} does not exist: expected a checkpoint folder, a SavedModel folder, or your own model "
+            "as path/to/file.py:name or module:name. embgrad reads local files only and downloads nothing"
         )
     expect_function(spelled, "--model")
     _expect_none_ignored(ignore, spelled, "is your own code")
     if framework is not None and framework not in list_backends():
-        backend_named(framework)  # which says that there is none, and what is near
+        backend_named(framework)  # raises the error that suggests similar names
     return None
 
 
 def prepare_tensorflow() -> None:
-    """Say that Keras 2 is wanted, which Hugging Face's TensorFlow classes need, before TensorFlow is imported."""
+    """Set `TF_USE_LEGACY_KERAS`, before TensorFlow is imported: Hugging Face's TensorFlow classes need Keras 2."""
     if importlib.util.find_spec("tf_keras") is not None:
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
@@ -140,7 +140,7 @@ def _is_saved_model(path: Path) -> bool:
 
 
 def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> str:
-    """The framework that a folder is loaded in, which is installed."""
+    """Return the framework to load a folder in; raise if it is not installed."""
     if _is_saved_model(path):
         if framework not in (None, "tensorflow"):
             raise UsageError(f"{path} is a TensorFlow SavedModel: expected --framework tensorflow, not {framework}")
@@ -149,14 +149,14 @@ def _framework_of(path: Path, framework: str | None, ignore: Sequence[str]) -> s
     if not (path / "config.json").is_file():
         raise UsageError(
             f"{path} holds neither config.json nor saved_model.pb: expected a checkpoint folder in Hugging Face's format, or a "
-            f"TensorFlow SavedModel; it holds {listed(sorted(one.name for one in path.iterdir()))}"
+            f"TensorFlow SavedModel. It holds {listed(sorted(entry.name for entry in path.iterdir()))}"
         )
     return _default_framework() if framework is None else backend_named(framework).name
 
 
 def _expect_none_ignored(ignore: Sequence[str], name: str, what: str) -> None:
     if ignore:
-        raise UsageError(f"--ignore goes with the checkpoint of a BERT, and {name} {what}: leave it out")
+        raise UsageError(f"--ignore applies only to a checkpoint of a BERT, and {name} {what}: remove it")
 
 
 def _default_framework() -> str:
@@ -167,7 +167,7 @@ def _default_framework() -> str:
             continue
     raise BackendError(
         "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
-        "'embgrad[mxnet]'; embgrad doctor tells more"
+        "'embgrad[mxnet]'. Run embgrad doctor for details"
     )
 
 
@@ -176,7 +176,7 @@ def _saved_model(path: Path) -> Any:
 
     try:
         return tensorflow.saved_model.load(str(path))
-    except Exception as error:  # TensorFlow has many classes for a broken file
+    except Exception as error:  # TensorFlow raises many classes of error for a broken file
         raise FileFormatError(
             f"{path} cannot be loaded as a SavedModel: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -184,55 +184,57 @@ def _saved_model(path: Path) -> Any:
 
 def _checkpoint(path: Path, framework: str, ignore: Sequence[str]) -> Any:
     config = read_config(path)
-    kind, architecture = config.get("model_type"), _architecture(config, path)
-    if kind == "bert" and (architecture is None or architecture in BARE or ignore):
+    model_type, architecture = config.get("model_type"), _architecture(config, path)
+    if model_type == "bert" and (architecture is None or architecture in BARE or ignore):
         return load_bert(path, framework, ignore=ignore)
     if ignore:
-        raise UsageError(f"--ignore goes with a BERT, and {path} says model_type {brief(kind)}: leave it out")
+        raise UsageError(
+            f"--ignore applies only to a BERT, and {path} has the model_type {brief(model_type)}: remove it"
+        )
     if framework not in ("torch", "tensorflow"):
-        aside = "; --ignore PATTERN leaves the head's weights aside, as --ignore 'cls.*' does" if kind == "bert" else ""
+        hint = ". To load the encoder without its head, pass --ignore PATTERN, such as --ignore 'cls.*'"
         raise UnsupportedError(
-            f"{path} holds a {architecture or kind}, which the framework {framework!r} has no class for: expected torch or "
-            f"tensorflow; or build it yourself and give path/to/file.py:name{aside}"
+            f"{path} holds a {architecture or model_type}, for which the framework {framework!r} has no class: expected torch or "
+            f"tensorflow, or your own model as path/to/file.py:name{hint if model_type == 'bert' else ''}"
         )
     return from_transformers(path, framework, architecture)
 
 
 def _architecture(config: dict[str, Any], path: Path) -> str | None:
-    given = config.get("architectures")
-    if given is None or given == []:
+    names = config.get("architectures")
+    if names is None or names == []:
         return None
-    if not isinstance(given, list) or not isinstance(given[0], str):
+    if not isinstance(names, list) or not isinstance(names[0], str):
         raise FileFormatError(
-            f"{path / 'config.json'} says architectures {brief(given)}: expected a list with a class's name"
+            f"{path / 'config.json'} says architectures {brief(names)}: expected a list with a class's name"
         )
-    return given[0]
+    return names[0]
 
 
 def _of_code(spelled: str, framework: str | None) -> Loaded:
-    found = imported(spelled)
-    if not _is_model(found) and callable(found):
-        found = _called(found, framework)
-    backend = backend_for(found)
+    model = imported(spelled)
+    if not _is_model(model) and callable(model):
+        model = _build(model, framework)
+    backend = backend_for(model)
     if framework is not None and backend.name != framework:
         raise UsageError(
-            f"{spelled} gives a model of the framework {backend.name!r}: expected {framework!r}, as was asked for"
+            f"{spelled} is a model of the framework {backend.name!r}: expected {framework!r}, the value of --framework"
         )
-    return Loaded(found, backend.name, spelled, None)
+    return Loaded(model, backend.name, spelled, None)
 
 
-def _is_model(found: Any) -> bool:
-    """Whether it is a model itself; a model can be called, too."""
-    if isinstance(found, type):
+def _is_model(candidate: Any) -> bool:
+    """Return whether the object is a model and not a function that builds one; models are callable as well."""
+    if isinstance(candidate, type):
         return False
-    return any(backend.owns(found) for backend in list_backends().values())
+    return any(backend.owns(candidate) for backend in list_backends().values())
 
 
-def _called(builder: Any, framework: str | None) -> Any:
-    """What a builder gives; one with a parameter `framework` is told which."""
+def _build(builder: Any, framework: str | None) -> Any:
+    """Return the model that a builder function returns; pass it the framework if it has that parameter."""
     try:
         parameters = inspect.signature(builder).parameters
-    except (TypeError, ValueError):  # one written in C does not say
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return builder()
     if "framework" in parameters:
         default = parameters["framework"].default
@@ -241,12 +243,13 @@ def _called(builder: Any, framework: str | None) -> Any:
         return builder() if framework is None else builder(framework=framework)
     needed = [
         name
-        for name, one in parameters.items()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if needed:
         raise UsageError(
-            f"{getattr(builder, '__name__', builder)} needs {listed(needed)}: expected a function without arguments, or with "
-            "one named 'framework', that gives the model"
+            f"{getattr(builder, '__name__', builder)} requires the arguments {listed(needed)}: expected a function that "
+            "returns the model and takes no arguments, or only 'framework'"
         )
     return builder()

@@ -1,4 +1,4 @@
-"""Objectives as they are spelled on the command line: as in Python, with literal arguments, and never evaluated."""
+"""Parsing of objectives on the command line: Python syntax with literal arguments, never evaluated."""
 
 from __future__ import annotations
 
@@ -17,75 +17,75 @@ from embgrad.objectives.objectives import Objective
 
 __all__ = ["labels_from", "parsed_objective"]
 
-#: The objectives that can be spelled, by name: all but `Scalar`, which takes a function.
+#: The permitted objectives by name: all but `Scalar`, which takes a function.
 CLASSES: Final[dict[str, type[Objective]]] = {
-    name: found
+    name: cls
     for name in objectives.__all__
-    if inspect.isclass(found := getattr(objectives, name)) and issubclass(found, Objective) and found is not Objective
+    if inspect.isclass(cls := getattr(objectives, name)) and issubclass(cls, Objective) and cls is not Objective
 }
 
-#: Which argument --labels are.
+#: By objective, the argument that --labels sets.
 LABELS: Final = {"CrossEntropy": "labels", "Logit": "index"}
 
 EXAMPLE: Final = 'Sum(output="pooled"), Logit(0) or CrossEntropy([0, 1])'
 
 
 def parsed_objective(spelled: str | None, labels: Any = None) -> Objective | None:
-    """The objective that is spelled; a cross-entropy where labels alone are given; None where nothing is.
+    """Return the objective of --objective; a cross-entropy if only labels are given; None if neither is.
 
     Args:
-        spelled: such as 'Sum(output="pooled")'.
-        labels: of --labels, the argument that the objective then need not spell.
+        spelled: the text of --objective, such as 'Sum(output="pooled")'.
+        labels: the labels of --labels, which the text of the objective then omits.
 
     Raises:
-        UsageError: it is not spelled as an objective of literal arguments.
-        ObjectiveError: the arguments are not what the objective takes.
+        UsageError: the text is not the name of an objective with literal arguments.
+        ObjectiveError: the objective does not accept the arguments.
     """
     if spelled is None:
         return None if labels is None else objectives.CrossEntropy(labels)
-    name, args, kwargs = _taken_apart(spelled)
-    found = CLASSES[name]
+    name, args, kwargs = _parse_call(spelled)
+    cls = CLASSES[name]
     if labels is not None:
         if name not in LABELS:
-            raise UsageError(f"--labels goes with {listed(LABELS)}: the objective is {spelled}, which takes none")
+            raise UsageError(f"--labels applies only to {listed(LABELS)}: the objective {spelled} takes no labels")
         if args or LABELS[name] in kwargs:
             raise UsageError(
-                f"the objective {spelled} has its {LABELS[name]}, and --labels gives others: leave one out"
+                f"the objective {spelled} already has its {LABELS[name]}, and --labels gives others: pass only one"
             )
         kwargs[LABELS[name]] = labels
-    _expect_arguments(found, args, kwargs, spelled)
-    return found(*args, **kwargs)
+    _expect_arguments(cls, args, kwargs, spelled)
+    return cls(*args, **kwargs)
 
 
-def labels_from(given: str | None) -> Any:
-    """The labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either.
+def labels_from(value: str | None) -> Any:
+    """Return the labels of --labels: whole numbers separated by commas or spaces, a JSON list, or a file of either.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is none of these.
     """
-    if given is None:
+    if value is None:
         return None
-    text, name = given, "--labels"
-    if not re.fullmatch(r"[-\d\s,\[\]]+", given):
-        if not Path(given).is_file():
-            raise UsageError(f"--labels {given!r}: expected whole numbers such as 0,1,1, or a file of them")
-        text, name = read_bytes(given).decode("utf-8-sig", "replace"), given
+    text, name = value, "--labels"
+    if not re.fullmatch(r"[-\d\s,\[\]]+", value):
+        if not Path(value).is_file():
+            raise UsageError(f"--labels {value!r}: expected whole numbers such as 0,1,1, or a file of them")
+        text, name = read_bytes(value).decode("utf-8-sig", "replace"), value
     try:
         if text.lstrip().startswith("["):
             return json.loads(text)
-        # A comma at the very end is let be; an entry left empty elsewhere is not: whose label it was, nobody could tell.
-        return [int(one) for one in re.split(r"\s*,\s*|\s+", text.strip().removesuffix(",").rstrip())]
+        # A trailing comma is accepted. Any other empty entry is an error: its example would have no label.
+        return [int(label) for label in re.split(r"\s*,\s*|\s+", text.strip().removesuffix(",").rstrip())]
     except (ValueError, RecursionError):
         raise UsageError(f"{name} holds {text[:60]!r}: expected whole numbers such as 0,1,1, or a JSON list") from None
 
 
-def _taken_apart(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """The class's name and the arguments."""
+def _parse_call(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return the class's name, its positional arguments and its keyword arguments."""
     try:
         call = ast.parse(spelled.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(
-            f"the objective {spelled!r} is not spelled as in Python ({_reason(error)}): expected {EXAMPLE}"
+            f"the objective {spelled!r} is not valid Python ({_reason(error)}): expected {EXAMPLE}"
         ) from None
     function = call.func if isinstance(call, ast.Call) else call
     if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "embgrad":
@@ -93,21 +93,21 @@ def _taken_apart(spelled: str) -> tuple[str, list[Any], dict[str, Any]]:
     elif isinstance(function, ast.Name):
         name = function.id
     else:
-        raise UsageError(f"the objective is {spelled!r}: expected the name of one, as {EXAMPLE}")
+        raise UsageError(f"the objective is {spelled!r}: expected the name of an objective, such as {EXAMPLE}")
     if name not in CLASSES:
-        why = "it takes a function; call embgrad.gradients in Python for it" if name == "Scalar" else ""
+        hint = ". Scalar takes a function: use embgrad.gradients in Python" if name == "Scalar" else ""
         raise UsageError(
-            f"there is no objective {name!r} here: expected one of {listed(CLASSES)}; {why}".rstrip("; ")
-            + f".{did_you_mean(name, CLASSES)}"
+            f"there is no objective {name!r} on the command line: expected one of {listed(CLASSES)}{hint}."
+            f"{did_you_mean(name, CLASSES)}"
         )
-    args = [_literal(one, spelled) for one in call.args] if isinstance(call, ast.Call) else []
+    args = [_literal(node, spelled) for node in call.args] if isinstance(call, ast.Call) else []
     keywords = call.keywords if isinstance(call, ast.Call) else []
-    if any(one.arg is None for one in keywords):
+    if any(keyword.arg is None for keyword in keywords):
         raise UsageError(f"the objective {spelled!r} unpacks a dict with **: expected its arguments by name")
-    names = [str(one.arg) for one in keywords]
-    if twice := [one for one in names if names.count(one) > 1]:
-        raise UsageError(f"the objective {spelled!r} has {twice[0]} twice: expected each argument once")
-    return name, args, {str(one.arg): _literal(one.value, spelled) for one in keywords}
+    names = [str(keyword.arg) for keyword in keywords]
+    if repeated := [each for each in names if names.count(each) > 1]:
+        raise UsageError(f"the objective {spelled!r} has {repeated[0]} twice: expected each argument once")
+    return name, args, {str(keyword.arg): _literal(keyword.value, spelled) for keyword in keywords}
 
 
 def _literal(node: ast.expr, spelled: str) -> Any:
@@ -115,32 +115,32 @@ def _literal(node: ast.expr, spelled: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise UsageError(
-            f"the objective {spelled!r} holds {ast.unparse(node)!r}: expected literals, numbers, lists and quoted names, such "
+            f"the objective {spelled!r} holds {ast.unparse(node)!r}: expected literals only (numbers, lists, quoted names), such "
             f"as {EXAMPLE}"
         ) from None
 
 
-def _expect_arguments(found: type[Objective], args: list[Any], kwargs: dict[str, Any], spelled: str) -> None:
-    """Say which argument is too many, unknown or missing."""
-    signature = inspect.signature(found)
+def _expect_arguments(cls: type[Objective], args: list[Any], kwargs: dict[str, Any], spelled: str) -> None:
+    """Raise a UsageError that names the surplus, unknown or missing argument."""
+    signature = inspect.signature(cls)
     unknown = [name for name in kwargs if name not in signature.parameters]
     if unknown:
         raise UsageError(
-            f"{found.__name__} has no argument {unknown[0]!r}: expected {listed(signature.parameters)}."
+            f"{cls.__name__} has no argument {unknown[0]!r}: expected {listed(signature.parameters)}."
             f"{did_you_mean(unknown[0], signature.parameters)}"
         )
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        hint = ", or --labels" if found.__name__ in LABELS else ""
+        hint = ", or --labels" if cls.__name__ in LABELS else ""
         raise UsageError(
-            f"the objective {spelled!r}: {error}; expected {found.__name__}{_spelled(signature)}{hint}"
+            f"the objective {spelled!r}: {error}; expected {cls.__name__}{_without_types(signature)}{hint}"
         ) from None
 
 
-def _spelled(signature: inspect.Signature) -> str:
-    """The parameters without their types."""
-    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+def _without_types(signature: inspect.Signature) -> str:
+    """Return the parameters without their types."""
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return str(inspect.Signature(bare))
 
 

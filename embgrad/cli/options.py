@@ -1,4 +1,4 @@
-"""The options that several commands have, with what is said of them, so that each is spelled and explained once."""
+"""The options that several commands share, each defined and explained once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ __all__ = [
     "pairs_from",
 ]
 
-MODEL, INPUT, WANTED, ANSWER = "The model", "The texts", "What is asked", "The answer"
 SEVERAL_FRAMEWORKS = "torch,tensorflow,gluon"
 
 Model = Annotated[
@@ -62,7 +61,7 @@ Framework = Annotated[
     typer.Option(
         "--framework",
         metavar="NAME",
-        help="torch, tensorflow or gluon, or another backend's name. By default the first that is installed.",
+        help="torch, tensorflow, gluon, or another backend's name. Default: the first that is installed.",
     ),
 ]
 Frameworks = Annotated[
@@ -82,7 +81,7 @@ Ignore = Annotated[
     typer.Option(
         "--ignore",
         metavar="PATTERN",
-        help="Weights of a BERT's head to leave aside, such as 'cls.*': the encoder alone is loaded. May be repeated.",
+        help="A pattern of weights of a BERT's head to ignore, such as 'cls.*'; only the encoder is loaded. May be repeated.",
     ),
 ]
 Call = Annotated[
@@ -93,7 +92,9 @@ TextOption = Annotated[list[str] | None, typer.Option("--text", "-t", metavar="T
 Pair = Annotated[
     list[str] | None,
     typer.Option(
-        "--pair", metavar="A B", help="A pair of texts, two arguments. May be repeated; pairs follow the texts."
+        "--pair",
+        metavar="A B",
+        help="A pair of texts, as two arguments. May be repeated. Pairs come after the texts of --text.",
     ),
 ]
 File = Annotated[
@@ -102,8 +103,8 @@ File = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="A file of texts, one a line, in UTF-8; blank lines are skipped. '-' is stdin, which is also read where texts are "
-        "piped in and no other option names any.",
+        help="A UTF-8 file with one text per line; blank lines are skipped. '-' is stdin, which is also read if texts are "
+        "piped in and no other option gives any.",
     ),
 ]
 Pairs = Annotated[bool, typer.Option("--pairs", help="Each line of the file is a pair of texts, separated by a TAB.")]
@@ -112,28 +113,30 @@ Ids = Annotated[
     typer.Option(
         "--ids",
         metavar="FILE",
-        help="Token ids in place of texts, as JSON: a list of lists, or an object with 'ids', 'mask' and 'types'.",
+        help="A JSON file of token ids, in place of texts: a list of lists, or an object with 'ids', 'mask' and 'types'.",
     ),
 ]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
         "--tokenizer",
-        metavar="PLACE",
-        help="A folder, a tokenizer.json, a vocab.txt, or your own as path/to/file.py:name. By default the model's folder.",
+        metavar="TOKENIZER",
+        help="A folder, a tokenizer.json, a vocab.txt, or your own as path/to/file.py:name. Default: the model's folder.",
     ),
 ]
 MaxLength = Annotated[
     int | None,
-    typer.Option("--max-length", metavar="N", help="Cut examples to so many tokens; what is cut off is said."),
+    typer.Option(
+        "--max-length", metavar="N", help="Truncate examples to N tokens; a warning reports how much was cut off."
+    ),
 ]
 ObjectiveText = Annotated[
     str | None,
     typer.Option(
         "--objective",
         metavar="OBJECTIVE",
-        help='Spelled as in Python: Sum(output="pooled"), Logit(1), Margin(1, 0), CrossEntropy([0, 1]), '
-        "Projection([0.5, 2], output=\"sequence\", position=0). By default the sum of 'pooled', or else of the only output.",
+        help='The objective, in Python syntax: Sum(output="pooled"), Logit(1), Margin(1, 0), CrossEntropy([0, 1]), '
+        "Projection([0.5, 2], output=\"sequence\", position=0). Default: the sum of 'pooled', else of the logits or only output.",
     ),
 ]
 Labels = Annotated[
@@ -141,51 +144,54 @@ Labels = Annotated[
     typer.Option(
         "--labels",
         metavar="LABELS",
-        help="The labels of a cross-entropy, one an example: 0,1,1 or a file of them. Without --objective it is CrossEntropy.",
+        help="The labels of a cross-entropy, one per example: 0,1,1 or a file of them. Implies --objective CrossEntropy.",
     ),
 ]
 At = Annotated[
     list[str] | None,
     typer.Option(
-        "--at", metavar="POINT", help="word (the default), embeddings, layer.0, layer.-1, … or a path. May be repeated."
+        "--at",
+        metavar="POINT",
+        help="The point: word (the default), embeddings, layer.0, layer.-1, … or a path. May be repeated.",
     ),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", metavar="N", help="Run at most so many examples at once; one result.")
+    int | None,
+    typer.Option("--batch-size", metavar="N", help="Run at most N examples at once; the result is still one."),
 ]
 Training = Annotated[bool, typer.Option("--training", help="Run the model in training mode, with dropout.")]
 Pads = Annotated[
-    str, typer.Option("--pads", metavar="keep|zero", help="Keep what the model computes at padding, or set it to zero.")
+    str, typer.Option("--pads", metavar="keep|zero", help="Keep the gradients at padding, or set them to zero.")
 ]
 Tolerance = Annotated[
     float | None,
     typer.Option(
         "--tolerance",
         metavar="X",
-        help="The relative L2 up to which two gradients agree. By default what rounding explains, by dtype and depth.",
+        help="The largest relative L2 difference of gradients that agree. Default: what rounding explains, by dtype and depth.",
     ),
 ]
 Ray = Annotated[
     bool,
     typer.Option(
         "--ray",
-        help="Run on Ray, at RAY_ADDRESS or else on this machine: --file is of Parquet, JSON lines or texts, --labels and --ids "
-        "name columns.",
+        help="Run on Ray, at RAY_ADDRESS or else on this machine. --file is then Parquet, JSON lines or texts, and --labels and "
+        "--ids name columns.",
     ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", help="With --ray, how many processes hold the model; by default 2."),
+    typer.Option("--workers", metavar="N", help="With --ray, the number of processes that hold the model. Default: 2."),
 ]
 Column = Annotated[
-    str | None, typer.Option("--column", metavar="NAME", help="With --ray, the column of the texts; by default text.")
+    str | None, typer.Option("--column", metavar="NAME", help="With --ray, the column of the texts. Default: text.")
 ]
 Give = Annotated[
     str | None,
     typer.Option(
         "--give",
         metavar="saliency|tables",
-        help="With --ray, the saliency of each position, or each row's table gradient.",
+        help="With --ray, what to write: the saliency of each position (default), or each row's table gradient.",
     ),
 ]
 Prefix = Annotated[
@@ -193,38 +199,38 @@ Prefix = Annotated[
     typer.Option(
         "--prefix",
         metavar="TEXT",
-        help="With --ray, goes before the new columns' names, where the rows have such already.",
+        help="With --ray, a prefix for the names of the new columns, in case the rows already have columns of these names.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, and nothing else there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show errors with their traceback, and the frameworks' warnings.")]
 
 
-class Command(typer.core.TyperCommand):  # type: ignore[misc]  # typer is not there where types are checked
-    """A command whose option --pair takes two arguments, several times."""
+class Command(typer.core.TyperCommand):  # type: ignore[misc]  # typer is not installed where types are checked
+    """A command whose option --pair takes two arguments and may be repeated."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Each `--pair A B` as one argument."""
-        rest: list[str] = super().parse_args(ctx, _joined(args))
+        """Parse the arguments, with each `--pair A B` joined to one argument."""
+        rest: list[str] = super().parse_args(ctx, _join_pairs(args))
         return rest
 
 
-def pairs_from(given: Sequence[str] | None) -> list[tuple[str, str]]:
-    """The pairs of --pair, as `Command` has joined them."""
-    return [(pair[0], pair[1]) for pair in map(json.loads, given or ())]
+def pairs_from(values: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Return the pairs of --pair, which `Command` has joined as JSON."""
+    return [(pair[0], pair[1]) for pair in map(json.loads, values or ())]
 
 
-def _joined(args: Sequence[str]) -> list[str]:
+def _join_pairs(args: Sequence[str]) -> list[str]:
     joined: list[str] = []
     rest = list(args)
     while rest:
-        one = rest.pop(0)
-        if one == "--":
-            return [*joined, one, *rest]
-        if one != "--pair" and not one.startswith("--pair="):
-            joined.append(one)
+        arg = rest.pop(0)
+        if arg == "--":
+            return [*joined, arg, *rest]
+        if arg != "--pair" and not arg.startswith("--pair="):
+            joined.append(arg)
             continue
-        pair = [one.removeprefix("--pair=")] if one != "--pair" else []
+        pair = [arg.removeprefix("--pair=")] if arg != "--pair" else []
         while rest and len(pair) < 2:
             pair.append(rest.pop(0))
         if len(pair) < 2:

@@ -1,4 +1,4 @@
-"""`embgrad gradients --ray`: the gradients of a dataset's rows on Ray, as a folder of Parquet."""
+"""`embgrad gradients --ray`: the gradients of a dataset's rows, computed on Ray and written to a folder of Parquet files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from embgrad.cli.errors import UsageError
 from embgrad.cli.models import expect_models, load_model
 from embgrad.cli.objectives import parsed_objective
-from embgrad.cli.request import Inputs, tell_cut
+from embgrad.cli.request import Inputs, warn_truncated
 from embgrad.cli.terminal import Terminal
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.cli.user_objects import expect_function, imported
@@ -23,13 +23,13 @@ from embgrad.objectives.objectives import Objective
 
 __all__ = ["OnRay", "write_on_ray"]
 
-#: What may be given of each row on the command line; the gradients themselves need a length, and Python.
-GIVEN: Final = ("saliency", "tables")
+#: The permitted values of --give. The gradients themselves need a fixed length and are available from Python only.
+OUTPUTS: Final = ("saliency", "tables")
 
 
 @dataclass(frozen=True)
 class OnRay:
-    """What is asked of a dataset's rows, see the options of the same names."""
+    """The options of a run on Ray; the fields are the options of the same names."""
 
     objective: str | None = None
     labels: str | None = None
@@ -44,16 +44,16 @@ class OnRay:
     prefix: str | None = None
 
     def options(self, inputs: Inputs) -> dict[str, Any]:
-        """Those of `embgrad.ray.write`."""
+        """Return the keyword arguments for `embgrad.ray.write`."""
         return {
-            "output": self.give or GIVEN[0],
+            "output": self.give or OUTPUTS[0],
             "prefix": self.prefix or "",
             "text": self.column,
             "ids": inputs.ids,
             "max_length": inputs.max_length,
             "batch_size": self.batch_size,
             "workers": self.workers,
-            "call": None if self.call is None else functools.partial(_called, _absolute(self.call)),
+            "call": None if self.call is None else functools.partial(_call, _absolute(self.call)),
             "at": self.at[0] if self.at else None,
             "pads": self.pads,
             "check": self.check,
@@ -69,10 +69,10 @@ def write_on_ray(
     output: str,
     terminal: Terminal,
 ) -> dict[str, Any]:
-    """Write the rows' gradients into the folder, and give what is to be said of it.
+    """Write the rows' gradients into the folder; return the numbers of rows and the folder, for JSON.
 
     Raises:
-        UsageError: an option does not go with --ray, or one is missing.
+        UsageError: an option cannot be used with --ray, or a required one is missing.
         MissingPackageError: Ray is not installed.
     """
     _expect(inputs, on)
@@ -86,74 +86,80 @@ def write_on_ray(
     with _cluster(terminal.debug), terminal.busy(f"gradients of {inputs.file} on Ray …"):
         written = write(str(inputs.file), build, objective, output, **on.options(inputs))
         if inputs.max_length is not None and written.rows_out:
-            _tell_cut(written.folder, f"{on.prefix or ''}truncated", written.rows_out, inputs.max_length, terminal)
+            _warn_cut(written.folder, f"{on.prefix or ''}truncated", written.rows_out, inputs.max_length, terminal)
     terminal.say(f"{written.rows_in} rows in, {written.rows_out} rows out, written to {output}")
     return {"rows_in": written.rows_in, "rows_out": written.rows_out, "folder": output}
 
 
 def _expect(inputs: Inputs, on: OnRay) -> None:
-    """Refuse what does not go with --ray, before anything is started."""
+    """Check the options, before Ray is started."""
     foreign = {"--text": inputs.text, "--pair": inputs.pair, "--pairs": inputs.pairs}
-    given = [name for name, value in foreign.items() if value]
-    if given:
-        raise UsageError(f"{given[0]} does not go with --ray, which reads the rows of --file: leave one out")
+    passed = [name for name, value in foreign.items() if value]
+    if passed:
+        raise UsageError(f"{passed[0]} cannot be used with --ray, which reads the rows of --file: remove it")
     if inputs.file is None or inputs.file == "-":
         raise UsageError("--ray needs --file: expected a file of Parquet, JSON lines (.jsonl) or texts (.txt)")
     if inputs.ids and on.column:
-        raise UsageError("--ids names the column of the ids, and --column that of the texts: leave one out")
+        raise UsageError("--ids names the column of the ids, and --column that of the texts: pass only one")
     if on.objective is None and on.labels is None:
         raise UsageError("--ray needs --objective, such as 'Sum(output=\"pooled\")', or --labels COLUMN")
-    if on.give is not None and on.give not in GIVEN:
+    if on.give is not None and on.give not in OUTPUTS:
         raise UsageError(
-            f"--give {on.give!r}: expected saliency or tables; embgrad.ray in Python has the gradients themselves, too."
-            f"{did_you_mean(on.give, GIVEN)}"
+            f"--give {on.give!r}: expected saliency or tables. In Python, embgrad.ray also writes the gradients themselves."
+            f"{did_you_mean(on.give, OUTPUTS)}"
         )
     expect_function(on.call, "--call")
     if len(on.at) > 1:
-        raise UsageError("--ray gives the gradients at one point: expected one --at; run once for each")
+        raise UsageError(
+            "--ray computes the gradients at one point: expected one --at. Run the command once for each point"
+        )
 
 
 def _expect_file(file: str) -> None:
-    """Refuse a file that is not there, before Ray is started; what lies elsewhere, and patterns, Ray looks for itself."""
+    """Check that a local file exists, before Ray is started; Ray itself resolves URLs and patterns."""
     if "://" not in file and not any(mark in file for mark in "*?[") and not Path(file).exists():
         raise UsageError(f"--file {file!r} does not exist: expected a file or folder of rows")
 
 
-def _tell_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:
-    """Say how much of the texts was cut off, as without Ray."""
+def _warn_cut(folder: str, column: str, rows: int, most: int, terminal: Terminal) -> None:
+    """Warn how many tokens were cut off, as without Ray."""
     import ray.data
 
     tokens = cut = 0
-    for part in ray.data.read_parquet(folder, columns=[column], partitioning=None).iter_batches(batch_format="numpy"):
-        tokens, cut = tokens + int(part[column].sum()), cut + int((part[column] > 0).sum())
-    tell_cut(tokens, cut, rows, most, terminal)
+    for block in ray.data.read_parquet(folder, columns=[column], partitioning=None).iter_batches(batch_format="numpy"):
+        tokens, cut = tokens + int(block[column].sum()), cut + int((block[column] > 0).sum())
+    warn_truncated(tokens, cut, rows, most, terminal)
 
 
 @contextlib.contextmanager
 def _cluster(debug: bool) -> Iterator[None]:
-    """The cluster of RAY_ADDRESS, which goes on afterwards, or one on this machine, which does not."""
+    """Connect to the cluster of RAY_ADDRESS, or start Ray on this machine; on exit disconnect, or stop it."""
     import ray
     import ray.data
 
-    ours = not ray.is_initialized()
-    if ours:
-        how: dict[str, Any] = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
-        ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **how)
+    started_here = not ray.is_initialized()
+    if started_here:
+        options: dict[str, Any] = (
+            {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
+        )
+        ray.init(log_to_driver=debug, logging_level=logging.INFO if debug else logging.ERROR, **options)
     if not debug:
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what it says of an error, we say in a line
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the command prints the error itself, in one line
         ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         yield
     finally:
-        if ours:
+        if started_here:
             ray.shutdown()
 
 
 def _build(model: str, framework: str | None, ignore: Sequence[str], tokenizer: str | None, texts: bool) -> Any:
-    """In an actor: the model, and for texts its tokenizer."""
+    """Return the model, with its tokenizer if the rows are texts; runs in an actor."""
     loaded = load_model(model, framework, ignore)
     if not texts:
-        return list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model  # of parts
+        return (
+            list(loaded.model) if isinstance(loaded.model, tuple) else loaded.model
+        )  # several modules, which `embgrad.ray` takes as a list
     if tokenizer is not None:
         return loaded.model, tokenizer_from(tokenizer)
     if loaded.folder is None:
@@ -163,29 +169,29 @@ def _build(model: str, framework: str | None, ignore: Sequence[str], tokenizer: 
     return loaded.model, tokenizer_of(loaded.folder)
 
 
-def _called(spelled: str, model: Any, inputs: Any) -> Any:
+def _call(spelled: str, model: Any, inputs: Any) -> Any:
     return imported(spelled)(model, inputs)
 
 
 def _objective(on: OnRay) -> Objective | Callable[[Mapping[str, Any]], Objective] | None:
     if on.labels is None:
         return parsed_objective(on.objective)
-    parsed_objective(on.objective, [0])  # whether it is spelled as one
-    made = functools.partial(_labelled, on.objective, on.labels)
-    # The manifest of the folder calls a function by its name.
-    vars(made)["__qualname__"] = f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"
-    return made
+    parsed_objective(on.objective, [0])  # raises if the text is not an objective
+    objective = functools.partial(_labelled, on.objective, on.labels)
+    # The manifest of the folder identifies a function by its qualified name.
+    vars(objective)["__qualname__"] = f"{on.objective or 'CrossEntropy'}, labels of the column {on.labels!r}"
+    return objective
 
 
 def _labelled(spelled: str | None, column: str, rows: Mapping[str, Any]) -> Objective:
-    """In an actor: the objective of some rows."""
-    made = parsed_objective(spelled, rows[column].tolist())
-    assert made is not None
-    return made
+    """Return the objective of a block of rows; runs in an actor."""
+    objective = parsed_objective(spelled, rows[column].tolist())
+    assert objective is not None
+    return objective
 
 
 def _absolute(spelled: str) -> str:
-    """A path, or path.py:name, as it is found from any folder; module:name as it is."""
+    """Return a path, or path.py:name, as an absolute path; module:name is returned unchanged."""
     source, colon, name = spelled.rpartition(":")
     if colon and source.endswith(".py"):
         return f"{Path(source).resolve()}:{name}"

@@ -1,4 +1,4 @@
-"""`embgrad report`: a page of results side by side, from files or from models."""
+"""`embgrad report`: an HTML page that shows results side by side, from files or from models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from embgrad.cli import options as o
-from embgrad.cli.compare import Models, against_first, compared, expect_none_for_models
+from embgrad.cli.compare import Models, against_first, compare_models, expect_none_for_models
 from embgrad.cli.errors import UsageError
-from embgrad.cli.files import expect_place, loaded_results, restricted
+from embgrad.cli.files import expect_writable, loaded_results, restricted
 from embgrad.cli.request import Inputs, Question, Results
 from embgrad.cli.run import OK, execute
 from embgrad.cli.terminal import Terminal
@@ -21,10 +21,11 @@ __all__ = ["report"]
 def report(
     context: typer.Context,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="Files of embgrad gradients; '-' is stdin for one.")
+        list[str] | None,
+        typer.Argument(metavar="FILE", help="Files of saved gradients; one may be '-', which is stdin."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="PAGE", help="The page, an HTML file; '-' is stdout.")
+        str | None, typer.Option("--output", "-o", metavar="PAGE", help="The HTML page to write; '-' is stdout.")
     ] = None,
     title: Annotated[str | None, typer.Option("--title", metavar="TITLE", help="The page's title.")] = None,
     model: o.Model = None,
@@ -50,7 +51,7 @@ def report(
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """A self-contained HTML page: tokens coloured by saliency, side by side, with what the comparison found on top.
+    """Write a self-contained HTML page: the comparison's findings, and below them the tokens coloured by saliency, side by side.
 
     \b
     embgrad report a.safetensors b.safetensors -o page.html
@@ -67,10 +68,10 @@ def report(
             question = Question(objective, labels, at or (), batch_size, training, pads, call=call)
             inputs = Inputs(text or (), o.pairs_from(pair), file, pairs, ids, tokenizer, max_length)
             models = Models(model, framework, frameworks, against, ignore or ())
-            found = compared(models, inputs, question, tolerance, terminal, least=1)
-            results, comparisons = found.results, found.comparisons
+            compared = compare_models(models, inputs, question, tolerance, terminal, least=1)
+            results, comparisons = compared.results, compared.comparisons
         _write(results, comparisons, str(output), title, terminal)
-        agrees = all(one.agrees for one in comparisons.values()) if comparisons else None
+        agrees = all(comparison.agrees for comparison in comparisons.values()) if comparisons else None
         terminal.give({"file": output, "results": list(results), "agrees": agrees})
         return OK
 
@@ -79,12 +80,12 @@ def report(
 
 def _expect(files: list[str] | None, model: str | None, output: str | None, terminal: Terminal) -> None:
     if output is None:
-        raise UsageError("--output is missing: expected where the page goes, as -o page.html")
+        raise UsageError("--output is missing: expected the file name of the page, such as -o page.html")
     if output == "-" and terminal.as_json:
-        raise UsageError("-o - writes the page to stdout, and so does --json the figures: leave one out")
+        raise UsageError("-o - writes the page to stdout, which --json uses as well: pass only one")
     if bool(files) == (model is not None):
-        raise UsageError(f"expected files of results, or --model; {'not both' if files else 'there is neither'}")
-    expect_place(output)
+        raise UsageError(f"expected files of results or --model, {'not both' if files else 'and got neither'}")
+    expect_writable(output)
 
 
 def _write(

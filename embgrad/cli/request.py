@@ -1,4 +1,4 @@
-"""What is asked of a model, as a command's options say it, and the asking."""
+"""The request of a command: its examples and options, and the call of `embgrad.gradients`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embgrad.cli.errors import UsageError
 from embgrad.cli.models import Loaded
 from embgrad.cli.objectives import labels_from, parsed_objective
 from embgrad.cli.terminal import Terminal
-from embgrad.cli.texts import given_texts, ids_from
+from embgrad.cli.texts import ids_from, read_texts
 from embgrad.cli.tokenizer import tokenizer_from, tokenizer_of
 from embgrad.cli.user_objects import expect_function, imported
 from embgrad.common.options import count_or_none
@@ -31,12 +31,12 @@ __all__ = [
     "ask",
     "batch_from",
     "call_from",
-    "tell_cut",
-    "tell_default",
+    "note_default",
+    "warn_truncated",
     "with_objective",
 ]
 
-#: One result, or several by the names of their points.
+#: One result, or several results by the names of their points.
 Results = EmbeddingGradients | dict[str, EmbeddingGradients]
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where a command's examples come from, see the options of the same names."""
+    """The sources of a command's examples; the fields are the options of the same names."""
 
     text: Sequence[str] = ()
     pair: Sequence[tuple[str, str]] = ()
@@ -57,7 +57,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, see the options of the same names."""
+    """The objective, the points and the other options of the gradients; the fields are the options of the same names."""
 
     objective: str | None = None
     labels: str | None = None
@@ -78,20 +78,20 @@ class Question:
 
     @property
     def points(self) -> str | list[str]:
-        """What `embgrad.gradients` takes as `at`."""
+        """The argument `at` of `embgrad.gradients`."""
         return list(self.at) if len(self.at) > 1 else self.at[0] if self.at else WORD
 
 
 def batch_from(
     inputs: Inputs, models: Sequence[str], terminal: Terminal, question: Question | None = None
 ) -> TokenBatch:
-    """The batch of a command, for all of its models, of which none needs to be loaded.
+    """Return the batch for all models of a command; no model needs to be loaded.
 
     Args:
-        inputs: where the examples come from.
-        models: the models as they are spelled; the first that is a folder gives the tokenizer where none is named.
-        terminal: is told what was left out or cut off.
-        question: what is asked of the batch, to be refused where its labels are more or fewer than the examples.
+        inputs: the sources of the examples.
+        models: the models as the user wrote them; without --tokenizer the first that is a folder provides the tokenizer.
+        terminal: where skipped lines and cut tokens are reported.
+        question: the request; its number of labels is checked against the examples.
     """
     batch = _batch(inputs, models, terminal)
     if question is not None and question.parsed is not None:
@@ -101,7 +101,7 @@ def batch_from(
 
 def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBatch:
     if inputs.ids is not None:
-        others = {
+        text_options = {
             "--text": inputs.text,
             "--pair": inputs.pair,
             "--file": inputs.file,
@@ -109,34 +109,36 @@ def _batch(inputs: Inputs, models: Sequence[str], terminal: Terminal) -> TokenBa
             "--tokenizer": inputs.tokenizer,
             "--max-length": inputs.max_length,
         }
-        given = [name for name, value in others.items() if value]
-        if given:
-            raise UsageError(f"--ids gives the examples as ids, and {given[0]} is for texts: leave one out")
+        passed = [name for name, value in text_options.items() if value]
+        if passed:
+            raise UsageError(f"--ids gives the examples as ids, and {passed[0]} is for texts: pass only one")
         return ids_from(inputs.ids, terminal.note)
-    texts = given_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
+    texts = read_texts(inputs.text, inputs.pair, inputs.file, inputs.pairs, terminal.note)
     count_or_none(inputs.max_length, "max_length")
     batch = encode(texts, _tokenizer(inputs, models), max_length=inputs.max_length)
-    tell_cut(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
+    warn_truncated(int(batch.truncated.sum()), int((batch.truncated > 0).sum()), len(batch), batch.shape[1], terminal)
     return batch
 
 
-def tell_cut(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
-    """Say how many tokens were cut off how many of the examples, where any were."""
+def warn_truncated(tokens: int, cut: int, examples: int, most: int, terminal: Terminal) -> None:
+    """Warn how many tokens were cut off, and from how many examples, if any were."""
     if tokens:
-        terminal.warn(f"{tokens} tokens were cut off {cut} of {examples} examples, to {most} tokens at most")
+        terminal.warn(
+            f"{tokens} tokens were cut off from {cut} of {examples} examples, which keep at most {most} tokens"
+        )
 
 
 def call_from(question: Question) -> Callable[[Any, Any], Any] | None:
-    """The function of --call, which calls the model."""
+    """Return the function of --call, which calls the model, or None."""
     return None if question.call is None else imported(question.call)
 
 
 def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> tuple[Objective, T]:
-    """The objective and what `run` gives for it.
+    """Return the objective and the result of `run` for it.
 
     Args:
-        wanted: the one asked for; None for the sum of the output `pooled`, or else of the logits or the only output.
-        run: takes the objective.
+        wanted: the user's objective; None for the sum of the output `pooled`, or else of the logits or the only output.
+        run: the function of the objective that computes the result.
     """
     if wanted is not None:
         return wanted, run(wanted)
@@ -148,23 +150,23 @@ def with_objective(wanted: Objective | None, run: Callable[[Objective], T]) -> t
     return objective, run(objective)
 
 
-def tell_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
-    """Say which objective was taken, where none was asked for."""
+def note_default(question: Question, used: Objective | None, terminal: Terminal) -> None:
+    """Print the default objective if the user chose none."""
     if question.parsed is None:
-        terminal.note(f"the objective is {used!r}; --objective names another")
+        terminal.note(f"the objective is {used!r} by default; choose another with --objective")
 
 
 def ask(
     loaded: Loaded, batch: TokenBatch, question: Question, terminal: Terminal, wanted: Objective | None = None
 ) -> tuple[Objective, Results]:
-    """The gradients of one model, and the objective that they are of: `wanted`, or else the question's."""
+    """Compute the gradients of one model for `wanted`, or else the question's objective; return the objective and results."""
     many = question.batch_size is not None and question.batch_size < len(batch)
     call = call_from(question)
 
     def run(objective: Objective) -> Results:
         label = f"gradients in {loaded.framework}"
         with terminal.progress(label) if many else terminal.busy(f"{label} …") as progress:
-            found: Results = gradients(
+            results: Results = gradients(
                 loaded.model,
                 batch,
                 objective,
@@ -177,7 +179,7 @@ def ask(
                 batch_size=question.batch_size,
                 progress=progress,
             )
-        return found
+        return results
 
     return with_objective(wanted or question.parsed, run)
 
@@ -185,7 +187,7 @@ def ask(
 def _tokenizer(inputs: Inputs, models: Sequence[str]) -> Any:
     if inputs.tokenizer is not None:
         return tokenizer_from(inputs.tokenizer)
-    folder = next((Path(one) for one in models if Path(one).is_dir()), None)
+    folder = next((Path(model) for model in models if Path(model).is_dir()), None)
     if folder is None:
         raise UsageError(
             "texts need a tokenizer, and the model has no folder that holds one: name it with --tokenizer, or give --ids"

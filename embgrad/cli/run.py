@@ -1,4 +1,4 @@
-"""How a command is run: errors become one line and an exit code, warnings one line, and chatter stays off stdout."""
+"""Running of a command: errors become one line and an exit code, warnings one line; other output goes to stderr."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from embgrad.errors import EmbgradError
 
 __all__ = ["DIFFER", "FAILED", "OK", "execute", "in_own_process", "own_process"]
 
-#: The exit codes; `diff` and `cmp` have the same.
+#: The exit codes, the same as those of `diff` and `cmp`.
 OK: Final = 0
 DIFFER: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
 READER_GONE: Final = 141  # 128 + SIGPIPE, which Windows lacks
 
-#: What libraries say to their developers, and not to who uses them.
+#: Warnings for the developers of libraries, which users of the command do not need.
 TO_DEVELOPERS: Final = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
 
-#: Says to frameworks that they are to log errors alone; what the user has set stays.
+#: Environment variables that make frameworks log errors only; values set by the user are kept.
 QUIET: Final = {"TF_CPP_MIN_LOG_LEVEL": "3", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
-#: The process's own arguments are run, see `own_process`.
-_own: Final = ContextVar("own", default=False)
+#: Whether the process's own arguments are being run, see `own_process`.
+_own_process: Final = ContextVar("own_process", default=False)
 
 
 def own_process() -> bool:
-    """Return whether the process runs this one command, so that what is set for the whole of it harms nobody else."""
-    return _own.get()
+    """Return whether the process runs only this command, so that process-wide settings affect nothing else."""
+    return _own_process.get()
 
 
 @contextlib.contextmanager
 def in_own_process() -> Iterator[None]:
-    """Meanwhile the process runs one command."""
-    token = _own.set(True)
+    """Mark, until exit, that the process runs only this command."""
+    token = _own_process.set(True)
     try:
         yield
     finally:
-        _own.reset(token)
+        _own_process.reset(token)
 
 
 def execute(work: Callable[[Terminal], int], *, as_json: bool = False, debug: bool = False) -> NoReturn:
-    """Do a command's work and leave with its exit code.
+    """Run a command's work and exit with its exit code.
 
     Args:
-        work: the command; gives the exit code.
-        as_json: only JSON goes to stdout.
-        debug: errors are shown with their traceback.
+        work: the function that does the work and returns the exit code.
+        as_json: whether only JSON goes to stdout.
+        debug: whether errors are shown with their traceback.
     """
     import typer
 
@@ -73,7 +73,7 @@ def execute(work: Callable[[Terminal], int], *, as_json: bool = False, debug: bo
 
 
 def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
-    """The work's exit code, or that of the error that it ended with, which is told."""
+    """Run the work and return its exit code; print an error that it raises and return the error's exit code."""
     try:
         return work(terminal)
     except BrokenPipeError:
@@ -81,11 +81,11 @@ def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
     except KeyboardInterrupt:
         terminal.fail("interrupted")
         return INTERRUPTED
-    except SystemExit as error:  # a model's own code; its code must not be taken for an answer
-        terminal.fail(f"the model's code left with sys.exit({error.code!r}): expected it to return")
+    except SystemExit as error:  # from the model's code; its exit code must not be mistaken for the command's
+        terminal.fail(f"the model's code called sys.exit({error.code!r}): expected it to return")
         return FAILED
-    except Exception as error:  # the command's edge: whatever a model or a framework raises becomes a line
-        terminal.fail(_told(error, terminal.debug))
+    except Exception as error:  # the outermost level: any error of a model or a framework becomes one line
+        terminal.fail(_one_line(error, terminal.debug))
         if isinstance(error, EmbgradError) and not isinstance(error, UsageError):
             terminal.note(error.see())
         if terminal.debug:
@@ -93,7 +93,7 @@ def _guarded(work: Callable[[Terminal], int], terminal: Terminal) -> int:
         return FAILED
 
 
-def _told(error: Exception, debug: bool) -> str:
+def _one_line(error: Exception, debug: bool) -> str:
     if isinstance(error, EmbgradError):
         return error.message
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -106,7 +106,7 @@ def _told(error: Exception, debug: bool) -> str:
 
 @contextlib.contextmanager
 def _quiet(terminal: Terminal) -> Iterator[None]:
-    """While it is open, frameworks keep to themselves what is not for the user; embgrad's warnings are lines."""
+    """Silence frameworks' messages that are not for the user, until exit; print embgrad's warnings as lines."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if terminal.debug:

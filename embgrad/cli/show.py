@@ -1,4 +1,4 @@
-"""`embgrad show`: the tokens of saved results in the terminal, by their saliency."""
+"""`embgrad show`: print the tokens of saved results in the terminal, coloured by their saliency."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ KINDS = ("norm", "dot")
 
 
 def show(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of embgrad gradients; '-' is stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of saved gradients; '-' is stdin.")] = "-",
     kind: Annotated[
         str,
         typer.Option(
-            "--kind", metavar="norm|dot", help="The gradient's length, or its inner product with the embedding."
+            "--kind", metavar="norm|dot", help="The length of the gradient, or its inner product with the embedding."
         ),
     ] = "norm",
-    words: Annotated[bool, typer.Option("--words", help="Merge the tokens of a word.")] = False,
+    words: Annotated[bool, typer.Option("--words", help="Merge the tokens of each word.")] = False,
     at: o.At = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
-    """The tokens of saved gradients, coloured by saliency; with figures from 0 to 9 where there are no colours.
+    """Print the tokens of saved gradients, coloured by saliency; without colours, with numbers from 0 to 9.
 
     \b
     embgrad show g.safetensors
@@ -47,8 +47,8 @@ def show(
         if kind not in KINDS:
             raise UsageError(f"--kind is {kind!r}: expected 'norm' or 'dot'.{did_you_mean(kind, KINDS)}")
         results = chosen(next(iter(loaded_results([file]).values())), at or (), file)
-        shown = {name: _shown(name, result, kind, words, terminal) for name, result in results.items()}
-        for name, lines in shown.items():
+        texts = {name: _lines(name, result, kind, words, terminal) for name, result in results.items()}
+        for name, lines in texts.items():
             terminal.say(f"at {visible(name)}, {model_of(results[name])}", style="bold")
             for line in (*lines, ""):
                 terminal.say(line)
@@ -59,12 +59,12 @@ def show(
     execute(work, as_json=as_json, debug=debug)
 
 
-def _shown(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> list[Any]:
-    """A line an example."""
+def _lines(name: str, result: EmbeddingGradients, kind: str, words: bool, terminal: Terminal) -> list[Any]:
+    """Return one line of text for each example."""
     if not has_positions(result):
         raise UsageError(
-            f"the gradient at {name!r} has the shape {result.shape}, which is not one vector a token: expected a point such as "
-            "'word'; choose one with --at"
+            f"the gradient at {name!r} has the shape {result.shape}, which is not one vector per token: expected a point such as "
+            "'word', chosen with --at"
         )
     examples = () if terminal.as_json else range(len(result.ids))
     return [painted(pieces(result, example, kind, words), kind, terminal.coloured) for example in examples]

@@ -1,4 +1,4 @@
-"""The versions that embgrad is tested with: one table for the doctor, the documentation and the tests."""
+"""The table of versions that embgrad is tested with, for `embgrad doctor`, the documentation and the tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["SETUPTOOLS", "SUPPORTED", "Standing", "Supported", "numbers", "table
 
 @dataclass(frozen=True)
 class Standing:
-    """Where an installed version stands.
+    """The assessment of an installed version.
 
     Attributes:
-        trouble: what is wrong with it; empty where nothing is known to be.
-        note: what is to be known of one with which nothing is known to be wrong, and which was never tested.
-        mend: what to do, for either.
+        trouble: the problem with it; empty if none is known.
+        note: a remark on an untested version without known problems; else empty.
+        mend: the remedy for the trouble, or the advice that belongs to the note.
     """
 
     trouble: str = ""
@@ -30,12 +30,12 @@ class Supported:
     """The versions of one package.
 
     Attributes:
-        name: what pip calls it; `python` is Python itself.
-        oldest: the oldest that all tests of its framework pass with, and the bound of pyproject.toml; empty where there is
+        name: its name on PyPI; `python` is Python itself.
+        oldest: the oldest version that passes all tests of its framework, and the bound of pyproject.toml; empty if there is
             no such bound.
-        newest: the newest of those, up to the place that matters: 2.13 means every 2.13.
-        below: the first version that does not work, where one is known.
-        why: what happens from `below` on.
+        newest: the newest version that passes them, shortened to the digits that matter: 2.13 means every 2.13.
+        below: the first version that does not work; empty if none is known.
+        why: the problem from version `below` on.
     """
 
     name: str
@@ -45,29 +45,29 @@ class Supported:
     why: str = ""
 
     def standing(self, version: str, name: str = "") -> Standing:
-        """What an installed version means, and what to do.
+        """Return the assessment of an installed version.
 
         Args:
-            version: such as 2.13.0+cpu.
-            name: under which name of pip's it is installed, where that is another.
+            version: the installed version, such as 2.13.0+cpu.
+            name: the name on PyPI under which it is installed, if that differs from `self.name`.
         """
-        own = numbers(version)
-        if own < numbers(self.oldest):
+        installed = numbers(version)
+        if installed < numbers(self.oldest):
             return Standing(
                 f"older than {self.oldest}, the oldest that embgrad is tested with", mend=self._install(name)
             )
-        if self.below and own >= numbers(self.below):
+        if self.below and installed >= numbers(self.below):
             return Standing(f"expected a version below {self.below}: {self.why}", mend=self._install(name))
         newest = numbers(self.newest)
-        if own[: len(newest)] <= newest:
+        if installed[: len(newest)] <= newest:
             return Standing()
         return Standing(
             note=f"newer than {self.newest}, the newest that embgrad is tested with",
-            mend=f"it may well work; where it does not, {self._newest(name)}",
+            mend=f"it may work; if it does not, {self._newest(name)}",
         )
 
     def requirement(self) -> str:
-        """The bounds as pip reads them: >=4.44,<5; ==1.9.1 where there is one version."""
+        """Return the bounds in the syntax of pip: >=4.44,<5, or ==1.9.1 if there is only one version."""
         if self.oldest == self.newest:
             return f"=={self.oldest}"
         return ",".join(f"{sign}{bound}" for sign, bound in ((">=", self.oldest), ("<", self.below)) if bound)
@@ -84,10 +84,10 @@ class Supported:
 
 
 def _named(*packages: Supported) -> Mapping[str, Supported]:
-    return {one.name: one for one in packages}
+    return {package.name: package for package in packages}
 
 
-#: By who needs them (embgrad itself, its command, a backend, embgrad.ray) the packages by name, the framework first.
+#: The packages by name, the framework first, for each that needs them: embgrad itself, its command, a backend, embgrad.ray.
 SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
     "core": _named(
         Supported("python", "3.10", "3.13"),
@@ -123,10 +123,10 @@ SUPPORTED: Final[Mapping[str, Mapping[str, Supported]]] = {
     "ray": _named(Supported("ray", "2.55", "2.60")),
 }
 
-#: What else goes with a framework, and is held for another's sake.
+#: The bound on setuptools, which tensorflow-hub and gluonnlp need for pkg_resources.
 SETUPTOOLS: Final = Supported("setuptools", "", "80", "81", "it has no pkg_resources any more")
 
-#: The rows of the table, and what it calls the packages.
+#: The rows of the table: each group of packages and its title.
 _ROWS: Final[Mapping[str, str]] = {
     "core": "embgrad itself",
     "cli": "the command `embgrad`",
@@ -143,13 +143,13 @@ def table() -> str:
     for group, title in _ROWS.items():
         packages = SUPPORTED[group].values()
         oldest, newest = (
-            ", ".join(_told(one.name, version(one)) for one in packages) for version in (_oldest, _newest)
+            ", ".join(_label(package.name, version(package)) for package in packages) for version in (_oldest, _newest)
         )
         lines.append(f"| {title} | {oldest} | {newest} |")
     return "\n".join(lines)
 
 
-def _told(name: str, version: str) -> str:
+def _label(name: str, version: str) -> str:
     return f"{name.capitalize() if name in ('python', 'keras') else name} {version}"
 
 
@@ -162,8 +162,8 @@ def _newest(package: Supported) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The version as numbers to compare: 2.13.0+cpu is (2, 13, 0)."""
-    return tuple(int(one) for one in re.findall(r"\d+", version.partition("+")[0])[:3])
+    """Return the version as a tuple of at most three numbers, for comparisons: (2, 13, 0) for 2.13.0+cpu."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 if __name__ == "__main__":

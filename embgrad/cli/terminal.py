@@ -1,4 +1,4 @@
-"""What a command writes to: its own stdout, which nothing else reaches, and stderr for everything that is no answer."""
+"""The output of a command: stdout for the answer alone, stderr for notes, warnings, errors and progress."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from embgrad.common.text import visible, visible_lines
 
 __all__ = ["Terminal", "own_stdout", "plain"]
 
-#: How wide text is laid out where there is no terminal and COLUMNS does not say.
+#: The width of text without a terminal, if COLUMNS is not set.
 WIDTH: Final = 100
 
-#: Our own signs for terminals that cannot show them; others are told by their code.
+#: ASCII replacements for the signs that embgrad prints; other characters are escaped.
 IN_ASCII: Final[Mapping[str, str]] = {
     "×": "x",
     "–": "-",
@@ -41,22 +41,23 @@ IN_ASCII: Final[Mapping[str, str]] = {
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that the terminal's encoding lacks."""
+    """Return the replacement for characters that the terminal's encoding lacks, and the position to continue at."""
     assert isinstance(error, UnicodeEncodeError)
-    given = error.object[error.start : error.end]
-    return "".join(IN_ASCII.get(one) or one.encode("ascii", "backslashreplace").decode() for one in given), error.end
+    characters = error.object[error.start : error.end]
+    ascii_text = "".join(IN_ASCII.get(each) or each.encode("ascii", "backslashreplace").decode() for each in characters)
+    return ascii_text, error.end
 
 
 codecs.register_error("embgrad", _in_ascii)
 
 
 class Terminal:
-    """A command's answer goes to `out` (text, tables) or `binary`; notes, warnings and progress go to stderr.
+    """The output streams of a command: the answer goes to `out` or `binary`; notes, warnings and progress go to stderr.
 
     Args:
-        stream: the command's own stdout.
-        as_json: only JSON goes to stdout.
-        debug: errors are shown with their traceback, and the frameworks' warnings are let through.
+        stream: the stdout of the command.
+        as_json: whether only JSON goes to stdout.
+        debug: whether errors are shown with their traceback, and frameworks' warnings are shown.
     """
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, debug: bool = False) -> None:
@@ -68,62 +69,62 @@ class Terminal:
 
     @property
     def coloured(self) -> bool:
-        """Whether the answer may be told by colour; sixteen colours are too few for a scale."""
+        """Whether tokens can be coloured by saliency; sixteen colours are too few for a scale."""
         return self.out.color_system in ("256", "truecolor") and not self.out.no_color
 
     @property
     def binary(self) -> BinaryIO:
-        """The command's own stdout for bytes."""
+        """The stdout of the command, for bytes."""
         self.stream.flush()
         buffer: BinaryIO = self.stream.buffer
         return buffer
 
     def say(self, text: Any = "", style: str = "", indent: int = 0) -> None:
-        """A line of the answer for people, or a table; nothing where only JSON is wanted."""
+        """Print a line or a table of the answer; with --json print nothing."""
         if self.as_json:
             return
         from rich.padding import Padding
 
-        shown = self.text(text) if isinstance(text, str) else text
+        renderable = self.text(text) if isinstance(text, str) else text
         self.out.print(
-            Padding(shown, (0, 0, 0, indent), expand=False) if indent else shown, style=style, soft_wrap=False
+            Padding(renderable, (0, 0, 0, indent), expand=False) if indent else renderable, style=style, soft_wrap=False
         )
 
     def text(self, text: str, style: str = "") -> Any:
-        """Text that is no markup, for a table."""
+        """Return the text for a table, without interpreting it as markup."""
         from rich.text import Text
 
         return Text(visible_lines(text), style=style)
 
     def give(self, answer: Mapping[str, Any]) -> None:
-        """The answer for machines, where it is wanted."""
+        """Print the answer as JSON; without --json print nothing."""
         if self.as_json:
             self.stream.write(json.dumps(plain(answer), indent=2, allow_nan=False) + "\n")
 
     def note(self, text: str) -> None:
-        """A line on stderr that is no part of the answer."""
+        """Print a remark on stderr that does not belong to the answer."""
         self.err.print(visible(f"note: {text}"), style="dim", soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """A line on stderr about what changes the meaning of the answer."""
+        """Print a warning on stderr about something that changes the meaning of the answer."""
         self.err.print(visible(f"warning: {text}"), style="yellow", soft_wrap=True)
 
     def fail(self, text: str) -> None:
-        """The line on stderr that says why there is no answer."""
+        """Print the error on stderr that explains why there is no answer."""
         self.err.print(visible(f"error: {' '.join(text.split())}"), style="bold red", soft_wrap=True)
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """While something goes on that takes long: on a terminal a line that says so."""
+        """Show a status line on stderr during a long task; only on a terminal."""
         if not self.err.is_terminal or self.err.is_dumb_terminal:
             yield
             return
-        with self.err.status(self.text(visible(text))):  # a string would be read as Rich's markup
+        with self.err.status(self.text(visible(text))):  # Rich would interpret a string as markup
             yield
 
     @contextlib.contextmanager
     def progress(self, text: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar on a terminal; what it gives is told how much is done, of how much."""
+        """Show a progress bar on a terminal; yield a function of the numbers of examples done and in all."""
         from embgrad.common.progress import bar
 
         with bar(visible(text), self.err) as report:
@@ -132,49 +133,49 @@ class Terminal:
 
 @contextlib.contextmanager
 def own_stdout() -> Iterator[TextIO]:
-    """The process's stdout for the command alone: what frameworks print meanwhile, in Python or in C, goes to stderr."""
-    given = sys.stdout
-    if given is None:  # it was closed before we began
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            yield nowhere
+    """Reserve stdout for the command: redirect what frameworks print, in Python or in C, to stderr until exit."""
+    stdout = sys.stdout
+    if stdout is None:  # stdout was closed before the process started
+        with open(os.devnull, "w", encoding="utf-8") as null:
+            yield null
         return
-    given.flush()
-    if _descriptor(given) != 1:
-        with contextlib.redirect_stdout(sys.stderr), _any_character(given):
-            yield given
-            given.flush()
+    stdout.flush()
+    if _descriptor(stdout) != 1:
+        with contextlib.redirect_stdout(sys.stderr), _any_character(stdout):
+            yield stdout
+            stdout.flush()
         return
-    kept = os.dup(1)
-    binary = os.fdopen(kept, "wb", closefd=True)
-    stream = io.TextIOWrapper(binary, encoding=given.encoding, errors="embgrad", write_through=False)
-    _onto_stderr()
+    duplicate = os.dup(1)
+    binary = os.fdopen(duplicate, "wb", closefd=True)
+    stream = io.TextIOWrapper(binary, encoding=stdout.encoding, errors="embgrad", write_through=False)
+    _redirect_to_stderr()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield stream
             stream.flush()
     finally:
-        _put_back(stream)
+        _restore_stdout(stream)
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: NumPy's numbers and arrays as Python's; null for what is not finite, which JSON has no word for."""
+    """Return the value for JSON: NumPy's numbers and arrays as Python's, and None for numbers that are not finite."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def _console(stream: TextIO | None) -> Any:
-    """Rich's console; it heeds NO_COLOR, FORCE_COLOR and TERM itself."""
+    """Return a Rich console for the stream; Rich itself respects NO_COLOR, FORCE_COLOR and TERM."""
     from rich.console import Console
 
     console = Console(file=stream, markup=False, highlight=False, emoji=False)
-    console.on_broken_pipe = _reader_gone  # Rich's own would leave the process with 1, which says that two differ
+    console.on_broken_pipe = _raise_broken_pipe  # Rich would exit with code 1, which means that results differ
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:
         console.width = max(int(columns), 10)
@@ -183,20 +184,20 @@ def _console(stream: TextIO | None) -> Any:
     return console
 
 
-def _reader_gone() -> None:
+def _raise_broken_pipe() -> None:
     raise BrokenPipeError
 
 
 def _descriptor(stream: TextIO) -> int | None:
     try:
         return stream.fileno()
-    except (OSError, ValueError, AttributeError):  # a stream in memory has none
+    except (OSError, ValueError, AttributeError):  # a stream in memory has no descriptor
         return None
 
 
 @contextlib.contextmanager
 def _any_character(stream: TextIO) -> Iterator[None]:
-    """While open, the stream takes characters that its encoding lacks."""
+    """Let the stream accept characters that its encoding lacks, until exit."""
     if not isinstance(stream, io.TextIOWrapper):
         yield
         return
@@ -208,23 +209,26 @@ def _any_character(stream: TextIO) -> Iterator[None]:
         stream.reconfigure(errors=before)
 
 
-def _onto_stderr() -> None:
-    """Let descriptor 1 be what descriptor 2 is, or nowhere where that is closed."""
+def _redirect_to_stderr() -> None:
+    """Redirect file descriptor 1 to descriptor 2, or to the null device if that is closed."""
     try:
         os.dup2(2, 1)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
 
 
-def _put_back(stream: io.TextIOWrapper) -> None:
-    """Let descriptor 1 be the process's stdout again; where its reader has gone, nowhere, so that nothing is said at exit."""
+def _restore_stdout(stream: io.TextIOWrapper) -> None:
+    """Restore descriptor 1 to the process's stdout, or to the null device if the reader has closed the pipe.
+
+    Python would otherwise report the closed pipe at exit.
+    """
     sys.stdout.flush()
     os.dup2(stream.fileno(), 1)
     try:
         stream.close()
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)

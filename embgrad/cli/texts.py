@@ -1,4 +1,4 @@
-"""The texts of a command: from its options, a file, or stdin; and ids from a JSON file."""
+"""Reading of a command's texts from its options, a file or stdin, and of ids from a JSON file."""
 
 from __future__ import annotations
 
@@ -17,56 +17,54 @@ from embgrad.inputs.batch import CONVENTIONS, TokenBatch
 from embgrad.inputs.conventions import as_batch
 from embgrad.inputs.text_file import text_lines
 
-__all__ = ["MOST_INPUT", "Text", "given_texts", "ids_from", "read_bytes"]
+__all__ = ["MOST_INPUT", "Text", "ids_from", "read_bytes", "read_texts"]
 
 Text = str | tuple[str, str]
 
-#: The most bytes of texts, ids or labels that a command takes at once: of more, the gradients would not fit any memory.
+#: The largest number of bytes of texts, ids or labels that a command accepts; the gradients of more would not fit in memory.
 MOST_INPUT: Final = 2**26
 
-#: What a file of ids may hold beside those of the known conventions.
+#: The permitted keys of a file of ids, besides those of the known conventions.
 FIELDS: Final = ("ids", "mask", "types", "tokens")
 
 
-def given_texts(
+def read_texts(
     texts: Sequence[str],
     pairs: Sequence[tuple[str, str]],
     file: str | None,
     tabs: bool,
     note: Callable[[str], None],
 ) -> list[Text]:
-    """The texts in order: those of --text, those of --pair, those of the file; from stdin where none is named and it is piped.
+    """Return the texts of --text, of --pair and of the file, in this order; without any of them, the texts piped to stdin.
 
     Args:
-        texts: of --text.
-        pairs: of --pair.
-        file: of --file; "-" for stdin.
-        tabs: each line of the file is a pair, separated by a TAB.
-        note: is told what was left out.
+        texts: the texts of --text.
+        pairs: the pairs of --pair.
+        file: the value of --file; "-" for stdin.
+        tabs: whether each line of the file is a pair, separated by a TAB.
+        note: the function that reports skipped lines.
 
     Raises:
-        UsageError: there is no text, or the file is not as it should be.
+        UsageError: there is no text, or the file does not have the expected format.
     """
-    found: list[Text] = [_decodable(one, "--text") for one in texts]
-    found += [(_decodable(one, "--pair"), _decodable(other, "--pair")) for one, other in pairs]
-    if file is None and not found and _piped():
+    examples: list[Text] = [_decodable(text, "--text") for text in texts]
+    examples += [(_decodable(first, "--pair"), _decodable(second, "--pair")) for first, second in pairs]
+    if file is None and not examples and _piped():
         file = "-"
     if file is not None:
-        found += _of_lines(read_bytes(file), "<stdin>" if file == "-" else file, tabs, note)
+        examples += _of_lines(read_bytes(file), "<stdin>" if file == "-" else file, tabs, note)
     elif tabs:
-        raise UsageError(
-            "--pairs says that the lines of a file are pairs, and there is no --file: name one, or use --pair"
-        )
-    if not found:
+        raise UsageError("--pairs applies to the lines of a file, and there is no --file: pass --file, or use --pair")
+    if not examples:
         raise UsageError("there is no text: give --text TEXT, --pair A B, --file FILE or --ids FILE, or pipe texts in")
-    return found
+    return examples
 
 
 def read_bytes(file: str, most: int = MOST_INPUT) -> bytes:
-    """A file's bytes, or those of stdin for "-". A pipe is read to its end, and of what has none `most` bytes.
+    """Return the bytes of a file, or of stdin for "-", reading at most `most` bytes.
 
     Raises:
-        UsageError: stdin is a terminal, or closed; or there are more than `most` bytes.
+        UsageError: stdin is a terminal or closed, or there are more than `most` bytes.
         OSError: the file cannot be read.
     """
     if file != "-":
@@ -79,59 +77,61 @@ def read_bytes(file: str, most: int = MOST_INPUT) -> bytes:
         data = buffer.read(most + 1) if buffer is not None else sys.stdin.read(most + 1).encode()
     if len(data) > most:
         raise UsageError(
-            f"{'<stdin>' if file == '-' else file} is longer than {most} bytes, the most that is read: expected less; give it "
-            "in parts, or to embgrad.stream in Python"
+            f"{'<stdin>' if file == '-' else file} is longer than {most} bytes, the largest permitted size. Split it, or "
+            "use embgrad.stream in Python"
         )
     return data
 
 
 def ids_from(file: str, note: Callable[[str], None]) -> TokenBatch:
-    """The batch in a JSON file: a list of lists of ids, or ids, mask and types by name.
+    """Return the batch of a JSON file: a list of lists of ids, or an object with ids, mask and types.
 
-    Shorter examples are filled up with zeros on the right, under a mask, where the file gives the ids alone.
+    If the file contains only ids, shorter examples are padded with zeros on the right and masked there.
 
     Raises:
-        UsageError: the file holds no JSON, or no ids.
-        BatchError: the ids are not whole numbers, or the mask or types do not fit them.
+        UsageError: the file is not JSON, or holds no ids.
+        BatchError: the ids are not whole numbers, or the mask or types do not have their shape.
     """
     data, file = read_bytes(file), "<stdin>" if file == "-" else file
     try:
-        given = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
+        content = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{file} is no JSON: {error}; expected a list of lists of ids, or an object with 'ids'"
+            f"{file} is not valid JSON: {error}. Expected a list of lists of ids, or an object with 'ids'"
         ) from None
-    if isinstance(given, list):
-        given = {"ids": given}
-    elif not isinstance(given, dict):
+    if isinstance(content, list):
+        content = {"ids": content}
+    elif not isinstance(content, dict):
         raise UsageError(
-            f"{file} holds {type(given).__name__}: expected a list of lists of ids, or an object with 'ids'"
+            f"{file} holds {type(content).__name__}: expected a list of lists of ids, or an object with 'ids'"
         )
-    if "ids" not in given:
-        if any(keys[0] in given for keys in CONVENTIONS.values()):
-            return as_batch(given)
-        hint = next((hint for key in given if (hint := did_you_mean(key, FIELDS))), "")
+    if "ids" not in content:
+        if any(keys[0] in content for keys in CONVENTIONS.values()):
+            return as_batch(content)
+        hint = next((hint for key in content if (hint := did_you_mean(key, FIELDS))), "")
         raise UsageError(
-            f"{file} holds {listed(given)}: expected 'ids', and perhaps 'mask', 'types' and 'tokens'.{hint}"
+            f"{file} holds {listed(content)}: expected 'ids', and optionally 'mask', 'types' and 'tokens'.{hint}"
         )
-    other = [key for key in given if key not in FIELDS]
-    if other:
+    unknown = [key for key in content if key not in FIELDS]
+    if unknown:
         raise UsageError(
-            f"{file} holds {listed(other)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(other[0], FIELDS)}"
+            f"{file} holds {listed(unknown)}: expected 'ids', 'mask', 'types' and 'tokens'.{did_you_mean(unknown[0], FIELDS)}"
         )
-    return _batch(given, file, note)
+    return _batch(content, file, note)
 
 
-def _batch(given: dict[str, Any], file: str, note: Callable[[str], None]) -> TokenBatch:
-    ids, mask = given["ids"], given.get("mask")
+def _batch(content: dict[str, Any], file: str, note: Callable[[str], None]) -> TokenBatch:
+    ids, mask = content["ids"], content.get("mask")
     rows = isinstance(ids, list) and bool(ids) and all(isinstance(row, list) for row in ids)
-    if rows and set(given) == {"ids"} and len({len(row) for row in ids}) > 1:
+    if rows and set(content) == {"ids"} and len({len(row) for row in ids}) > 1:
         longest = max(map(len, ids))
         mask = [[1] * len(row) + [0] * (longest - len(row)) for row in ids]
         ids = [[*row, *[0] * (longest - len(row))] for row in ids]
-        note(f"{file}: the examples are of different lengths; filled up with zeros on the right, under a mask")
-    convention = "ids" if mask is None and given.get("types") is None else "huggingface"
-    return TokenBatch(ids, mask, given.get("types"), tokens=given.get("tokens"), convention=convention)
+        note(
+            f"{file}: the examples have different lengths; shorter ones are padded with zeros on the right and masked there"
+        )
+    convention = "ids" if mask is None and content.get("types") is None else "huggingface"
+    return TokenBatch(ids, mask, content.get("types"), tokens=content.get("tokens"), convention=convention)
 
 
 def _of_lines(data: bytes, name: str, tabs: bool, note: Callable[[str], None]) -> list[Text]:
@@ -140,7 +140,7 @@ def _of_lines(data: bytes, name: str, tabs: bool, note: Callable[[str], None]) -
     except FileFormatError as error:
         raise UsageError(error.message) from None
     if not lines:
-        raise UsageError(f"{name} holds no text: expected one a line")
+        raise UsageError(f"{name} holds no text: expected one per line")
     texts = [_pair(text, name, number) if tabs else text for number, text in lines]
     if blank:
         note(f"{name}: {blank} blank line{'s' if blank > 1 else ''} skipped")
@@ -151,26 +151,26 @@ def _pair(text: str, name: str, number: int) -> tuple[str, str]:
     parts = text.split("\t")
     if len(parts) != 2:
         raise UsageError(
-            f"{name}, line {number}: it has {len(parts) - 1} TABs; with --pairs expected one a line, between the two texts"
+            f"{name}, line {number} has {len(parts) - 1} TABs: with --pairs, expected one per line, between the two texts"
         )
     return parts[0], parts[1]
 
 
 def _decodable(text: str, option: str) -> str:
-    """The text of an option; bytes that were no text when the process was started stand in it as lone surrogates."""
+    """Return the text of an option; raise if it holds lone surrogates, which stand for bytes that could not be decoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise UsageError(f"{option} {text!r} holds bytes that are no text in this locale: expected UTF-8") from None
+        raise UsageError(f"{option} {text!r} holds bytes that are not text in this locale: expected UTF-8") from None
     return text
 
 
 def _piped() -> bool:
-    """Whether somebody writes into our stdin, or it is a file; a terminal, or nothing at all, is neither."""
+    """Return whether stdin is a pipe, a file or a socket, and not a terminal or closed."""
     if sys.stdin is None:
         return False
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # a stream in memory: in a test, or in another program
+    except (OSError, ValueError, AttributeError):  # a stream in memory, in a test or in another program
         return not sys.stdin.isatty()
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)

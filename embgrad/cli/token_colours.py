@@ -1,4 +1,4 @@
-"""Tokens in the terminal by their saliency: as colours, or as figures where there are none."""
+"""Tokens in the terminal by their saliency: as colours, or as digits without colours."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from embgrad.results.gradients import SPECIAL, EmbeddingGradients
 
 __all__ = ["Piece", "legend", "painted", "pieces"]
 
-#: The colours of the strongest token: of a magnitude, above zero, below zero. The last two are told apart by the colour-blind.
+#: The colours of the strongest token: for a magnitude, above zero, below zero. Colour-blind readers can distinguish the last two.
 NORM, ABOVE, BELOW = (255, 64, 64), (255, 150, 40), (90, 165, 255)
 
-#: Marks of byte-pair and sentence pieces that a new word begins.
+#: The marks of byte-pair and sentence pieces at the beginning of a word.
 STARTS: Final = ("Ġ", "▁")
 
 
 class Piece(NamedTuple):
-    """A token or a word as it is shown.
+    """A token or a word, as it is printed.
 
     Attributes:
-        text: without the tokenizer's marks.
-        joined: whether it goes on with the word before it.
-        special: whether it stands for itself, as "[CLS]"; it is no part of the scale.
-        share: its saliency over the largest of the example, -1 to 1; NaN where there is none.
+        text: the text without the tokenizer's marks.
+        joined: whether it continues the word before it.
+        special: whether it is a special token such as "[CLS]", which does not count for the scale.
+        share: its saliency divided by the largest of the example, -1 to 1; NaN if it has none.
     """
 
     text: str
@@ -36,18 +36,18 @@ class Piece(NamedTuple):
 
 
 def pieces(gradients: EmbeddingGradients, example: int, kind: str = "norm", words: bool = False) -> list[Piece]:
-    """The tokens of an example, or its words, without padding; ids where the tokens' texts are not known."""
-    shown = list(_words(gradients, example, kind) if words else _tokens(gradients, example, kind))
-    counted = [abs(score) for _, _, special, score in shown if not special and np.isfinite(score)]
-    most = max(counted, default=0.0)
+    """Return the tokens of an example, or its words, without padding; ids if the tokens' texts are unknown."""
+    units = list(_words(gradients, example, kind) if words else _tokens(gradients, example, kind))
+    counted = [abs(score) for _, _, special, score in units if not special and np.isfinite(score)]
+    largest = max(counted, default=0.0)
     return [
-        Piece(text, joined, special, float(np.clip(score / most, -1, 1)) if most else 0.0)
-        for text, joined, special, score in shown
+        Piece(text, joined, special, float(np.clip(score / largest, -1, 1)) if largest else 0.0)
+        for text, joined, special, score in units
     ]
 
 
 def painted(shown: Sequence[Piece], kind: str, coloured: bool) -> Any:
-    """The pieces in a line of Rich's text: the more salient, the stronger the colour; without colours with a figure, 0 to 9."""
+    """Return the pieces as one line of Rich's text, coloured by saliency; without colours, with a digit from 0 to 9."""
     from rich.text import Text
 
     line = Text()
@@ -64,7 +64,7 @@ def painted(shown: Sequence[Piece], kind: str, coloured: bool) -> Any:
 
 
 def legend(kind: str, coloured: bool) -> str:
-    """What the colours or the figures say."""
+    """Return the legend of the colours or digits."""
     if kind == "dot":
         what = (
             "gradient · embedding: orange is above zero, blue below" if coloured else "gradient · embedding, -9 to +9"
@@ -78,7 +78,7 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
     scores = gradients.saliency(kind)[example].astype(np.float64)
     ids, mask = gradients.ids[example], None if gradients.mask is None else gradients.mask[example]
     tokens = None if gradients.tokens is None else gradients.tokens[example]
-    marked = tokens is not None and any(token.startswith(STARTS) for token in tokens)
+    has_marks = tokens is not None and any(token.startswith(STARTS) for token in tokens)
     for position in range(len(ids)):
         if mask is not None and not mask[position]:
             continue
@@ -87,9 +87,9 @@ def _tokens(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[
             continue
         token = tokens[position]
         special = bool(SPECIAL.fullmatch(token))
-        goes_on = token.startswith("##") or (marked and not token.startswith(STARTS))
+        continues = token.startswith("##") or (has_marks and not token.startswith(STARTS))
         text = token.removeprefix("##").lstrip("".join(STARTS))
-        yield token_text(text), goes_on and not special, special, float(scores[position])
+        yield token_text(text), continues and not special, special, float(scores[position])
 
 
 def _words(gradients: EmbeddingGradients, example: int, kind: str) -> Iterator[tuple[str, bool, bool, float]]:

@@ -1,4 +1,4 @@
-"""The tokenizer that goes with a model: from its folder, a file, or of the user's own."""
+"""Loading of tokenizers: from a model's folder, a file, or the user's code."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from embgrad.errors import brief
 
 __all__ = ["MOST_TOKENIZER", "MOST_TOKENS", "MOST_VOCABULARY", "tokenizer_from", "tokenizer_of"]
 
-#: The most bytes of a vocab.txt, and the most lines: BERT's has 231,508 in 30,522.
+#: The largest size of a vocab.txt in bytes and in lines; BERT's has 231,508 bytes in 30,522 lines.
 MOST_VOCABULARY: Final = 2**24
 MOST_TOKENS: Final = 2**21
 
-#: The most bytes of a tokenizer.json: MiniLM's has 15 a token.
+#: The largest size of a tokenizer.json in bytes; MiniLM's has 15 bytes for each token.
 MOST_TOKENIZER: Final = 2**27
 
-#: Files that Hugging Face's own tokenizers are made of, beside those that are read here.
+#: The files of Hugging Face's tokenizers, besides those that this module reads itself.
 HUGGING_FACE: Final = ("tokenizer_config.json", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
 def tokenizer_from(spelled: str) -> Any:
-    """The tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`.
+    """Return the tokenizer that --tokenizer names: a folder, a tokenizer.json or vocab.txt, or `module:name`.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the value is none of these.
     """
     path = Path(spelled)
     if path.is_dir():
@@ -38,8 +38,8 @@ def tokenizer_from(spelled: str) -> Any:
     if path.is_file():
         return _of_file(path)
     if is_reference(spelled):
-        found = imported(spelled)
-        return found() if isinstance(found, type) else found
+        tokenizer = imported(spelled)
+        return tokenizer() if isinstance(tokenizer, type) else tokenizer
     raise UsageError(
         f"--tokenizer {spelled!r} does not exist: expected a folder with tokenizer.json or vocab.txt, such a file, or "
         "path/to/file.py:name"
@@ -47,10 +47,10 @@ def tokenizer_from(spelled: str) -> Any:
 
 
 def tokenizer_of(folder: Path) -> Any:
-    """The tokenizer of a checkpoint folder, or of a SavedModel's assets.
+    """Return the tokenizer of a checkpoint folder, or of a SavedModel's assets.
 
     Raises:
-        UsageError: the folder holds none.
+        UsageError: the folder holds no tokenizer.
     """
     for name in ("tokenizer.json", "vocab.txt"):
         if (folder / name).is_file():
@@ -83,15 +83,15 @@ def _of_file(path: Path) -> Any:
             return tokenizers.Tokenizer.from_str(read_bounded(path, MOST_TOKENIZER).decode("utf-8"))
         except (
             BaseException
-        ) as error:  # the library raises Exception itself, or what Rust's panic becomes, which is none
+        ) as error:  # the library raises plain Exception, or a panic of Rust, which is not an Exception
             if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
                 raise
-            raise UsageError(f"{path} is no tokenizer.json: {error}") from error
+            raise UsageError(f"{path} is not a valid tokenizer.json: {error}") from error
     return _wordpiece(path)
 
 
 def _wordpiece(path: Path) -> Any:
-    """BERT's tokenizer from its vocabulary, one token a line."""
+    """Return BERT's tokenizer from its vocabulary file, which has one token per line."""
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -102,7 +102,7 @@ def _wordpiece(path: Path) -> Any:
     missing = [token for token in ("[CLS]", "[SEP]", "[UNK]") if token not in vocabulary]
     if missing:
         raise UsageError(
-            f"{path} lacks {', '.join(missing)}: expected the vocabulary of a BERT, one token a line; name another tokenizer "
+            f"{path} lacks {', '.join(missing)}: expected the vocabulary of a BERT, one token per line. Name another tokenizer "
             "with --tokenizer"
         )
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -110,39 +110,41 @@ def _wordpiece(path: Path) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"]))
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens([one for one in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if one in vocabulary])
+    tokenizer.add_special_tokens(
+        [each for each in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if each in vocabulary]
+    )
     return tokenizer
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a vocabulary."""
+    """Return the lines of a vocabulary file."""
     try:
         data = read_bounded(path, MOST_VOCABULARY)
         if b"\0" in data:
             raise ValueError("it holds the byte 0, which no text has")
         if (lines := data.count(b"\n") + 1) > MOST_TOKENS:
-            raise ValueError(f"it has {lines} lines, and {MOST_TOKENS} are the most that are read")
+            raise ValueError(f"it has {lines} lines, and at most {MOST_TOKENS} are permitted")
         return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except ValueError as error:
-        raise UsageError(f"{path} is no vocabulary: {error}; expected one token a line, in UTF-8") from None
+        raise UsageError(f"{path} is not a vocabulary: {error}. Expected one token per line, in UTF-8") from None
 
 
 def _normaliser(path: Path, tokens: Sequence[str]) -> dict[str, Any]:
-    """How text is made plain: as tokenizer_config.json says, or else in lower case where the vocabulary has no capitals."""
+    """Return the normaliser's settings from tokenizer_config.json; without it, lower case if the vocabulary has no capitals."""
     capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
     config = path.parent / "tokenizer_config.json"
     if not config.is_file():
         return {"lowercase": not capitals}
     try:
-        said = dict(read_json(config))
+        settings = dict(read_json(config))
     except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{config} cannot be read as JSON: {error}; expected a tokenizer's settings") from None
+        raise UsageError(f"{config} cannot be read as JSON: {error}. Expected a tokenizer's settings") from None
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):
-        if said.get(name) not in (True, False, None):
-            raise UsageError(f"{config} says {name} {brief(said[name])}: expected true, false or null")
-    lower, chinese = said.get("do_lower_case"), said.get("tokenize_chinese_chars")
+        if settings.get(name) not in (True, False, None):
+            raise UsageError(f"{config} says {name} {brief(settings[name])}: expected true, false or null")
+    lower, chinese = settings.get("do_lower_case"), settings.get("tokenize_chinese_chars")
     return {
         "lowercase": not capitals if lower is None else bool(lower),
-        "strip_accents": None if said.get("strip_accents") is None else bool(said["strip_accents"]),
+        "strip_accents": None if settings.get("strip_accents") is None else bool(settings["strip_accents"]),
         "handle_chinese_chars": True if chinese is None else bool(chinese),
     }

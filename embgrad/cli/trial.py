@@ -1,4 +1,4 @@
-"""One tiny gradient in one framework, against its closed form: what `embgrad doctor` runs in a process of its own."""
+"""The test of `embgrad doctor`, run in a separate process: one small gradient, compared with its closed form."""
 
 from __future__ import annotations
 
@@ -16,34 +16,36 @@ __all__ = ["main"]
 
 VOCAB, DIM, IDS = 5, 3, ((1, 2, 4), (3, 1, 1))
 
-#: The gradient of the sum of (mean of the looked-up rows) @ ones, at each position.
+#: The exact gradient at each position of the sum, over dim, of the mean of the looked-up rows.
 EXPECTED: Final = 1 / len(IDS[0])
 
 
 def main(framework: str, out: str) -> None:
-    """Try the framework and write what came of it as JSON.
+    """Test the framework and write the outcome as JSON.
 
     Args:
-        framework: a backend's name.
-        out: the file to write.
+        framework: the name of a backend.
+        out: the path of the file to write.
     """
-    found: dict[str, Any] = {"works": False, "tried": framework in MODELS, "error": "", "seconds": 0.0}
-    found |= {"versions": {}, "classes": {}}
+    outcome: dict[str, Any] = {"works": False, "tried": framework in MODELS, "error": "", "seconds": 0.0}
+    outcome |= {"versions": {}, "classes": {}}
     start = time.perf_counter()
     try:
-        found["works"], found["error"] = _try(framework)
-        found["seconds"] = time.perf_counter() - start
-        found["versions"] = _versions(framework)
-        found["classes"] = {name: _importable(*where) for name, where in CLASSES.get(framework, {}).items()}
-    except BaseException as error:  # whatever a broken installation raises is the answer
-        found["error"] = found["error"] or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    Path(out).write_text(json.dumps(found), encoding="utf-8")
+        outcome["works"], outcome["error"] = _try(framework)
+        outcome["seconds"] = time.perf_counter() - start
+        outcome["versions"] = _versions(framework)
+        outcome["classes"] = {name: _import_error(*target) for name, target in CLASSES.get(framework, {}).items()}
+    except BaseException as error:  # any error of a broken installation is the outcome to report
+        outcome["error"] = outcome["error"] or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    Path(out).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def _try(framework: str) -> tuple[bool, str]:
     import embgrad
 
-    if framework not in MODELS:  # a third party's, of which we know no model; that it imports is something
+    if (
+        framework not in MODELS
+    ):  # a third party's backend, for which there is no model here: only test that it can be imported
         from embgrad.backend.registry import backend_named
 
         importlib.import_module(backend_named(framework).package)
@@ -59,7 +61,7 @@ def _try(framework: str) -> tuple[bool, str]:
 def _torch(table: np.ndarray) -> Any:
     import torch
 
-    class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
+    class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not installed where types are checked
         def __init__(self) -> None:
             super().__init__()
             self.table = torch.nn.Embedding.from_pretrained(torch.tensor(table), freeze=False)
@@ -73,7 +75,7 @@ def _torch(table: np.ndarray) -> Any:
 def _tensorflow(table: np.ndarray) -> Any:
     import tensorflow as tf
 
-    class Model(tf.Module):  # type: ignore[misc]  # likewise
+    class Model(tf.Module):  # type: ignore[misc]  # not installed where types are checked
         def __init__(self) -> None:
             super().__init__()
             self.table = tf.Variable(table)
@@ -87,16 +89,16 @@ def _tensorflow(table: np.ndarray) -> Any:
 def _gluon(table: np.ndarray) -> Any:
     from embgrad.backend.registry import backend_named
 
-    backend_named("gluon").versions()  # imports MXNet on the NumPy of today
+    backend_named("gluon").versions()  # imports MXNet, with the names that it needs from NumPy
     import mxnet as mx
 
-    class Model(mx.gluon.HybridBlock):  # type: ignore[misc]  # likewise
+    class Model(mx.gluon.HybridBlock):  # type: ignore[misc]  # not installed where types are checked
         def __init__(self) -> None:
             super().__init__()
             with self.name_scope():
                 self.table = mx.gluon.nn.Embedding(VOCAB, DIM)
 
-        def hybrid_forward(self, F: Any, ids: Any) -> Any:  # noqa: N803  # MXNet's name for it
+        def hybrid_forward(self, F: Any, ids: Any) -> Any:  # noqa: N803  # the name that MXNet passes
             return self.table(ids).mean(axis=1)
 
     model = Model()
@@ -107,7 +109,7 @@ def _gluon(table: np.ndarray) -> Any:
 
 MODELS: Final[Mapping[str, Callable[[np.ndarray], Any]]] = {"torch": _torch, "tensorflow": _tensorflow, "gluon": _gluon}
 
-#: What embgrad.load_bert builds, by framework: what is imported, and its class.
+#: By framework, the classes that embgrad.load_bert builds: each with its module and its name there.
 CLASSES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "torch": {"transformers.BertModel": ("transformers", "BertModel")},
     "tensorflow": {"transformers.TFBertModel": ("transformers", "TFBertModel")},
@@ -115,11 +117,11 @@ CLASSES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
 }
 
 
-def _importable(module: str, name: str) -> str:
-    """An empty string, or why it is not."""
+def _import_error(module: str, name: str) -> str:
+    """Return an empty string if the class can be imported, else the error."""
     try:
         getattr(importlib.import_module(module), name)
-    except BaseException as error:  # likewise
+    except BaseException as error:  # any error of a broken installation is the outcome to report
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Objects of the user's, named as `module:name` or `path/to/file.py:name`."""
+"""Import of the user's objects, named as `module:name` or `path/to/file.py:name`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["expect_function", "imported", "is_reference"]
 
 
 def is_reference(spelled: str) -> bool:
-    """Whether it is spelled as `module:name` or `file.py:name`."""
+    """Return whether the text has the form `module:name` or `file.py:name`."""
     source, colon, name = spelled.rpartition(":")
     if not colon or not all(part.isidentifier() for part in name.split(".")):
         return False
@@ -25,10 +25,10 @@ def is_reference(spelled: str) -> bool:
 
 
 def expect_function(spelled: str | None, option: str) -> None:
-    """Refuse, before anything is run, what names no function of the user's.
+    """Check, before anything is run, that the text can name a function of the user; None is accepted.
 
     Raises:
-        UsageError: it is not spelled as one, or its file is not there.
+        UsageError: the text does not have that form, or the file does not exist.
     """
     if spelled is None:
         return
@@ -45,7 +45,7 @@ def _expect_file(path: str) -> None:
 
 
 def imported(spelled: str) -> Any:
-    """The object; its module's code is run, once, as `python file.py` would run it but for `__main__`.
+    """Import the object and return it; its module's code runs once, with `__name__` other than "__main__".
 
     Raises:
         UsageError: there is no such file, module or name.
@@ -53,16 +53,16 @@ def imported(spelled: str) -> Any:
     source, _, name = spelled.rpartition(":")
     if source.endswith(".py"):
         _expect_file(source)
-        found: Any = _file(str(Path(source).resolve()))
+        target: Any = _file(str(Path(source).resolve()))
     else:
-        found = _module(source)
+        target = _module(source)
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise UsageError(
-                f"{source} has no {name!r}.{did_you_mean(part, vars(found) if hasattr(found, '__dict__') else ())}"
+                f"{source} has no {name!r}.{did_you_mean(part, vars(target) if hasattr(target, '__dict__') else ())}"
             )
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 @functools.cache
@@ -85,9 +85,9 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that the user's own imports
+            raise  # another module, which the user's module imports, is missing
         raise UsageError(
-            f"there is no module {error.name!r}: expected one that Python finds from here, or path/to/file.py:name"
+            f"there is no module {error.name!r}: expected a module that Python can import from here, or path/to/file.py:name"
         ) from None
 
 

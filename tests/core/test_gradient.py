@@ -330,7 +330,7 @@ def test_a_lookup_that_all_examples_share_by_its_path_keeps_its_own_axes() -> No
     np.testing.assert_array_equal(result.ids, [[0, 1, 2]])
     np.testing.assert_allclose(result.values[0], expected_of_positional().sum(0), atol=1e-14)
     np.testing.assert_allclose(result.table().to_dense()[:3], expected_of_positional().sum(0), atol=1e-14)
-    with pytest.raises(embgrad.PointError, match=r"shape \(1, 3, 4\): expected .* by its role, at='position'"):
+    with pytest.raises(embgrad.PointError, match=r"shape \(1, 3, 4\): expected .* by its role, such as at='position'"):
         result.per_example()
 
 

@@ -28,9 +28,9 @@ LIMITS: dict[str, tuple[int, ...]] = {
     "`tokenizer.json`": (tokenizer.MOST_TOKENIZER,),
     "texts, ids or labels of a command, from a file or a pipe": (texts.MOST_INPUT,),
     "a token on a page or in the terminal": (text.MOST_SHOWN,),
-    "the marks on one letter, where text is shown": (visible.MOST_MARKS,),
-    "a piece of provenance on a page; any other text there": (provenance.MOST, environment.MOST_TEXT),
-    "the weight matrices that a result may claim, by which the tolerance grows": (tolerance.MOST_DEPTH,),
+    "combining marks on one letter in displayed text": (visible.MOST_MARKS,),
+    "an entry of the provenance on a page; any other text there": (provenance.MOST, environment.MOST_TEXT),
+    "the number of weight matrices in a result, which determines the tolerance": (tolerance.MOST_DEPTH,),
 }
 
 
@@ -42,7 +42,7 @@ def rows() -> dict[str, str]:
     """The table under the heading of the limits: what is limited, and the cell that says to what."""
     part = PAGE.split("\n## The limits\n")[1].split("\n## ")[0]
     found = re.findall(r"^\| (.+?) \| (.+?) \|", part, flags=re.MULTILINE)
-    return {name: cell for name, cell in found if name != "what"}
+    return {name: cell for name, cell in found if name != "input"}
 
 
 def test_the_page_states_every_limit_as_it_is() -> None:
@@ -62,8 +62,8 @@ def test_no_limit_is_left_unsaid(module: Any) -> None:
 #: What the page says, and where it is tested: a phrase of the page, a file of tests, and a test in it.
 CLAIMS = [
     ("No pickle is read", "core/test_hostile_checkpoints.py", "test_pickles_are_never_opened"),
-    ("what names code", "core/test_hostile_checkpoints.py", "test_what_makes_no_bert_is_left_aside"),
-    ("Nothing is waited for", "core/test_hostile_files.py", "test_what_is_no_file_is_refused_at_once"),
+    ("fields that name code", "core/test_hostile_checkpoints.py", "test_what_makes_no_bert_is_left_aside"),
+    ("Reading never blocks", "core/test_hostile_files.py", "test_what_is_no_file_is_refused_at_once"),
     ("may be pipes", "core/cli/test_hostile.py", "test_a_pipe_is_read_to_its_end"),
     (
         "up to thirty times its length",
@@ -71,7 +71,7 @@ CLAIMS = [
         "test_a_header_takes_thirty_times_its_length_at_most",
     ),
     (
-        "no claim in a header takes any",
+        "only claimed in a header take none",
         "core/test_hostile_files.py",
         "test_a_process_of_little_memory_refuses_them_all",
     ),
@@ -80,22 +80,34 @@ CLAIMS = [
         "core/test_hostile_files.py",
         "test_reading_takes_the_memory_of_the_arrays",
     ),
-    ("write no header that could not be read again", "core/test_hostile_files.py", "test_what_could_not_be_read_back"),
+    (
+        "never write a header that is too long to be read",
+        "core/test_hostile_files.py",
+        "test_what_could_not_be_read_back",
+    ),
     ("begins another shard", "core/test_hostile_files.py", "test_streams_part_long_texts"),
     (
-        "hold the two readers against each other",
+        "the tests compare the two readers",
         "core/test_hostile_files.py",
         "test_changed_files_are_read_as_the_library",
     ),
-    ("where somebody cuts it meanwhile", "core/test_hostile_files.py", "test_a_file_that_is_cut_while_it_is_read"),
-    ("no manifest can name a file elsewhere", "core/test_stream_folder_broken.py", "test_broken_manifests_are_refused"),
+    ("if it is truncated meanwhile", "core/test_hostile_files.py", "test_a_file_that_is_cut_while_it_is_read"),
     (
-        "refused or sound, as any result",
+        "a manifest cannot name a file elsewhere",
+        "core/test_stream_folder_broken.py",
+        "test_broken_manifests_are_refused",
+    ),
+    (
+        "each result is either valid or raises an error",
         "core/test_hostile_writing.py",
         "test_changed_shards_with_a_manifest_that_vouches",
     ),
     ("A writer's lock is a file", "core/test_hostile_writing.py", "test_a_lock_that_is_none"),
-    ("is refused, and so is a weight that two", "core/test_hostile_checkpoints.py", "test_a_weight_in_two_shards"),
+    (
+        "raises an error, and so does a weight that is in two shards",
+        "core/test_hostile_checkpoints.py",
+        "test_a_weight_in_two_shards",
+    ),
     (
         "Other files of the folder are not opened",
         "core/test_hostile_checkpoints.py",
@@ -103,20 +115,28 @@ CLAIMS = [
     ),
     ("Nothing is built before", "core/test_hostile_checkpoints.py", "test_nothing_is_built_of_a_configuration"),
     (
-        "refused before the weights are read",
+        "raises an error before the weights are read",
         "core/test_hostile_checkpoints.py",
         "test_weights_that_do_not_fit_are_not_read",
     ),
-    ("comes back from a file as it was", "core/test_hostile_text.py", "test_files_give_it_back"),
+    ("is read from a file exactly as it was written", "core/test_hostile_text.py", "test_files_give_it_back"),
     ("both are plain ASCII", "core/cli/test_hostile.py", "test_json_is_ascii_and_holds_it_as_it_is"),
     ("in `repr`", "core/test_hostile_text.py", "test_results_and_comparisons_print"),
-    ("in the message of an error", "core/test_hostile_text.py", "test_errors_on_files_print"),
+    ("in an error message", "core/test_hostile_text.py", "test_errors_on_files_print"),
     ("on a page, in a notebook", "core/test_hostile_text.py", "test_a_notebook_holds_it_as_text"),
-    ("What Rich, HTML or a terminal would take", "core/cli/test_hostile.py", "test_what_is_going_on_is_no_markup"),
+    (
+        "Text that Rich, HTML or a terminal would interpret",
+        "core/cli/test_hostile.py",
+        "test_what_is_going_on_is_no_markup",
+    ),
     ("The page of `embgrad report` escapes", "page/test_page.py", "test_whatever_a_token_holds_stands_in_its_place"),
-    ("appear whole or not at all", "core/test_hostile_writing.py", "test_a_write_that_fails_leaves_the_good_file"),
-    ("Where the disk is full", "core/test_hostile_writing.py", "test_a_disk_that_is_full_in_the_middle"),
-    ("nothing is written to where it leads", "core/test_hostile_writing.py", "test_nothing_is_written_through_a_link"),
+    (
+        "written completely or not at all",
+        "core/test_hostile_writing.py",
+        "test_a_write_that_fails_leaves_the_good_file",
+    ),
+    ("If the disk is full", "core/test_hostile_writing.py", "test_a_disk_that_is_full_in_the_middle"),
+    ("the target of the link is not changed", "core/test_hostile_writing.py", "test_nothing_is_written_through_a_link"),
     ("`trust_remote_code` is off", "parity/test_hostile_checkpoint.py", "test_no_code_of_a_checkpoints_own_is_run"),
     ("names kernels of a repository", "parity/test_hostile_checkpoint.py", "test_the_command_line_fetches_no_kernels"),
     ("Symbolic links are followed", "core/test_hostile_checkpoints.py", "test_links_in_a_folder"),

@@ -92,7 +92,8 @@ def test_the_command_line_fetches_no_kernels(said: dict[str, Any], tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps({**config, **said}))
     for framework in ("torch", "tensorflow"):
         with pytest.raises(
-            embgrad.FileFormatError, match=r"_implementation\w* .*, which is code from elsewhere: expected a name"
+            embgrad.FileFormatError,
+            match=r"_implementation\w* .*, which is code from another repository: expected a name",
         ):
             from_transformers(tmp_path, framework, "DistilBertModel")
 

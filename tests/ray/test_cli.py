@@ -85,12 +85,12 @@ def test_a_file_becomes_a_folder(child: Callable[..., SimpleNamespace], items: I
         (["-f", "a.jsonl", "--labels", "label"], "--ray needs --output"),
         (["-o", "out", "--labels", "label"], "--ray needs --file"),
         (["-f", "a.jsonl", "-o", "out"], "--ray needs --objective"),
-        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "-t", "text"], "--text does not go with --ray"),
-        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--split"], "--split does not go with --ray"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "-t", "text"], "--text cannot be used with --ray"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--split"], "--split cannot be used with --ray"),
         (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--give", "table"], "Did you mean 'tables'"),
         (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--at", "word", "--at", "type"], "expected one --at"),
-        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--ids", "i", "--column", "c"], "leave one out"),
-        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--objective", "Sum()"], "--labels goes with"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--ids", "i", "--column", "c"], "pass only one"),
+        (["-f", "a.jsonl", "-o", "out", "--labels", "l", "--objective", "Sum()"], "--labels applies only to"),
         (
             ["-f", "a.jsonl", "-o", "out", "--labels", "l", "--call", "foo"],
             "--call 'foo': expected path/to/file.py:function",
@@ -139,7 +139,7 @@ def test_columns_that_are_taken_and_texts_that_are_cut(
     assert plain.code == 0, plain.err
     (warning,) = [line for line in plain.err.splitlines() if line.startswith("warning")]
     cut = sum(len(row["text"].split()) - 3 for row in rows[1:])
-    assert warning == f"warning: {cut} tokens were cut off 4 of 5 examples, to 5 tokens at most"
+    assert warning == f"warning: {cut} tokens were cut off from 4 of 5 examples, which keep at most 5 tokens"
     asked = (*asked, "--ray", "-f", "rows.jsonl", "--labels", "label", "-o", "out")
     taken = command(*asked)
     assert taken.code == 2
@@ -174,5 +174,5 @@ def test_without_ray_it_says_so(command: Callable[..., SimpleNamespace], child: 
     assert done.code == 2
     assert done.err.startswith("error: embgrad.ray needs Ray Data")
     assert "pip install 'embgrad[ray]'" in done.err
-    assert command(*asked, "--workers", "3").err.startswith("error: --workers goes with --ray")
-    assert command(*asked, "--prefix", "g_").err.startswith("error: --prefix goes with --ray")
+    assert command(*asked, "--workers", "3").err.startswith("error: --workers requires --ray")
+    assert command(*asked, "--prefix", "g_").err.startswith("error: --prefix requires --ray")

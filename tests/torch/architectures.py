@@ -93,7 +93,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "encoder.layer.{}",
         ADDED,
         "embeddings",
-        note="positions go on behind the padding index",
+        note="position ids start after the padding index",
     ),
     Architecture(
         "DistilBert",
@@ -111,7 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "encoder.albert_layer_groups.0#{}",
         ADDED,
         "embeddings",
-        note="one layer, called again and again; `embeddings` is narrower than the layers",
+        note="one layer, called repeatedly; `embeddings` is narrower than the layers",
     ),
     Architecture(
         "Electra",
@@ -138,7 +138,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         ("word", "position", "embeddings"),
         "drop",
         layers="n_layer",
-        note="the last hidden state is normed once more behind `layer.-1`",
+        note="a final norm follows `layer.-1`",
     ),
     Architecture(
         "Llama",
@@ -147,7 +147,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         "layers.{}",
         ("word", "embeddings"),
         "embed_tokens",
-        note="positions are rotations; the last hidden state is normed once more behind `layer.-1`",
+        note="positions are rotary; a final norm follows `layer.-1`",
     ),
     Architecture(
         "Gemma",
@@ -166,7 +166,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         ("word", "embeddings"),
         "encoder.dropout#0",
         layers="num_layers",
-        note="layers are the encoder's; the decoder looks up the same table",
+        note="layers are those of the encoder; the decoder uses the same table",
         inputs={"decoder_input_ids": DECODER},
     ),
     Architecture(
@@ -182,7 +182,7 @@ ARCHITECTURES: dict[str, Architecture] = _of(
         ("word", "position", "embeddings"),
         "encoder.layernorm_embedding",
         layers="encoder_layers",
-        note="layers are the encoder's; the decoder looks up the same table",
+        note="layers are those of the encoder; the decoder uses the same table",
         inputs={"decoder_input_ids": DECODER},
     ),
 )

@@ -43,7 +43,7 @@ WRONG = [
         "--labels 'nowhere': expected whole numbers such as 0,1,1, or a file",
     ),
     (["--ids", "ids.json", "--labels", "0,1,1"], "labels has 3 entries: expected 2, one an example"),
-    (["--ids", "ids.json", "--objective", "Sun()"], "there is no objective 'Sun' here"),
+    (["--ids", "ids.json", "--objective", "Sun()"], "there is no objective 'Sun' on the command line"),
     (
         ["-t", "one", "--tokenizer", "vocab.txt", "--max-length", "0"],
         "max_length is 0: expected a whole number of at least 1",

@@ -82,14 +82,14 @@ def test_the_version(command: Any) -> None:
         (["gradient"], "there is no command 'gradient'.*Did you mean 'gradients'"),
         (["compare", "--tolerence", "3"], "No such option.*--toler"),
         (["gradients"], "--model is missing"),
-        (["gradients", "-m", "nowhere"], "--model 'nowhere' does not exist.*fetches nothing"),
+        (["gradients", "-m", "nowhere"], "--model 'nowhere' does not exist.*downloads nothing"),
         (["gradients", "-m", "models.py:build"], "there is no text: give --text"),
         (["gradients", "-m", "models.py:build", "-t", "a"], "texts need a tokenizer"),
         (["gradients", "-m", "models.py:biuld", "--ids", "ids.json"], "models.py has no 'biuld'. Did you mean 'build'"),
         (["gradients", "-m", "none.py:build", "--ids", "ids.json"], "none.py does not exist"),
         (["gradients", "-m", "no_such_module:build", "--ids", "ids.json"], "there is no module 'no_such_module'"),
         (["gradients", "-m", "models.py:number", "--ids", "ids.json"], "no installed backend takes"),
-        (["gradients", "-m", "models.py:needs", "--ids", "ids.json"], "needs needs 'size'"),
+        (["gradients", "-m", "models.py:needs", "--ids", "ids.json"], "needs requires the arguments 'size'"),
         (["gradients", "-m", "models.py:for_framework", "--ids", "ids.json"], "name one with --framework"),
         (["gradients", *ASK, "--framework", "torch"], "framework 'reference': expected 'torch'"),
         (["gradients", *ASK, "-t", "a"], "--ids gives the examples as ids, and --text is for texts"),
@@ -101,7 +101,7 @@ def test_the_version(command: Any) -> None:
         (["gradients", *ASK, "--labels", "zero"], "--labels 'zero': expected whole numbers"),
         (["gradients", *ASK, "--objective", "Sum(output='pooled')"], "'pooled'"),
         (["gradients", *ASK, "--call", "nothing"], "--call 'nothing': expected path/to/file.py:function"),
-        (["gradients", *ASK, "--json", "-o", "-"], "leave one out"),
+        (["gradients", *ASK, "--json", "-o", "-"], "pass only one"),
         (["gradients", *ASK, "-o", "no/such/folder/g.safetensors"], "no/such/folder"),
         (["gradients", "-m", "models.py:build", "--ids", "none.json"], "none.json: No such file or directory"),
         (["gradients", "-m", ".", "-t", "a"], "holds neither config.json nor saved_model.pb.*'models.py'"),
@@ -113,21 +113,21 @@ def test_the_version(command: Any) -> None:
         (["compare", "-", "-"], "can be read once"),
         (["compare", "a", "b", "-m", "c"], "--model is for models"),
         (["compare"], "--model is missing: expected two files, or --model"),
-        (["compare", *ASK], "one model alone"),
+        (["compare", *ASK], "only one model"),
         (["compare", *ASK, "--frameworks", "torch,torch"], "different names"),
         (["bisect"], "--model is missing: expected --model with --frameworks or --against"),
-        (["bisect", *ASK, "--frameworks", "a,b,c"], "expected two to bisect"),
+        (["bisect", *ASK, "--frameworks", "a,b,c"], "expected exactly two frameworks to bisect"),
         (["report", "a.safetensors"], "--output is missing"),
-        (["report", "-o", "page.html"], "there is neither"),
+        (["report", "-o", "page.html"], "and got neither"),
         (["report", "a", "-m", "b", "-o", "page.html"], "not both"),
         (
             ["report", "a", "-o", "-", "--json"],
-            "-o - writes the page to stdout, and so does --json the figures: leave one",
+            "-o - writes the page to stdout, which --json uses as well: pass only one",
         ),
-        (["gradients", *ASK, "--workers", "2"], "--workers goes with --ray: add --ray, or leave it out"),
+        (["gradients", *ASK, "--workers", "2"], "--workers requires --ray: add --ray, or remove it"),
         (
             ["compare", *ASK, "--framework", "torch", "--frameworks", "torch,gluon"],
-            "--framework and --frameworks both say in what the model is built: leave one out",
+            "--framework and --frameworks both name the framework of the model: pass only one",
         ),
         (
             ["compare", *ASK, "--against", "models.py:doubled", "--frameworks", "torch,tensorflow,gluon"],
@@ -143,7 +143,7 @@ def test_the_version(command: Any) -> None:
         (["report", "a", "-o", "no/page.html"], "--output 'no/page.html': there is no folder 'no'; make it"),
         (["report", "a", "-o", ""], "--output '' is empty"),
         (["gradients", "-m", "nowhere", "-o", "."], "--output '.' is a folder: expected the name of a file"),
-        (["gradients", *ASK, "--ignore", "cls.*"], "models.py:build is your own code: leave it out"),
+        (["gradients", *ASK, "--ignore", "cls.*"], "models.py:build is your own code: remove it"),
         (["gradients", *ASK, "--objective", "Logit(index=0, index=1)"], "has index twice: expected each argument once"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -209,7 +209,7 @@ def test_the_default_objective_is_said(command: Any) -> None:
     done = command("gradients", "-m", "models.py:encoder", "--ids", "ids.json")
     assert "the objective is Sum(output='pooled')" in done.err
     done = command("gradients", *ASK)
-    assert "the objective is Sum();" in done.err
+    assert "the objective is Sum() by default" in done.err
 
 
 def test_a_call_of_the_users(command: Any) -> None:
@@ -314,7 +314,7 @@ def test_files_that_are_no_text_and_keys_that_come_twice(command: Any, place: Pa
     assert "UnicodeDecodeError" not in done.err
     done = command("gradients", "-m", "models.py:build", "--ids", "-", stdin=b'{"ids": [[1]], "ids": [[2]]}')
     assert (done.code, done.out) == (2, "")
-    assert "<stdin> is no JSON: a key is repeated" in done.err
+    assert "<stdin> is not valid JSON: a key is repeated" in done.err
 
 
 def test_points_of_files_can_be_chosen(command: Any, place: Path) -> None:
@@ -372,7 +372,7 @@ def test_an_installation_without_its_pages(command: Any, place: Path, monkeypatc
     monkeypatch.setattr(explaining, "__file__", str(place / "embgrad" / "cli" / "explaining.py"))
     done = command("explain", "BatchError")
     assert (done.code, done.out) == (2, "")
-    assert "error: this installation of embgrad lacks its page batcherror.md: install it again, with pip" in done.err
+    assert "error: this installation of embgrad lacks its page batcherror.md: reinstall it with pip" in done.err
 
 
 def test_a_point_without_positions_cannot_be_shown(command: Any, place: Path) -> None:
@@ -383,9 +383,7 @@ def test_a_point_without_positions_cannot_be_shown(command: Any, place: Path) ->
     pooled.save(place / "g.safetensors")
     done = command("show", "g.safetensors")
     assert (done.code, done.out) == (2, "")
-    said = (
-        "the gradient at 'pool' has the shape (2, 9), which is not one vector a token: expected a point such as 'word'"
-    )
+    said = "the gradient at 'pool' has the shape (2, 9), which is not one vector per token: expected a point such as 'word'"
     assert said in " ".join(done.err.split())
 
 

@@ -60,8 +60,8 @@ def test_doctor_shows_what_is_broken_and_what_is_not_installed(command: Any, bac
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("import os; os.abort()", "was ended by SIGABRT"),
-        ("import sys; print('why', file=sys.stderr); sys.exit(3)", "left with exit code 3: why"),
+        ("import os; os.abort()", "was terminated by SIGABRT"),
+        ("import sys; print('why', file=sys.stderr); sys.exit(3)", "exited with code 3: why"),
         ("import time; time.sleep(60)", "took longer than 1 s"),
     ],
 )
@@ -84,7 +84,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             health, "_version", lambda names: next(((n, found[n]) for n in names if n in found), ("", ""))
         )
-        monkeypatch.setattr(health, "_found", lambda module: module != "pkg_resources")
+        monkeypatch.setattr(health, "_is_installed", lambda module: module != "pkg_resources")
 
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
     return put
@@ -111,7 +111,7 @@ def test_doctor_names_what_does_not_go_together(installed: Any) -> None:
         "transformers": "expected a version below 5: transformers 5 has no TensorFlow classes any more",
         "tensorflow-text": "not installed",
         "setuptools": "expected a version below 81: it has no pkg_resources any more",
-        "tf-keras and tensorflow": "do not go together",
+        "tf-keras and tensorflow": "do not match",
         "TF_USE_LEGACY_KERAS": "not 1",
     }
     found = troubles("gluon")
@@ -134,7 +134,7 @@ def test_doctor_knows_what_it_was_never_tested_with(installed: Any) -> None:
     assert (torch.trouble, transformers.trouble, transformers.note) == ("", "", "")
     newest = SUPPORTED["torch"]["torch"].newest
     assert torch.note == f"newer than {newest}, the newest that embgrad is tested with"
-    assert torch.mend == f"it may well work; where it does not, pip install 'torch=={newest}.*'"
+    assert torch.mend == f"it may work; if it does not, pip install 'torch=={newest}.*'"
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_doctor_shows_where_versions_stand(
     installed(numpy="1.20.0", safetensors="0.99", typer="0.16.0", torch="2.3.1", transformers="5.99.0")
     backends({"torch": backend("torch")}, {})
     tried = {"works": True, "tried": True, "error": "", "versions": {}, "classes": {}, "seconds": 1.0}
-    monkeypatch.setattr(health, "_tried", lambda name, limit: tried)
+    monkeypatch.setattr(health, "_run_trial", lambda name, limit: tried)
     done = command("doctor")
     told = " ".join(done.out.split())
     assert done.code == 0
     for line in (
         "✗ numpy 1.20.0: older than 1.24, the oldest that embgrad is tested with (arrays); pip install 'numpy>=1.24'",
-        "✓ safetensors 0.99: newer than 0.8, the newest that embgrad is tested with; it may well work; where it does not, "
+        "✓ safetensors 0.99: newer than 0.8, the newest that embgrad is tested with; it may work; if it does not, "
         "pip install 'safetensors==0.8.*'",
         "✗ torch 2.3.1: older than 2.6, the oldest that embgrad is tested with (the framework); pip install 'torch>=2.6'",
         "✓ transformers 5.99.0: newer than",

@@ -36,7 +36,10 @@ def test_a_checkpoint_that_transformers_cannot_load(command: Command, place: Pat
 def test_a_checkpoint_that_names_code_elsewhere(command: Command, place: Path, config: Any, name: str) -> None:
     folder = configured(place, model_type="gpt2", **config)
     found = said(command, folder, "--framework", "torch")
-    assert f" {name}, which is code from elsewhere: expected a name that transformers has, such as 'eager'" in found
+    assert (
+        f" {name}, which is code from another repository: expected a name that transformers has, such as 'eager'"
+        in found
+    )
 
 
 @pytest.mark.framework("tensorflow")

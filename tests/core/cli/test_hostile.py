@@ -109,7 +109,7 @@ def test_texts_are_taken_as_texts(command: Any) -> None:
     for text in broken:
         done = command("gradients", *ASK_TEXTS, "-t", text)
         assert (done.code, done.out) == (2, "")
-        assert "holds bytes that are no text in this locale: expected UTF-8" in done.err
+        assert "holds bytes that are not text in this locale: expected UTF-8" in done.err
         expect_harmless(done.err, lines=True)
     taken = [text[:2000] for text in TEXTS.values() if text not in broken]
     given = [part for text in taken for part in ("-t", f"grip {text}")]
@@ -165,7 +165,7 @@ def test_inputs_without_an_end(monkeypatch: pytest.MonkeyPatch, place: Path) -> 
     if not Path("/dev/zero").exists():
         pytest.skip("this system has no /dev/zero")
     monkeypatch.setattr(texts, "MOST_INPUT", 1000)
-    said = r"is longer than 1000 bytes, the most that is read: expected less; give it in parts, or to embgrad\.stream"
+    said = r"is longer than 1000 bytes, the largest permitted size\. Split it, or use embgrad\.stream"
     with pytest.raises(UsageError, match=rf"/dev/zero {said}"):
         read_bytes("/dev/zero", 1000)
     with open("/dev/zero", "rb") as endless:
@@ -201,7 +201,7 @@ def test_results_from_stdin_are_of_any_length(place: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"[" * 10**6, "is no JSON: "),
+        (b"[" * 10**6, "is not valid JSON: "),
         (b'{"ids": [[1]], "ids": [[2]]}', "a key is repeated"),
         (b'{"ids": [[%s]]}' % (b"9" * 5000), "Exceeds the limit"),
         (b'{"ids": [[1e400]]}', "ids holds inf"),
@@ -213,8 +213,8 @@ def test_results_from_stdin_are_of_any_length(place: Path) -> None:
         (b'{"ids": [[1]], "tokens": [[3]], "mask": [["1"]]}', "mask"),
         (b'{"\x1b[31m": 1}', "Invalid control character"),
         (b'{"\\u001b[31m": 1}', "holds '\\\\x1b[31m'"),
-        (b"\xff\xfe", "is no JSON"),
-        (b"\0" * 100, "is no JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"\0" * 100, "is not valid JSON"),
     ],
 )
 def test_ids_that_mean_harm(place: Path, content: bytes, said: str) -> None:
@@ -236,12 +236,12 @@ def test_vocabularies_that_mean_harm(place: Path, monkeypatch: pytest.MonkeyPatc
         (lines + b"\n\0", "it holds the byte 0, which no text has"),
         (
             lines + b"\n" * tokenizing.MOST_TOKENS,
-            f"it has {tokenizing.MOST_TOKENS + len(WORDS)} lines, and {tokenizing.MOST_TOKENS} are",
+            f"it has {tokenizing.MOST_TOKENS + len(WORDS)} lines, and at most {tokenizing.MOST_TOKENS} are",
         ),
         (lines + b"\n\xff", "can't decode byte 0xff"),
     ):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match=rf"vocab\.txt is no vocabulary: .*{said}.*expected one token a line"):
+        with pytest.raises(UsageError, match=rf"vocab\.txt is not a vocabulary: .*{said}.*Expected one token per line"):
             tokenizer_from(str(path))
     os.truncate(path, 2**32)
     with pytest.raises(
@@ -278,7 +278,7 @@ def test_tokenizers_that_are_no_files(place: Path) -> None:
 )
 def test_tokenizer_files_that_mean_harm(place: Path, content: bytes, said: str) -> None:
     (place / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UsageError, match=rf"tokenizer\.json is no tokenizer\.json: .*({said})"):
+    with pytest.raises(UsageError, match=rf"tokenizer\.json is not a valid tokenizer\.json: .*({said})"):
         tokenizer_from("tokenizer.json")
     os.truncate(place / "tokenizer.json", 2**32)
     with pytest.raises(
@@ -311,7 +311,7 @@ def test_tokenizers_that_break_when_they_are_used(place: Path, command: Any) -> 
     assert re.search(
         r"the tokenizer cannot encode the texts: WordPiece error: Missing \[UNK\].*fetch its tokenizer\.json", said[0]
     )
-    assert re.search(r"is no tokenizer\.json|the tokenizer cannot encode the texts", said[1])
+    assert re.search(r"is not a valid tokenizer\.json|the tokenizer cannot encode the texts", said[1])
 
 
 class PanicError(BaseException):
@@ -354,7 +354,7 @@ def test_a_panic_of_the_library_is_told(place: Path, monkeypatch: pytest.MonkeyP
         embgrad.encode(["a"], Broken())
     Path("tokenizer.json").write_text("{}")
     monkeypatch.setattr(tokenizing, "read_bounded", panics)
-    with pytest.raises(UsageError, match=r"tokenizer\.json is no tokenizer\.json: no entry found for key"):
+    with pytest.raises(UsageError, match=r"tokenizer\.json is not a valid tokenizer\.json: no entry found for key"):
         tokenizer_from("tokenizer.json")
 
 
@@ -362,7 +362,7 @@ def test_settings_of_a_tokenizer_that_mean_harm(place: Path) -> None:
     for content in (b"[" * 10**5, b"3", b"{", b'{"a": 1, "a": 2}', b"\xff"):
         (place / "tokenizer_config.json").write_bytes(content)
         with pytest.raises(
-            UsageError, match=r"tokenizer_config\.json cannot be read as JSON: .*expected a tokenizer's settings"
+            UsageError, match=r"tokenizer_config\.json cannot be read as JSON: .*Expected a tokenizer's settings"
         ):
             tokenizer_from("vocab.txt")
     for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars"):

@@ -66,8 +66,8 @@ def test_what_files_of_texts_may_hold(command: Any, place: Path) -> None:
         (b"film\nfi\xfflm\n", (), r"t.txt, line 2: byte 0xff at position 3 is not UTF-8.*save the file as UTF-8"),
         ("film".encode("utf-16"), (), "t.txt is UTF-16: expected UTF-8.*iconv"),
         (b"\n \n", (), "t.txt holds no text"),
-        (b"a\tfilm\nfilm\n", ("--pairs",), "t.txt, line 2: it has 0 TABs; with --pairs expected one"),
-        (b"a\tb\tc\n", ("--pairs",), "it has 2 TABs"),
+        (b"a\tfilm\nfilm\n", ("--pairs",), "t.txt, line 2 has 0 TABs: with --pairs, expected one"),
+        (b"a\tb\tc\n", ("--pairs",), "has 2 TABs"),
     ],
 )
 def test_files_that_hold_no_texts(command: Any, place: Path, content: bytes, options: Any, said: str) -> None:
@@ -89,11 +89,11 @@ def test_a_file_of_pairs(command: Any, place: Path) -> None:
     [
         (
             ("--pairs",),
-            "--pairs says that the lines of a file are pairs, and there is no --file: name one, or use --pair",
+            "--pairs applies to the lines of a file, and there is no --file: pass --file, or use --pair",
         ),
         (
             ("--pairs", "-t", "a film"),
-            "--pairs says that the lines of a file are pairs, and there is no --file: name one",
+            "--pairs applies to the lines of a file, and there is no --file: pass --file",
         ),
         (("--file", "-"), "'-' stands for stdin, and nothing is piped in: name a file, or pipe one in"),
     ],
@@ -107,13 +107,13 @@ def test_a_file_that_is_not_given(command: Any, options: tuple[str, ...], said: 
 def test_what_is_cut_off_is_said(command: Any) -> None:
     done = command("gradients", *TEXTS, "-t", "a gripping film", "--max-length", "4", "--json")
     assert tokens(done) == [["[CLS]", "a", "grip", "[SEP]"]]
-    assert "warning: 2 tokens were cut off 1 of 1 examples" in done.err
+    assert "warning: 2 tokens were cut off from 1 of 1 examples" in done.err
 
 
 def test_texts_with_bytes_that_are_no_text(command: Any) -> None:
     done = command("gradients", *TEXTS, "--text", os.fsdecode(b"fi\xfflm"))
     assert done.code == 2
-    assert "holds bytes that are no text" in done.err
+    assert "holds bytes that are not text" in done.err
 
 
 def test_a_tokenizer_of_the_users(command: Any) -> None:
@@ -126,8 +126,8 @@ def test_a_tokenizer_of_the_users(command: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("[1, 2", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("[1, 2", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("3", "holds int"),
         ('{"idz": [[1]]}', "Did you mean 'ids'"),
         ('{"ids": [[1]], "msak": [[1]]}', "Did you mean 'mask'"),
@@ -147,7 +147,7 @@ def test_files_that_hold_no_ids(command: Any, place: Path, content: str, said: s
 def test_ids_of_different_lengths_are_filled_up_and_that_is_said(command: Any, place: Path) -> None:
     (place / "ids.json").write_text("[[4, 5, 6], [7, 8]]")
     done = command("gradients", *ASK, "--labels", "0,2", "-o", "g.safetensors")
-    assert "filled up with zeros on the right, under a mask" in done.err
+    assert "shorter ones are padded with zeros on the right and masked there" in done.err
     np.testing.assert_array_equal(embgrad.load("g.safetensors").values, expected().values)
 
 
@@ -180,7 +180,7 @@ def test_folders_without_a_tokenizer(place: Path) -> None:
     with pytest.raises(UsageError, match=r"lacks \[CLS\], \[SEP\], \[UNK\]"):
         tokenizer_of(place / "empty")
     (place / "empty" / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"is no tokenizer\.json"):
+    with pytest.raises(UsageError, match=r"is not a valid tokenizer\.json"):
         tokenizer_of(place / "empty")
 
 

@@ -18,13 +18,13 @@ def test_a_saved_model_is_tensorflows(command: Command, place: Path) -> None:
     (place / "saved" / "saved_model.pb").touch()
     message = "saved is a TensorFlow SavedModel: expected --framework tensorflow, not torch"
     assert message in said(command, "saved", "--framework", "torch")
-    message = "--ignore goes with the checkpoint of a BERT, and saved is a TensorFlow SavedModel: leave it out"
+    message = "--ignore applies only to a checkpoint of a BERT, and saved is a TensorFlow SavedModel: remove it"
     assert message in said(command, "saved", "--ignore", "cls.*")
 
 
 def test_weights_are_ignored_of_a_bert_alone(command: Command, place: Path) -> None:
     folder = configured(place, model_type="gpt2")
-    message = "--ignore goes with a BERT, and m says model_type 'gpt2': leave it out"
+    message = "--ignore applies only to a BERT, and m has the model_type 'gpt2': remove it"
     assert message in said(command, folder, "--ignore", "lm_head.*", "--framework", "reference")
 
 
@@ -42,7 +42,7 @@ def test_no_framework_for_a_checkpoint(command: Command, place: Path, monkeypatc
     monkeypatch.setattr(models, "backend_named", missing)
     message = (
         "no framework is installed that can load a checkpoint: pip install 'embgrad[torch]', 'embgrad[tensorflow]' or "
-        "'embgrad[mxnet]'; embgrad doctor tells more"
+        "'embgrad[mxnet]'. Run embgrad doctor for details"
     )
     assert message in said(command, configured(place, model_type="bert"))
 

@@ -54,7 +54,7 @@ EXTRAS = {
             "2.14.1",
             Standing(
                 note="newer than 2.13, the newest that embgrad is tested with",
-                mend="it may well work; where it does not, pip install 'torch==2.13.*'",
+                mend="it may work; if it does not, pip install 'torch==2.13.*'",
             ),
         ),
         (TORCH, "3.0.0a1", Standing(note="newer than 2.13, the newest that embgrad is tested with", mend="...")),
@@ -71,7 +71,7 @@ EXTRAS = {
         (
             SUPPORTED["core"]["python"],
             "3.14.0",
-            Standing(note="newer than 3.13, ...", mend="it may well work; where it does not, use Python 3.13"),
+            Standing(note="newer than 3.13, ...", mend="it may work; if it does not, use Python 3.13"),
         ),
     ],
 )
