@@ -67,6 +67,7 @@ class Cures:
         return {
             **(parameters if self._parameters else {}),
             "BatchNorm": self._batch_norm,
+            "Dropout": _dropout,
             "LeakyReLU": _leaky_relu,
             "_contrib_BatchNormWithReLU": self._batch_norm_with_relu,
             "_contrib_SyncBatchNorm": self._batch_norm,
@@ -192,6 +193,15 @@ def expect_no_view(operation: Operation) -> None:
         return
     array = operation.inputs[0]
     operation.inputs[0] = invoke("identity", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
+
+
+def _dropout(operation: Operation, proceed: Proceed) -> Any:
+    """Return the input of dropout in evaluation mode.
+
+    The gradient is right, but MXNet copies the input and holds the copy until the pullback, as large as a layer's attention.
+    """
+    draws = import_mxnet().autograd.is_training() or operation.attributes.get("mode") == "always"
+    return proceed() if draws or operation.out is not None else operation.inputs[0]
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
