@@ -24,8 +24,8 @@ from embgrad_gluon.cures import GUARDED, Guards, expect_no_view
 from embgrad_gluon.graphs import GraphPoints, OnValue, at_cached_graphs, expect_agreement, run_open
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
-from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, watching
-from embgrad_gluon.modules import Modules, calling
+from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, unwatched, watching
+from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.pullback import is_regrouped, way_to
 from embgrad_gluon.state import DRAWING, Draws, drawing_nothing
 from embgrad_gluon.tap import Taps
@@ -105,7 +105,7 @@ class _Capture:
         if self.current is None and id(block) in self._children:
             self._listener.outside(self._children[id(block)])
 
-    def begin(self, args: tuple[Any, ...], proceed: Callable[..., Any]) -> None:
+    def begin(self, args: tuple[Any, ...]) -> None:
         """Begin a pass."""
         self.recorded += 1
 
@@ -142,17 +142,15 @@ class _State(threading.local):
         captures: those that are open.
         guards: the operators of a wrong gradient that were recorded meanwhile.
         draws: while a hybridised block runs operator by operator, the random numbers that it draws; else None.
-        resting: nothing is watched, because the running pass is not the user's.
     """
 
     captures: list[_Capture] = field(default_factory=list)
     guards: Guards = field(default_factory=Guards)
     draws: Draws | None = None
-    resting: bool = False
 
     def active(self) -> list[_Pass]:
         """Return the passes that are under way."""
-        return [] if self.resting else [opened.current for opened in self.captures if opened.current is not None]
+        return [opened.current for opened in self.captures if opened.current is not None]
 
 
 _state = _State()
@@ -175,22 +173,20 @@ _WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *DRAWING)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-    starting = [
-        opened for opened in _state.captures if opened.model is block and opened.current is None and not _state.resting
-    ]
-    if starting and not import_mxnet().autograd.is_recording():
-        for opened in starting:
-            opened.unrecorded += 1
-        starting = []
-    elif not _state.resting and import_mxnet().autograd.is_recording():
+    starting = [opened for opened in _state.captures if opened.model is block and opened.current is None]
+    if import_mxnet().autograd.is_recording():
         for opened in _state.captures:
             if opened.model is not block:
                 opened.report_outside(block)
+    else:
+        for opened in starting:
+            opened.unrecorded += 1
+        starting = []
     if not starting and not _state.active():
         return proceed(*args)
     try:
         for opened in starting:
-            opened.begin(args, proceed)
+            opened.begin(args)
         begun = [(opened, opened.current) for opened in starting if opened.current is not None]
         call = proceed
         for under_way in _state.active():
@@ -209,7 +205,7 @@ def _through(modules: Modules, block: Any, proceed: Callable[..., Any], *args: A
 
 
 def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) -> Any:
-    if not _state.resting and import_mxnet().autograd.is_recording():
+    if import_mxnet().autograd.is_recording():
         _state.guards.look_at(operation)
     for under_way in _state.active():
         if name in under_way.handlers:
@@ -224,7 +220,7 @@ def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) ->
 
 def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> Any:
     """Run a block that holds the model, is inside of it or comes after it operator by operator, so that all is seen."""
-    if _state.resting or not import_mxnet().autograd.is_recording() or not _is_watched(block):
+    if not import_mxnet().autograd.is_recording() or not _is_watched(block):
         return original(block, *args)
     if _state.draws is not None:
         return run_open(block, args, _within)
@@ -274,12 +270,8 @@ def _expect_initialised(model: Any) -> None:
 def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Call a block whose parameters wait for their shapes once, unrecorded, so that it draws them in its own order."""
     if _waits(block):
-        before, _state.resting = _state.resting, True
-        try:
-            with import_mxnet().autograd.pause(train_mode=False):
-                call(*args)
-        finally:
-            _state.resting = before
+        with import_mxnet().autograd.pause(train_mode=False), unwatched(), unheard():
+            call(*args)
 
 
 def _waits(block: Any) -> bool:
