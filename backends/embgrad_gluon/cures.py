@@ -196,12 +196,14 @@ def expect_no_view(operation: Operation) -> None:
 
 
 def _dropout(operation: Operation, proceed: Proceed) -> Any:
-    """Return the input of dropout in evaluation mode.
+    """Return the input of dropout in evaluation mode, unless it is an array into which the model may write.
 
     The gradient is right, but MXNet copies the input and holds the copy until the pullback, as large as a layer's attention.
     """
-    draws = import_mxnet().autograd.is_training() or operation.attributes.get("mode") == "always"
-    return proceed() if draws or operation.out is not None else operation.inputs[0]
+    array, always = operation.inputs[0], operation.attributes.get("mode") == "always"
+    if always or import_mxnet().autograd.is_training() or operation.out is not None or not is_recorded(array):
+        return proceed()
+    return array
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
