@@ -208,16 +208,14 @@ def values_at(
     return values
 
 
-def compute_dtype(read: Iterable[str], fallback: Iterable[str], casts: Iterable[str] = ()) -> str:
+def compute_dtype(read: Iterable[str], fallback: Iterable[str]) -> str:
     """Return the dtype in which a model computed: the coarsest of those that show.
 
     Args:
         read: the dtypes of the points and outputs that were read.
         fallback: the dtypes of the returned tensors and the parameters, of which the first counts where nothing was read.
-        casts: the dtypes into which the framework casts by itself (mixed precision).
     """
-    found = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
-    return coarsest([*found, *casts])
+    return coarsest(list(read) or list(itertools.islice(fallback, 1)) or ["float32"])
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:
