@@ -24,9 +24,9 @@ from embgrad_gluon.cures import GUARDED, Guards, expect_no_view
 from embgrad_gluon.graphs import GraphPoints, OnValue, at_cached_graphs, expect_agreement, run_open
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.inputs import GluonArrays, arguments_of
-from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, watching
-from embgrad_gluon.modules import Modules, calling
-from embgrad_gluon.pullback import Way, is_regrouped, way_to
+from embgrad_gluon.lookup import LOOKUPS, Handler, Lookups, Operation, Tables, unwatched, watching
+from embgrad_gluon.modules import Modules, calling, unheard
+from embgrad_gluon.pullback import is_regrouped, way_to
 from embgrad_gluon.state import DRAWING, Draws, drawing_nothing
 from embgrad_gluon.tap import Taps
 from embgrad_gluon.walk import all_blocks, arrays_of, contexts_of, named_blocks
@@ -40,7 +40,6 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
 
     Raises:
         NoGradientError: on leaving, where the model was called, but never under `autograd.record`.
-        UnsupportedError: on leaving, where a backward pass was not intercepted.
     """
     capturing = _Capture(model, listener)
     captures = _state.captures
@@ -48,7 +47,7 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         calling(_on_call),
         watching({name: functools.partial(_on_operator, name) for name in _WATCHED}),
         at_cached_graphs(_on_cached_graph),
-        hearing(_marks, _expect_right, _begin_anew),
+        _hearing(),
     ):
         captures.append(capturing)
         try:
@@ -56,11 +55,6 @@ def capture(model: Any, listener: Listener) -> Iterator[None]:
         finally:
             captures.remove(capturing)
             _begin_anew()
-    if any(marks.is_unheard() for marks in capturing.marks):
-        raise UnsupportedError(
-            "a backward pass came to the point by a function of autograd's that was imported by its name before the capture, "
-            "which embgrad does not hear of: expected loss.backward(), mxnet.autograd.backward(...) or mxnet.autograd.grad(...)"
-        )
     if capturing.unrecorded and not capturing.recorded:
         raise NoGradientError(
             f"the model was called {capturing.unrecorded} time(s) while the capture was open, and never under autograd.record(), "
@@ -101,7 +95,7 @@ class _Capture:
         self.current: _Pass | None = None
         self.recorded = 0
         self.unrecorded = 0
-        self.marks: list[Marks] = []
+        self.marks: list[_Marks] = []
         self._listener = listener
         self._tables = Tables([model])
         self._children = {id(block): path for path, block in reversed([*named_blocks([model])]) if block is not model}
@@ -111,12 +105,12 @@ class _Capture:
         if self.current is None and id(block) in self._children:
             self._listener.outside(self._children[id(block)])
 
-    def begin(self, args: tuple[Any, ...], proceed: Callable[..., Any]) -> None:
+    def begin(self, args: tuple[Any, ...]) -> None:
         """Begin a pass."""
         self.recorded += 1
 
         def discover(batch: TokenBatch) -> Sequence[Point]:
-            _expect_initialised(self.model, proceed, args)
+            _expect_initialised(self.model)
 
             def call(*_: Any) -> Any:
                 return import_mxnet().gluon.Block.__call__(self.model, *args)
@@ -137,7 +131,7 @@ class _Capture:
         dtype = next((GluonArrays().dtype(entry.gone_on) for entry in kept.values()), "float32")
         passed = self._listener.end(ended.taps.watch, values, dtype)
         marks = {key: entry.mark for key, entry in kept.items()}
-        self.marks.append(Marks(self._listener, passed, marks, self.marks))
+        self.marks.append(_Marks(self._listener, passed, marks, self.marks))
 
 
 @dataclass
@@ -148,29 +142,23 @@ class _State(threading.local):
         captures: those that are open.
         guards: the operators of a wrong gradient that were recorded meanwhile.
         draws: while a hybridised block runs operator by operator, the random numbers that it draws; else None.
-        resting: nothing is watched, because the running pass is not the user's.
     """
 
     captures: list[_Capture] = field(default_factory=list)
     guards: Guards = field(default_factory=Guards)
     draws: Draws | None = None
-    resting: bool = False
 
     def active(self) -> list[_Pass]:
         """Return the passes that are under way."""
-        return [] if self.resting else [opened.current for opened in self.captures if opened.current is not None]
+        return [opened.current for opened in self.captures if opened.current is not None]
 
 
 _state = _State()
 
 
-def _marks() -> list[Marks]:
+def _marks() -> list[_Marks]:
     """Return the marks that a backward pass may reach."""
     return [marks for opened in _state.captures for marks in opened.marks]
-
-
-def _expect_right(way: Way, training: bool) -> None:
-    _state.guards.expect_right(way.operators, training=training)
 
 
 def _begin_anew() -> None:
@@ -185,22 +173,20 @@ _WATCHED: Final = tuple(dict.fromkeys((*LOOKUPS, *GUARDED, *DRAWING)))
 
 
 def _on_call(block: Any, args: tuple[Any, ...], proceed: Callable[..., Any]) -> Any:
-    starting = [
-        opened for opened in _state.captures if opened.model is block and opened.current is None and not _state.resting
-    ]
-    if starting and not import_mxnet().autograd.is_recording():
-        for opened in starting:
-            opened.unrecorded += 1
-        starting = []
-    elif not _state.resting and import_mxnet().autograd.is_recording():
+    starting = [opened for opened in _state.captures if opened.model is block and opened.current is None]
+    if import_mxnet().autograd.is_recording():
         for opened in _state.captures:
             if opened.model is not block:
                 opened.report_outside(block)
+    else:
+        for opened in starting:
+            opened.unrecorded += 1
+        starting = []
     if not starting and not _state.active():
         return proceed(*args)
     try:
         for opened in starting:
-            opened.begin(args, proceed)
+            opened.begin(args)
         begun = [(opened, opened.current) for opened in starting if opened.current is not None]
         call = proceed
         for under_way in _state.active():
@@ -219,7 +205,7 @@ def _through(modules: Modules, block: Any, proceed: Callable[..., Any], *args: A
 
 
 def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) -> Any:
-    if not _state.resting and import_mxnet().autograd.is_recording():
+    if import_mxnet().autograd.is_recording():
         _state.guards.look_at(operation)
     for under_way in _state.active():
         if name in under_way.handlers:
@@ -234,13 +220,8 @@ def _on_operator(name: str, operation: Operation, proceed: Callable[[], Any]) ->
 
 def _on_cached_graph(original: Callable[..., Any], block: Any, *args: Any) -> Any:
     """Run a block that holds the model, is inside of it or comes after it operator by operator, so that all is seen."""
-    if _state.resting or not import_mxnet().autograd.is_recording() or not _is_watched(block):
+    if not import_mxnet().autograd.is_recording() or not _is_watched(block):
         return original(block, *args)
-    if block._backend:
-        raise UnsupportedError(
-            f"{type(block).__name__} {block.name!r} was optimised for the backend {block._backend!r}, into which embgrad cannot "
-            "see: call hybridize() without a backend before the capture"
-        )
     if _state.draws is not None:
         return run_open(block, args, _within)
     _initialise(block, functools.partial(original, block), args)
@@ -277,16 +258,8 @@ def _is_watched(block: Any) -> bool:
     return any(inner is model for inner in all_blocks([block]) for model in models)
 
 
-def _expect_initialised(model: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Refuse a model whose parameters wait for their shapes: a pass beside the user's own would draw them before their turn.
-
-    A hybridised model draws them before anything else, and is initialized here.
-
-    Raises:
-        UnsupportedError: parameters wait.
-    """
-    if getattr(model, "_active", False):
-        _initialise(model, call, args)
+def _expect_initialised(model: Any) -> None:
+    """Refuse a model whose parameters wait for their shapes: a pass beside the user's own would draw them before their turn."""
     if _waits(model):
         raise UnsupportedError(
             "some parameters of the model wait for their shapes, and to find the point embgrad makes one forward pass beside "
@@ -297,12 +270,8 @@ def _expect_initialised(model: Any, call: Callable[..., Any], args: tuple[Any, .
 def _initialise(block: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Call a block whose parameters wait for their shapes once, unrecorded, so that it draws them in its own order."""
     if _waits(block):
-        before, _state.resting = _state.resting, True
-        try:
-            with import_mxnet().autograd.pause(train_mode=False):
-                call(*args)
-        finally:
-            _state.resting = before
+        with import_mxnet().autograd.pause(train_mode=False), unwatched(), unheard():
+            call(*args)
 
 
 def _waits(block: Any) -> bool:
@@ -317,7 +286,7 @@ _method = Interception(lambda: import_mxnet().nd.NDArray, "backward")
 
 
 @dataclass(eq=False)
-class Marks:
+class _Marks:
     """The arrays that were marked in one forward pass.
 
     Attributes:
@@ -330,60 +299,37 @@ class Marks:
     listener: Listener
     passed: Any
     arrays: Mapping[str, Any]
-    among: list[Marks] = field(repr=False)
-
-    def heard(self) -> None:
-        """Note that the gradients written so far were handed over, zeros where a gradient is stopped among them."""
-        for array in self.arrays.values():
-            array._fresh_grad = False
-
-    def is_unheard(self) -> bool:
-        """Return whether a backward pass has written since `heard`."""
-        return any(array._fresh_grad for array in self.arrays.values())
+    among: list[_Marks] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class _Reached:
-    marks: Marks
+    marks: _Marks
     key: str
     array: Any
 
 
 @contextlib.contextmanager
-def hearing(
-    marks: Callable[[], Sequence[Marks]], expect_right: Callable[[Way, bool], None], heard: Callable[[], None]
-) -> Iterator[None]:
-    """Intercept this thread's backward passes while it is open.
-
-    Args:
-        marks: returns the marks that may be reached.
-        expect_right: refuses a way to some of them, by the mode of the backward pass.
-        heard: is called after a backward pass that reached some.
-    """
-
-    def reached_by(heads: Any, training: bool) -> list[_Reached]:
-        return _reached(marks(), heads, lambda way: expect_right(way, training))
+def _hearing() -> Iterator[None]:
+    """Intercept this thread's backward passes while it is open."""
 
     def pull(original: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bound(original, args, kwargs)
-        reached = reached_by(bound.get("heads", bound.get("self")), bool(bound["train_mode"]))
+        reached = _reached(bound.get("heads", bound.get("self")), training=bool(bound["train_mode"]))
         returned = original(*args, **kwargs)
-        for passed in marks():
-            passed.heard()
-        if reached:
-            _report(reached, [entry.array.grad for entry in reached], heard, keep=bool(bound["retain_graph"]))
+        _report(reached, [entry.array.grad for entry in reached], keep=bool(bound["retain_graph"]))
         return returned
 
     def compute(original: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bound(original, args, kwargs)
-        reached = reached_by(bound["heads"], bool(bound["train_mode"]))
+        reached = _reached(bound["heads"], training=bool(bound["train_mode"]))
         if not reached:
             return original(*args, **kwargs)
         given = bound["variables"]
         variables = [given] if isinstance(given, import_mxnet().nd.NDArray) else list(given)
         found = original(**{**bound, "variables": [*variables, *(entry.array for entry in reached)]})
         keep = bound["create_graph"] if bound["retain_graph"] is None else bound["retain_graph"]
-        _report(reached, found[len(variables) :], heard, keep=bool(keep))
+        _report(reached, found[len(variables) :], keep=bool(keep))
         return found[: len(variables)]
 
     with _backward.by(pull), _method.by(pull), _grad.by(compute):
@@ -396,13 +342,13 @@ def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
     return dict(bound.arguments)
 
 
-def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], None]) -> list[_Reached]:
-    """Return the marks that a backward pass from the heads reaches.
+def _reached(heads: Any, *, training: bool) -> list[_Reached]:
+    """Return the marks that a backward pass from the heads in this mode reaches.
 
     Raises:
-        UnsupportedError: a mark changes the order in which MXNet adds up.
+        UnsupportedError: a mark changes the order in which MXNet adds up, or an operator on the way has a wrong gradient.
     """
-    known = [_Reached(passed, key, array) for passed in marks for key, array in passed.arrays.items()]
+    known = [_Reached(marks, key, array) for marks in _marks() for key, array in marks.arrays.items()]
     if not known:
         return []
     outputs = [heads] if isinstance(heads, import_mxnet().nd.NDArray) else list(heads)
@@ -415,11 +361,11 @@ def _reached(marks: Sequence[Marks], heads: Any, expect_right: Callable[[Way], N
                 "than without the capture: name the output of the module that made it, or capture at='word'"
             )
     for way in ways if reached else ():
-        expect_right(way)
+        _state.guards.expect_right(way.operators, training=training)
     return reached
 
 
-def _report(reached: Sequence[_Reached], gradients: Sequence[Any], heard: Callable[[], None], *, keep: bool) -> None:
+def _report(reached: Sequence[_Reached], gradients: Sequence[Any], *, keep: bool) -> None:
     """Pass the gradients of one backward pass to the listeners, each once."""
     steps: dict[int, tuple[Listener, list[tuple[Any, str, np.ndarray]]]] = {}
     for entry, gradient in zip(reached, gradients, strict=True):
@@ -427,6 +373,6 @@ def _report(reached: Sequence[_Reached], gradients: Sequence[Any], heard: Callab
         entries.append((entry.marks.passed, entry.key, owned(gradient.asnumpy())))
         if not keep and entry.marks in entry.marks.among:  # its graph is gone
             entry.marks.among.remove(entry.marks)
-    heard()
+    _begin_anew()
     for listener, entries in steps.values():
         listener.step(entries)

@@ -67,6 +67,7 @@ class Cures:
         return {
             **(parameters if self._parameters else {}),
             "BatchNorm": self._batch_norm,
+            "Dropout": _dropout,
             "LeakyReLU": _leaky_relu,
             "_contrib_BatchNormWithReLU": self._batch_norm_with_relu,
             "_contrib_SyncBatchNorm": self._batch_norm,
@@ -192,6 +193,17 @@ def expect_no_view(operation: Operation) -> None:
         return
     array = operation.inputs[0]
     operation.inputs[0] = invoke("identity", [array], {}, isinstance(array, import_mxnet().np.ndarray))[0]
+
+
+def _dropout(operation: Operation, proceed: Proceed) -> Any:
+    """Return the input of dropout in evaluation mode, unless it is an array into which the model may write.
+
+    The gradient is right, but MXNet copies the input and holds the copy until the pullback, as large as a layer's attention.
+    """
+    array, always = operation.inputs[0], operation.attributes.get("mode") == "always"
+    if always or import_mxnet().autograd.is_training() or operation.out is not None or not is_recorded(array):
+        return proceed()
+    return array
 
 
 def _leaky_relu(operation: Operation, proceed: Proceed) -> Any:
@@ -423,14 +435,17 @@ class Guards:
 
     def look_at(self, operation: Operation) -> None:
         """Note an operator that is about to run and be recorded."""
-        if operation.name in NORMS:
-            self._batch_norm(operation)
-        elif operation.name == "Pooling":
-            self._pooling(operation)
-        elif operation.name == "LeakyReLU":
-            self._leaky_relu(operation)
-        elif operation.name == "RNN":
-            self._rnn(operation)
+        name, attributes, training = operation.name, operation.attributes, bool(import_mxnet().autograd.is_training())
+        if name in NORMS and str(attributes.get("use_global_stats", False)) != "True":
+            self._norm_modes.add(training)
+        elif name == "Pooling" and attributes.get("pool_type", "max") == "max" and not training:
+            self._wrong[name] = "takes the maxima in evaluation mode, of which MXNet keeps no record: use record()"
+        elif name == "LeakyReLU":
+            kind = attributes.get("act_type")
+            if kind == "selu" or (kind == "rrelu" and not training):
+                self._wrong[name] = f"is of the type {kind!r}, which has a wrong gradient in MXNet"
+        elif name == "RNN" and _is_native(operation.inputs[0]):
+            self._look_at_recurrent(operation, training=training)
 
     def expect_right(self, operators: Collection[str], *, training: bool) -> None:
         """Refuse a backward pass whose gradient is wrong.
@@ -453,29 +468,14 @@ class Guards:
                 "gradient is right, since this one is wrong in your training, too"
             )
 
-    def _batch_norm(self, operation: Operation) -> None:
-        if str(operation.attributes.get("use_global_stats", False)) != "True":
-            self._norm_modes.add(bool(import_mxnet().autograd.is_training()))
-
-    def _pooling(self, operation: Operation) -> None:
-        if operation.attributes.get("pool_type", "max") == "max" and not import_mxnet().autograd.is_training():
-            self._wrong["Pooling"] = "takes the maxima in evaluation mode, of which MXNet keeps no record: use record()"
-
-    def _leaky_relu(self, operation: Operation) -> None:
-        kind = operation.attributes.get("act_type")
-        if kind == "selu" or (kind == "rrelu" and not import_mxnet().autograd.is_training()):
-            self._wrong["LeakyReLU"] = f"is of the type {kind!r}, which has a wrong gradient in MXNet"
-
-    def _rnn(self, operation: Operation) -> None:
-        data, weights = operation.inputs[:2]
-        training, mode = import_mxnet().autograd.is_training(), operation.attributes.get("mode")
-        if _is_native(data):
-            if not is_recorded(data) or (mode != "lstm" and not is_recorded(weights)):
-                self._wrong["RNN"] = (
-                    "is a recurrent layer of which MXNet computes some gradients wrongly unless those of its input and its "
-                    "weights are computed, too: do not freeze it"
-                )
-            if training and mode == "gru" and _drops_between_layers(operation):
-                self._wrong["RNN"] = (
-                    "is a GRU of several layers with dropout between them, of which MXNet's gradient is wrong"
-                )
+    def _look_at_recurrent(self, operation: Operation, *, training: bool) -> None:
+        (data, weights), mode = operation.inputs[:2], operation.attributes.get("mode")
+        if not is_recorded(data) or (mode != "lstm" and not is_recorded(weights)):
+            self._wrong["RNN"] = (
+                "is a recurrent layer of which MXNet computes some gradients wrongly unless those of its input and its "
+                "weights are computed, too: do not freeze it"
+            )
+        if training and mode == "gru" and _drops_between_layers(operation):
+            self._wrong["RNN"] = (
+                "is a GRU of several layers with dropout between them, of which MXNet's gradient is wrong"
+            )

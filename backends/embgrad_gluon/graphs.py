@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import re
 import weakref
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 _cached = Interception(lambda: import_mxnet().gluon.HybridBlock, "_call_cached_op")
-_scope = Interception(lambda: import_mxnet().autograd._RecordingStateScope, "__enter__")
+_scope = Interception(lambda: type(import_mxnet().autograd.pause()), "__enter__")
 
 #: `on_value(node_number, output_index, array)` gives the array that goes on in the value's place, the array itself where it is
 #: only looked at, an `Apart` where its users are given different ones.
@@ -317,14 +318,15 @@ def _run_symbol(block: Any, args: Sequence[Any], on_value: OnValue | None) -> An
 
 def _values(graph: Graph, known: Mapping[str, Any], on_value: OnValue | None) -> dict[int, Sequence[Any]]:
     """Return by node the values that are left in the end: those of the heads."""
-    fills = _Fills(graph, known)
+    filled = _filled(graph, known)
     values: dict[int, Sequence[Any]] = {}
     for number, node in enumerate(graph.nodes):
         if node.op == VARIABLE:
             outputs = [known[node.name]]
         else:
             inputs = [_value(values, entry, number) for entry in node.inputs]
-            outputs = invoke(*fills.operator(number, inputs), graph.as_numpy)
+            op = "_zeros" if node.op == "_zeros_without_dtype" else node.op
+            outputs = invoke(op, inputs, {**node.attributes, **filled.get(number, {})}, graph.as_numpy)
         if on_value is not None:
             outputs = [on_value(number, output, array) for output, array in enumerate(outputs)]
         values[number] = outputs
@@ -338,61 +340,50 @@ def _value(values: Mapping[int, Sequence[Any]], entry: Entry, user: int) -> Any:
     return value.given(user) if isinstance(value, Apart) else value
 
 
-class _Fills:
-    """The operators of a graph's nodes for inputs of these shapes.
+def _filled(graph: Graph, known: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return by number what the nodes that fill an array from nothing lack, such as those of a recurrent layer's first state.
 
-    What fills an array from nothing, such as a recurrent layer's first state, may leave sizes, or the dtype, to what takes
-    the array. MXNet infers them over the whole graph before it runs; here they are inferred when the first such node comes.
+    Sizes and the dtype may be left to what takes the array: MXNet infers them over the whole graph before it runs.
     """
+    mx = import_mxnet()
+    context, unknown = mx.current_context(), -1 if mx.util.is_np_shape() else 0
+    inferred = functools.cache(lambda what: _inferred(graph, known, what))
+    filled: dict[int, dict[str, Any]] = {}
+    for number, node in enumerate(graph.nodes):
+        if node.op == VARIABLE or node.inputs:
+            continue
+        filled[number] = {} if context == mx.cpu() else {"ctx": str(context)}
+        shape = node.attributes.get("shape")
+        if isinstance(shape, (tuple, list)) and unknown in shape:
+            shape = inferred("shape")[number, 0] or (unknown,)
+            filled[number]["shape"] = _expect_inferred(graph, number, "shape", None if unknown in shape else shape)
+        if node.op == "_zeros_without_dtype":
+            filled[number]["dtype"] = np.dtype(
+                _expect_inferred(graph, number, "type", inferred("type")[number, 0])
+            ).name
+    return filled
 
-    def __init__(self, graph: Graph, known: Mapping[str, Any]) -> None:
-        self._graph = graph
-        self._known = known
-        self._inferred: dict[str, dict[Entry, Any]] = {}
-        mx = import_mxnet()
-        self._context = mx.current_context()
-        self._unknown = -1 if mx.util.is_np_shape() else 0
 
-    def operator(self, number: int, inputs: list[Any]) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return a node's operator with the inputs and the attributes that it is called with."""
-        node = self._graph.nodes[number]
-        op, attributes = node.op, dict(node.attributes)
-        if node.inputs:
-            return op, inputs, attributes
-        if self._context != import_mxnet().cpu():
-            attributes["ctx"] = str(self._context)
-        shape = attributes.get("shape")
-        if isinstance(shape, (tuple, list)) and self._unknown in shape:
-            attributes["shape"] = self._infer("shape", number)
-        if op == "_zeros_without_dtype":
-            op, attributes["dtype"] = "_zeros", np.dtype(self._infer("type", number)).name
-        return op, inputs, attributes
+def _expect_inferred(graph: Graph, number: int, what: str, value: Any) -> Any:
+    """Return what was inferred of a node; refuse None."""
+    if value is None:
+        node = graph.nodes[number]
+        raise UnsupportedError(
+            f"node {number}, {node.name!r}, of the symbol is {node.op!r} with attributes {dict(node.attributes)}, and "
+            f"what takes its array does not tell the {what}: expected a {what} that follows from the inputs; export the "
+            "net again with the sizes given"
+        )
+    return value
 
-    def _infer(self, what: str, number: int) -> Any:
-        """Return the node's shape or type."""
-        if what not in self._inferred:
-            self._inferred[what] = self._infer_all(what)
-        inferred = self._inferred[what][number, 0]
-        if inferred is None or (what == "shape" and (len(inferred) == 0 or self._unknown in inferred)):
-            node = self._graph.nodes[number]
-            raise UnsupportedError(
-                f"node {number}, {node.name!r}, of the symbol is {node.op!r} with attributes {dict(node.attributes)}, and "
-                f"what takes its array does not tell the {what}: expected a {what} that follows from the inputs; export the "
-                "net again with the sizes given"
-            )
-        return inferred
 
-    def _infer_all(self, what: str) -> dict[Entry, Any]:
-        internals = self._graph.symbol.get_internals()
-        names = set(internals.list_inputs())
-        given = {
-            name: array.shape if what == "shape" else array.dtype
-            for name, array in self._known.items()
-            if name in names
-        }
-        inferred = getattr(internals, f"infer_{what}_partial")(**given)[1]
-        heads = json.loads(internals.tojson())["heads"]
-        return {(head[0], head[1]): value for head, value in zip(heads, inferred, strict=True)}
+def _inferred(graph: Graph, known: Mapping[str, Any], what: str) -> dict[Entry, Any]:
+    """Return the shapes or the types of all values, as far as they follow from those of the inputs and parameters."""
+    internals = graph.symbol.get_internals()
+    infer = internals.infer_shape_partial if what == "shape" else internals.infer_type_partial
+    names = set(internals.list_inputs())
+    given = {name: array.shape if what == "shape" else array.dtype for name, array in known.items() if name in names}
+    heads = json.loads(internals.tojson())["heads"]
+    return {(head[0], head[1]): value for head, value in zip(heads, infer(**given)[1], strict=True)}
 
 
 def _parsed(block: Any, symbol: Any) -> Graph:
@@ -407,7 +398,7 @@ def _parsed(block: Any, symbol: Any) -> Graph:
             )
     nodes = tuple(_node(node) for node in described["nodes"])
     heads = tuple((head[0], head[1]) for head in described["heads"])
-    as_numpy = isinstance(symbol, import_mxnet().sym.numpy._Symbol)
+    as_numpy = isinstance(symbol, type(import_mxnet().sym.var("any").as_np_ndarray()))
     return Graph(symbol, nodes, heads, tuple(input_names(block)), as_numpy, _finished(nodes, heads))
 
 
@@ -429,14 +420,10 @@ def _literal(text: str) -> Any:
 
 
 def _finished(nodes: Sequence[Node], heads: Sequence[Entry]) -> tuple[tuple[int, ...], ...]:
-    last = {number: number for number in range(len(nodes))}
-    for number, node in enumerate(nodes):
-        last |= {source: number for source, _ in node.inputs}
-    needed = {number for number, _ in heads}
-    finished: list[list[int]] = [[] for _ in nodes]
-    for source, number in last.items():
-        if source not in needed:
-            finished[number].append(source)
+    finished: list[list[int]] = [[] for _ in range(len(nodes) + 1)]  # at the end what the caller uses
+    users = users_of([node.inputs for node in nodes], heads)
+    for number in range(len(nodes)):
+        finished[max((user for user, _ in users.get(number, ())), default=number)].append(number)
     return tuple(map(tuple, finished))
 
 

@@ -49,19 +49,12 @@ Handler = Callable[[Operation, Callable[[], Any]], Any]
 
 
 @contextlib.contextmanager
-def watching(handlers: Mapping[str, Handler], substitute: Callable[[Any], Any] | None = None) -> Iterator[None]:
-    """Run this thread's operators of these names by their handlers while it is open.
-
-    Args:
-        handlers: by the operators' names.
-        substitute: returns the array that an operator of any name takes in place of one of its inputs.
-    """
+def watching(handlers: Mapping[str, Handler]) -> Iterator[None]:
+    """Run this thread's operators of these names by their handlers while it is open."""
     by_address = {_address(name): (name, handler) for name, handler in handlers.items()}
 
     def handle(original: Any, operator: int, inputs: Any, keys: Any, values: Any, out: Any, *kind: Any) -> Any:
         watched = by_address.get(operator)
-        if substitute is not None:
-            inputs = [substitute(array) for array in inputs]
         if watched is None:
             return original(operator, inputs, keys, values, out, *kind)
         name, handler = watched

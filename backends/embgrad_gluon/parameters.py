@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from embgrad_gluon.graphs import scope_paths
 from embgrad_gluon.importing import import_mxnet
 from embgrad_gluon.walk import (
     all_blocks,
+    all_parameters,
     arrays_of,
     block_names,
     memory,
@@ -27,7 +29,7 @@ from embgrad_gluon.walk import (
     unique_names,
 )
 
-__all__ = ["FrozenTwins", "TableParameters", "alone", "array_of", "trainable", "values_of", "weights"]
+__all__ = ["TableParameters", "alone", "array_of", "tables_recorded", "trainable", "values_of", "weights"]
 
 
 def trainable(parts: Sequence[Any]) -> dict[str, Any]:
@@ -47,40 +49,27 @@ def values_of(parameter: Any, gradient: np.ndarray | None) -> ParameterValues:
     return ParameterValues(tuple(map(int, known.shape or ())), gradient, np.dtype(known.dtype).name)
 
 
-class FrozenTwins:
-    """Arrays of the same memory as frozen parameters, with a gradient, that take their places in the operators.
+@contextlib.contextmanager
+def tables_recorded(parts: Sequence[Any]) -> Iterator[None]:
+    """Give frozen parameters that may be tables other arrays of the same memory while it is open, which can have a gradient.
 
-    A frozen parameter has no gradient, and unfreezing it would give it new arrays.
+    A frozen parameter has no gradient, and unfreezing it would give it new memory.
     """
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        frozen = [array for p in unique_names(parts).values() if p.grad_req == "null" for array in arrays_of(p)]
-        self._frozen = {memory(array): array for array in frozen if array.stype == "default"}
-        self._shapes = {array.shape for array in self._frozen.values()}
-        self._twins: dict[int, Any] = {}
-
-    def of(self, array: Any) -> Any:
-        """Return the array's twin, or the array itself where it is no frozen parameter."""
-        if array.shape not in self._shapes or array.stype != "default":
-            return array
-        key = memory(array)
-        known = self._frozen.get(key)
-        if known is None or known.shape != array.shape or known.dtype != array.dtype:
-            return array
-        if key not in self._twins:
-            with import_mxnet().autograd.pause():
-                self._twins[key] = twin = array.detach()
-                twin.attach_grad()  # by an operator on the twin itself, which has no twin
-        twin = self._twins[key]
-        return twin if type(twin) is type(array) else _as_kind(twin, array)
-
-    def used(self, address: int) -> Any:
-        """Return the twin of the parameter at this address; None where the parameter was not used."""
-        return self._twins.get(address)
+    frozen = [p for p in all_parameters(parts) if p.grad_req == "null" and any(map(_is_table, arrays_of(p)))]
+    own = [(parameter, parameter._data) for parameter in frozen]
+    try:
+        for parameter, arrays in own:
+            parameter._data = [array.detach() for array in arrays]
+            for array in parameter._data:
+                array.attach_grad()
+        yield
+    finally:
+        for parameter, arrays in own:
+            parameter._data = arrays
 
 
-def _as_kind(twin: Any, array: Any) -> Any:
-    return twin.as_np_ndarray() if isinstance(array, import_mxnet().np.ndarray) else twin.as_nd_ndarray()
+def _is_table(array: Any) -> bool:
+    return array.ndim == 2 and array.stype == "default" and np.dtype(array.dtype).kind == "f"
 
 
 class TableParameters:
@@ -89,13 +78,12 @@ class TableParameters:
     Args:
         parts: the model's parts.
         tables: by the lookups' keys the tables.
-        twins: those of the frozen parameters.
 
     Attributes:
         arrays: by name the arrays at which the tables' gradients are taken, each once.
     """
 
-    def __init__(self, parts: Sequence[Any], tables: Mapping[str, Any], twins: FrozenTwins) -> None:
+    def __init__(self, parts: Sequence[Any], tables: Mapping[str, Any]) -> None:
         self.arrays: dict[str, Any] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         named = named_parameters(parts)
@@ -104,7 +92,7 @@ class TableParameters:
             if sharing:
                 self._names[key] = _own_first(key, [name for name, _ in sharing], trainable(parts))
             for name, parameter in sharing:
-                array = twins.used(memory(table)) if parameter.grad_req == "null" else array_of(parameter)
+                array = array_of(parameter)
                 if array is not None and not any(array is known for known in self.arrays.values()):
                     self.arrays[name] = array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +22,7 @@ from embgrad_gluon.inputs import GluonArrays, call_model, is_floating
 from embgrad_gluon.lookup import HINT, Handler, Lookups, Tables, watching
 from embgrad_gluon.modules import Modules, calling, unheard
 from embgrad_gluon.normalising import LayerNorms
-from embgrad_gluon.parameters import FrozenTwins, TableParameters, array_of, trainable, values_of
+from embgrad_gluon.parameters import TableParameters, array_of, tables_recorded, trainable, values_of
 from embgrad_gluon.pullback import Pullback, Pulled
 from embgrad_gluon.state import as_found
 from embgrad_gluon.tap import Taps
@@ -60,7 +61,8 @@ def points(
 def run(model: Any, batch: TokenBatch, request: Request) -> Run:
     """Run one forward pass, and a pullback for each set of cotangents."""
     parts = as_parts(model)
-    with as_found(parts, training=request.training):
+    recorded = tables_recorded(parts) if request.tables else contextlib.nullcontext()
+    with as_found(parts, training=request.training), recorded:
         return _run(model, parts, batch, request)
 
 
@@ -111,7 +113,6 @@ class _Forward:
         value: of the user's own objective, computed in the same graph; else None.
         taps: the points that are read.
         tables: by key the tables of the lookups among them.
-        twins: of the frozen parameters, where tables' gradients are asked for.
         also: see `Cures`.
         unused: the names of the batch's parts that the model could not take.
         functions: those of the user's own that were called.
@@ -121,7 +122,6 @@ class _Forward:
     value: Any
     taps: Taps
     tables: Mapping[str, Any]
-    twins: FrozenTwins
     also: list[Any]
     unused: tuple[str, ...]
     functions: Functions
@@ -137,7 +137,7 @@ class _Wanted:
         self._tables = None
         if request.tables:
             tables = {key: forward.tables[key] for key in keys if key in forward.tables}
-            self._tables = TableParameters(parts, tables, forward.twins)
+            self._tables = TableParameters(parts, tables)
         self.arrays = [*self._arrays.values(), *(self._tables.arrays.values() if self._tables is not None else ())]
 
     def values(self, pulled: Sequence[Pulled]) -> dict[str, ParameterValues] | None:
@@ -168,12 +168,10 @@ def _run_forward(
     cured = {**cures.handlers(), **handlers}
     # What reaches a parameter goes through the lookups, too; else nothing below them is differentiated.
     lookups = Lookups(Tables(parts), taps, cut=not request.parameters)
-    twins = FrozenTwins(parts if request.tables else ())
-    substitute = twins.of if request.tables else None
     modules = calling(Modules(parts, taps)) if taps.watch.hears_modules else unheard()
     value = None
     with mx.autograd.record(train_mode=request.training), imperatively(GraphPoints(taps).within), functions.heard():
-        with watching({**lookups.handlers(), **cured}, substitute), modules:
+        with watching({**lookups.handlers(), **cured}), modules:
             try:
                 returned, unused = call_model(model, parts, batch, call)
             except mx.MXNetError as error:
@@ -181,9 +179,9 @@ def _run_forward(
                     raise
                 raise UnsupportedError(WRITTEN) from error
         if isinstance(request.respond, NativeObjective):  # what is looked up and called from here on is not the model's
-            with watching(cured, substitute), unheard():
+            with watching(cured), unheard():
                 value = request.respond.function(returned)
-    return _Forward(returned, value, taps, lookups.tables, twins, cures.also, unused, functions)
+    return _Forward(returned, value, taps, lookups.tables, cures.also, unused, functions)
 
 
 def _quicker(request: Request, norms: LayerNorms) -> dict[str, Handler]:

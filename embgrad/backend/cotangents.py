@@ -209,16 +209,14 @@ def values_at(
     return values
 
 
-def compute_dtype(read: Iterable[str], fallback: Iterable[str], casts: Iterable[str] = ()) -> str:
+def compute_dtype(read: Iterable[str], fallback: Iterable[str]) -> str:
     """Return the dtype in which a model computed: the coarsest of the dtypes that were seen.
 
     Args:
         read: the dtypes of the points and outputs that were read.
         fallback: the dtypes of the returned tensors and the parameters; the first is used if nothing was read.
-        casts: the dtypes to which the framework casts automatically (mixed precision).
     """
-    dtypes = list(read) or list(itertools.islice(fallback, 1)) or ["float32"]
-    return coarsest([*dtypes, *casts])
+    return coarsest(list(read) or list(itertools.islice(fallback, 1)) or ["float32"])
 
 
 def _hint(objective: NativeObjective, shape: tuple[int, ...]) -> str:

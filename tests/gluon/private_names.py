@@ -11,8 +11,6 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_children": "No public method gives a block's children with their names; `apply` gives them without.",
     "_reg_params": "The parameters that a block holds as attributes; `collect_params` spells them by prefixes, not attributes.",
     "_collect_params_with_prefix": "The names in a parameters' file, which recurrent layers and gluonnlp's attention spell.",
-    "_active": "Says that a block is hybridised, so that its parameters are drawn in its own order; nothing public does.",
-    "_backend": "Says that `optimize_for` replaced a block's operators by those of a device, which are refused.",
     "_call_cached_op": "The method by which every hybridised block and SymbolBlock runs its graph, so the place to intercept it.",
     "_cached_graph": "A block's inputs and symbol; `export` writes them to files, with the parameters.",
     "_cached_op": "Says whether a hybridised block has its graph already, and identifies it.",
@@ -24,13 +22,10 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     # Parameters and arrays
     "_data": "A parameter's arrays: `data()` may apply dropout (gluonnlp), and `list_data()` refuses row-sparse ones.",
     "_finish_deferred_init": "Gives a parameter its array once its shape is known, as a block's own `forward` does.",
-    "_fresh_grad": "Says that a backward pass wrote a gradient, also one that was called by a name imported before a capture.",
     # Operators
     "_LIB": "The library's C functions for an operator's handle and for the address of an array's values.",
     "_imperative_invoke": "The function in which every operator of mx.nd and mx.np ends, so the place to intercept it.",
     "_is_np_op": "Says whether an operator returns arrays of mx.np.",
-    "_RecordingStateScope": "The class of autograd's scopes, which a hybridised block's Python may not enter.",
-    "_Symbol": "The class of the symbols of mx.np, by which the kind of a graph's arrays is known.",
     # Names of operators, as MXNet registers them and writes them into exported files
     "_contrib_BatchNormWithReLU": "An operator with a wrong gradient, which is cured.",
     "_contrib_SparseEmbedding": "An operator that is a lookup.",
@@ -49,5 +44,4 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     # Parts of names, no API
     "_": "Stands between the parts of the names that Gluon gives to nodes and parameters.",
     "_fwd": "Ends the name of the operator of one of Gluon's layers in a graph.",
-    "_partial": "Ends the names of the public `infer_shape_partial` and `infer_type_partial`.",
 }

@@ -273,3 +273,28 @@ def test_flipped_images_are_refused(side: str) -> None:
 def test_a_gradient_that_mxnet_fails_at_is_said_so() -> None:
     with pytest.raises(embgrad.UnsupportedError, match=r"MXNet fails to compute the gradient|has no gradient"):
         in_numpy(lambda rows, _: mx.np.pad(rows, ((0, 0), (1, 1), (0, 0)), mode="reflect"))
+
+
+def test_dropout_in_evaluation_mode_holds_no_copy() -> None:
+    held, drawn = [], []
+
+    class Net(nn.Block):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(ROWS, DIM)
+
+        def forward(self, ids: Any) -> Any:
+            rows, scale = self.words(ids), nd.ones((DIM,))
+            held.append(nd.Dropout(rows, p=0.5) is not rows)
+            held.append(
+                nd.Dropout(scale, p=0.5) is not scale
+            )  # the model may write into the one, and not into the other
+            drawn.append(nd.Dropout(rows, p=0.5, mode="always").asnumpy())
+            return rows.sum(axis=(1, 2))
+
+    net = Net()
+    net.initialize(mx.init.One())
+    embgrad.gradients(net, IDS, embgrad.Sum())
+    embgrad.gradients(net, IDS, embgrad.Sum(), training=True)
+    assert held == [False, True, True, True]
+    assert (drawn[0] == 0).any()

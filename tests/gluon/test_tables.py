@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from embgrad_gluon.importing import import_gluonnlp
-from embgrad_gluon.parameters import FrozenTwins
 from embgrad_gluon.walk import memory
 
 import embgrad
@@ -198,21 +197,6 @@ def test_an_architecture_of_the_suite_in_training_mode() -> None:
     calm = embgrad.table_gradients(net, batch, embgrad.Sum())
     again = embgrad.table_gradients(net, batch, embgrad.Sum(), training=True)
     assert relative(again.total, calm.total) < 1e-12
-
-
-def test_a_frozen_table_in_both_kinds_of_arrays() -> None:
-    """As where Gluon loads a parameter as an array of the older kind for a graph of mx.np."""
-    net = tied()
-    net.collect_params().setattr("grad_req", "null")
-    twins, table = FrozenTwins([net]), net.words.weight.data()
-    old, new = twins.of(table), twins.of(table.as_np_ndarray())
-    assert (type(old), type(new)) == (nd.NDArray, mx.np.ndarray)
-    with autograd.record():
-        loss = (old * 2).sum() + (new * 3).as_nd_ndarray().sum()
-    (gradient,) = autograd.grad([loss], [twins.used(memory(table))])
-    assert (gradient.asnumpy() == 5).all()
-    other = nd.ones((2, 2))
-    assert twins.of(other) is other
 
 
 def test_the_memory_of_what_is_still_being_computed() -> None:
