@@ -69,7 +69,7 @@ def tables_recorded(parts: Sequence[Any]) -> Iterator[None]:
 
 
 def _is_table(array: Any) -> bool:
-    return array.ndim == 2 and array.stype == "default" and np.dtype(array.dtype).kind == "f"
+    return bool(array.ndim == 2 and array.stype == "default" and np.dtype(array.dtype).kind == "f")
 
 
 class TableParameters:
