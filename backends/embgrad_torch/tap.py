@@ -30,6 +30,7 @@ __all__ = [
     "Differentiable",
     "Listening",
     "Taps",
+    "Unwatched",
     "dtype_of",
     "expect_uncompiled",
     "expect_unwritten",
@@ -89,7 +90,6 @@ class Taps:
         gradients: by key the gradients of the pullback that runs, as they went on.
         pulling: whether a pullback runs.
         aliased: by key the clones that went on in place of tensors whose memory others may hold.
-        away: whether a function of the user's runs, and passes inside of it are others.
         attached: whether rows stay on the graph of their table, by which the model or the objective may differentiate.
         ending: whether nothing goes on below the marks in a pullback, where the rows are attached: what reaches a table then is
             what comes by other ways.
@@ -110,8 +110,7 @@ class Taps:
         self.gradients: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
-        self.away = 0
-        self._changes = PointChanges[Any](request, to_numpy, like, self._away)
+        self._changes = PointChanges[Any](request, to_numpy, like, aside)
         self._made: dict[str, tuple[Any, Any]] = {}  # by key what a segment that runs again gets
         self._hears_all = False
         self._readable = None if "word" in request.points else frozenset(request.points)
@@ -164,16 +163,6 @@ class Taps:
     def before(self) -> dict[str, np.ndarray]:
         """By key the gradients that were edited, as they came."""
         return self._changes.before
-
-    @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
-        """A function of the user's runs: nothing that it does is watched, but it may call embgrad, of this model too."""
-        self.away += 1
-        try:
-            with torch._C._EnableTorchFunction(), _Unwatched(), drawn_by_the_user():
-                yield
-        finally:
-            self.away -= 1
 
     def hear(self) -> None:
         """From now on hooks receive the gradients of all marks: the pullback will not give them itself."""
@@ -348,7 +337,14 @@ def _is_view_of_leaf(table: Any) -> bool:
     return bool(table._is_view() and table._base.is_leaf)
 
 
-class _Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Run a function of the user's meanwhile: nothing that it does is watched, but it may call embgrad, of this model too."""
+    with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user():
+        yield
+
+
+class Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
     """Modes that were entered before it see nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
