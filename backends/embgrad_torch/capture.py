@@ -85,16 +85,13 @@ class _Open:
     Attributes:
         passing: the pass.
         mode: sees its lookups.
-        frame: of the model's call, which tells a call inside it from one that comes after it broke off.
         handled: the exception that was being handled when it began.
     """
 
-    def __init__(self, passing: _Passing, mode: TorchFunctionMode, frame: Any) -> None:
+    def __init__(self, passing: _Passing, mode: TorchFunctionMode) -> None:
         self.passing = passing
         self.mode = mode
-        self.frame = frame
         self.handled = sys.exc_info()[1]
-        self.inner = 0
 
 
 class _Capture:
@@ -116,6 +113,7 @@ class _Capture:
         self._thread = threading.get_ident()
         self._closed = False
         self._open: _Open | None = None
+        self._unbound = False
         self._hooked: set[int] = set()
         self._again: list[tuple[Any, _Passing | None]] = []
         self._alive: weakref.WeakSet[_Passing] = weakref.WeakSet()
@@ -143,12 +141,9 @@ class _Capture:
         self.beside.close()
         expect_uncompiled()
         expect_untransformed()
-        frame = sys._getframe(3)  # below the two functions of the hook: the call of the model
-        if self._open is not None and _is_on_stack(self._open.frame):
-            self._open.inner += 1
-            return
         self._abandon()
         bound = named_arguments(parameters(model), args, kwargs)
+        self._unbound = bound is None
         if bound is None:  # the call itself will say what is wrong with it
             return
         if torch._C._current_graph_task_id() == -1:
@@ -160,18 +155,18 @@ class _Capture:
         passing = _Passing(watch, Listening(self.came))
         walked = walk([model])
         self._listen_to(passing.modules.of(walked, {}))
-        self._open = _Open(passing, LookupMode(watch, passing.at, TablePaths(walked)), frame)
+        self._open = _Open(passing, LookupMode(watch, passing.at, TablePaths(walked)))
         if not watch.modules:  # else no lookup is asked for
             self._open.mode.__enter__()
 
     def end(self, model: Any, returned: Any) -> None:
         """A call of the model ends."""
-        if model is not self._model or self._open is None or not self._is_heard():
-            return
-        if self._open.inner:
-            self._open.inner -= 1
+        if model is not self._model or not self._is_heard():
             return
         one = self._open
+        if one is None:
+            self._expect_failed(model)
+            return
         self._abandon()
         if sys.exc_info()[1] is not one.handled:  # it raised
             return
@@ -184,11 +179,19 @@ class _Capture:
         if passing.at.awaited:
             self._hold(passing, returned)
 
+    def _expect_failed(self, model: Any) -> None:
+        """Refuse a call that ends though another one has begun and ended inside of it."""
+        if not self._unbound and sys.exc_info()[1] is None:
+            raise UnsupportedError(
+                f"{type(model).__name__} calls itself while you capture, so that a step cannot be told from a part of one: move "
+                "what it calls into a module of its own, or capture that call by another module"
+            )
+
     def _is_heard(self) -> bool:
         return threading.get_ident() == self._thread and not is_running()
 
     def _abandon(self) -> None:
-        """What was open is no more, whether it ended or broke off."""
+        """Close what is open: it ended, or it broke off by an exception of which hooks do not hear, such as an interrupt."""
         if self._open is not None:
             _take_off(self._open.mode)
             self._open = None
@@ -306,13 +309,6 @@ def compiled_calls() -> Iterator[Calls]:
 
 def _nothing(module: Any, returned: Any) -> None:
     """Leave what a module returned as it is."""
-
-
-def _is_on_stack(frame: Any) -> bool:
-    here: Any = sys._getframe()
-    while here is not None and here is not frame:
-        here = here.f_back
-    return here is frame
 
 
 def _take_off(mode: TorchFunctionMode) -> None:
