@@ -120,8 +120,8 @@ class Taps:
     ) -> Any:
         """Where it is asked for, cut off the table, so that nothing below it is differentiated, unless rows stay attached.
 
-        A computed table stays on the graph, as another point may lie below it. The rows of the ids require gradients also where nobody asks for them: whether they do can decide which way a model takes, and every
-        pass is to go the same way.
+        A computed table stays on the graph, as another point may lie below it. The rows of the ids require gradients also where
+        nobody asks for them: whether they do can decide which way a model takes, and every pass is to go the same way.
         """
         if key is not None:
             attached = self.attached and torch.is_grad_enabled()
