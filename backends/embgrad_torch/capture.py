@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from embgrad.batch import TokenBatch
 from embgrad.calling import NAMES
 from embgrad.errors import UnsupportedError
 from embgrad.interception import Interception
+from embgrad.structures import every
 from embgrad.watching import PointWatch
 from embgrad_torch.checkpoints import segments_watched
 from embgrad_torch.inputs import has_values, is_transformed, parameters, to_numpy
@@ -198,7 +199,7 @@ class _Capture:
 
     def _hold(self, passing: _Passing, returned: Any) -> None:
         """The graph behind what the model returned keeps the pass alive, and tells when a backward pass comes to it."""
-        reached = [tensor for tensor in _tensors(returned) if tensor.requires_grad]
+        reached = [tensor for tensor in every(returned, is_floating) if tensor.requires_grad]
         if not reached:
             raise UnsupportedError(
                 f"the points {sorted(passing.at.awaited)} lie in a gradient checkpoint with use_reentrant=True, and the model "
@@ -319,17 +320,6 @@ def _take_off(mode: TorchFunctionMode) -> None:
             above.append(top)
         for one in reversed(above):
             _push_mode(one)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if is_floating(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _tensors(entry)
 
 
 def _whole(name: str, value: Any) -> np.ndarray | None:

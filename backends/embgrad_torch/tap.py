@@ -23,11 +23,10 @@ from embgrad.structures import first
 from embgrad.tolerance import coarsest
 from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
 from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
-from embgrad_torch.state import Differentiable, drawn_by_the_user, outside_inference
+from embgrad_torch.state import drawn_by_the_user
 
 __all__ = [
     "At",
-    "Differentiable",
     "Listening",
     "Taps",
     "Unwatched",
@@ -126,19 +125,19 @@ class Taps:
         if key is not None:
             attached = self.attached and torch.is_grad_enabled()
             if not attached and table.grad_fn is None:
-                with outside_inference(), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows, again=again)
             return self.tensor(key, compute(), again=again)
         rows = compute()
-        return _requiring_gradients(rows) if word and is_floating(rows) and not rows.requires_grad else rows
+        return _differentiable(rows) if word and is_floating(rows) and not rows.requires_grad else rows
 
     def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
         """Overridden, added to, marked; its gradient is received, and edited, by a hook on the mark.
 
         What goes on is a clone of the mark, because models write into what they are given (scale it in place).
         """
-        with Differentiable(), torch._C.DisableTorchFunction():
+        with torch.inference_mode(False), torch._C.DisableTorchFunction():
             if again:
                 over, added = self._made[key]
             else:
@@ -294,8 +293,11 @@ class Listening:
 
 
 def _differentiable(tensor: Any) -> Any:
-    """A clone that has a gradient, also where nothing below it has."""
-    return going_on(tensor if tensor.requires_grad else tensor.detach().requires_grad_())
+    """Return a clone that has a gradient, also where nothing below it has, or where gradients are off around the point alone."""
+    with torch.inference_mode(False):
+        if not tensor.requires_grad:
+            tensor = (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()
+        return tensor.clone()
 
 
 def expect_uncompiled() -> None:
@@ -345,14 +347,3 @@ class Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             return func(*args, **(kwargs or {}))
-
-
-def going_on(mark: Any) -> Any:
-    """What the model goes on with: connected to the mark, also where gradients are off around the point alone."""
-    with Differentiable():
-        return mark.clone()
-
-
-def _requiring_gradients(rows: Any) -> Any:
-    with outside_inference():
-        return going_on(rows.detach().clone().requires_grad_())
