@@ -119,12 +119,13 @@ class Taps:
     ) -> Any:
         """Where it is asked for, cut off the table, so that nothing below it is differentiated, unless rows stay attached.
 
-        A computed table stays on the graph, as another point may lie below it. The rows of the ids require gradients also where
-        nobody asks for them: whether they do can decide which way a model takes, and every pass is to go the same way.
+        A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter, whose own
+        gradient is then what reaches it by other ways. The rows of the ids require gradients also where nobody asks for them:
+        whether they do can decide which way a model takes, and every pass is to go the same way.
         """
         if key is not None:
             attached = self.attached and torch.is_grad_enabled()
-            if not attached and table.grad_fn is None:
+            if not attached and (table.grad_fn is None or _is_view_of_leaf(table)):
                 with torch.inference_mode(False), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows, again=again)
@@ -332,6 +333,10 @@ def expect_unwritten(clones: Iterable[tuple[str, Any]]) -> None:
                 "would have to show: expected x = x * 2 in place of x *= 2 there; or name another point, such as the module "
                 "before"
             )
+
+
+def _is_view_of_leaf(table: Any) -> bool:
+    return bool(table._is_view() and table._base.is_leaf)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_EnableTorchFunction": "No public switch turns function modes on again inside DisableTorchFunction.",
     "_backward_hooks": "There is no public question whether a module has hooks on its gradients.",
     "_backward_pre_hooks": "There is no public question whether a module has hooks on its gradients.",
+    "_base": "No public attribute tells of which tensor another is a view.",
     "_buffers": "named_buffers leaves out what is None and takes several times as long; a buffer is put back under its own name.",
     "_cache": "parametrize.cached keeps weights, with their graphs, for as long as the user's block runs.",
     "_cache_enabled": "There is no public question whether parametrize.cached is in force.",
