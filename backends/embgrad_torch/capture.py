@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from embgrad.backend import Listener, Point
 from embgrad.backend.arguments import integer_arguments, named_arguments
 from embgrad.backend.patching import Interception
 from embgrad.backend.signature import NAMES
+from embgrad.common.pytree import every
 from embgrad.errors import UnsupportedError
 from embgrad.forward.recorder import PointWatch
 from embgrad.inputs.batch import TokenBatch
@@ -85,16 +86,13 @@ class _Open:
     Attributes:
         passing: the pass.
         mode: sees its lookups.
-        frame: of the model's call, which tells a call inside it from one that comes after it broke off.
         handled: the exception that was being handled when it began.
     """
 
-    def __init__(self, passing: _Passing, mode: TorchFunctionMode, frame: Any) -> None:
+    def __init__(self, passing: _Passing, mode: TorchFunctionMode) -> None:
         self.passing = passing
         self.mode = mode
-        self.frame = frame
         self.handled = sys.exc_info()[1]
-        self.inner = 0
 
 
 class _Capture:
@@ -116,6 +114,7 @@ class _Capture:
         self._thread = threading.get_ident()
         self._closed = False
         self._open: _Open | None = None
+        self._unbound = False
         self._hooked: set[int] = set()
         self._again: list[tuple[Any, _Passing | None]] = []
         self._alive: weakref.WeakSet[_Passing] = weakref.WeakSet()
@@ -143,12 +142,9 @@ class _Capture:
         self.beside.close()
         expect_uncompiled()
         expect_untransformed()
-        frame = sys._getframe(3)  # below the two functions of the hook: the call of the model
-        if self._open is not None and _is_on_stack(self._open.frame):
-            self._open.inner += 1
-            return
         self._abandon()
         bound = named_arguments(parameters(model), args, kwargs)
+        self._unbound = bound is None
         if bound is None:  # the call itself will say what is wrong with it
             return
         if torch._C._current_graph_task_id() == -1:
@@ -160,18 +156,18 @@ class _Capture:
         passing = _Passing(watch, Listening(self.came))
         walked = walk([model])
         self._listen_to(passing.modules.of(walked, {}))
-        self._open = _Open(passing, LookupMode(watch, passing.at, TablePaths(walked)), frame)
+        self._open = _Open(passing, LookupMode(watch, passing.at, TablePaths(walked)))
         if not watch.modules:  # else no lookup is asked for
             self._open.mode.__enter__()
 
     def end(self, model: Any, returned: Any) -> None:
         """A call of the model ends."""
-        if model is not self._model or self._open is None or not self._is_heard():
-            return
-        if self._open.inner:
-            self._open.inner -= 1
+        if model is not self._model or not self._is_heard():
             return
         one = self._open
+        if one is None:
+            self._expect_failed(model)
+            return
         self._abandon()
         if sys.exc_info()[1] is not one.handled:  # it raised
             return
@@ -184,18 +180,26 @@ class _Capture:
         if passing.at.awaited:
             self._hold(passing, returned)
 
+    def _expect_failed(self, model: Any) -> None:
+        """Refuse a call that ends though another one has begun and ended inside of it."""
+        if not self._unbound and sys.exc_info()[1] is None:
+            raise UnsupportedError(
+                f"{type(model).__name__} calls itself while you capture, so that a step cannot be told from a part of one: move "
+                "what it calls into a module of its own, or capture that call by another module"
+            )
+
     def _is_heard(self) -> bool:
         return threading.get_ident() == self._thread and not is_running()
 
     def _abandon(self) -> None:
-        """What was open is no more, whether it ended or broke off."""
+        """Close what is open: it ended, or it broke off by an exception of which hooks do not hear, such as an interrupt."""
         if self._open is not None:
             _take_off(self._open.mode)
             self._open = None
 
     def _hold(self, passing: _Passing, returned: Any) -> None:
         """The graph behind what the model returned keeps the pass alive, and tells when a backward pass comes to it."""
-        reached = [tensor for tensor in _tensors(returned) if tensor.requires_grad]
+        reached = [tensor for tensor in every(returned, is_floating) if tensor.requires_grad]
         if not reached:
             raise UnsupportedError(
                 f"the points {sorted(passing.at.awaited)} lie in a gradient checkpoint with use_reentrant=True, and the model "
@@ -308,13 +312,6 @@ def _nothing(module: Any, returned: Any) -> None:
     """Leave what a module returned as it is."""
 
 
-def _is_on_stack(frame: Any) -> bool:
-    here: Any = sys._getframe()
-    while here is not None and here is not frame:
-        here = here.f_back
-    return here is frame
-
-
 def _take_off(mode: TorchFunctionMode) -> None:
     """The mode leaves the stack, wherever in it it is: another capture's may lie above."""
     above = []
@@ -323,17 +320,6 @@ def _take_off(mode: TorchFunctionMode) -> None:
             above.append(top)
         for one in reversed(above):
             _push_mode(one)
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if is_floating(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _tensors(entry)
 
 
 def _whole(name: str, value: Any) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from embgrad.forward.recorder import PointWatch
 from embgrad_torch.checkpoints import Made, made_again
 from embgrad_torch.inputs import has_values, is_transformed
 from embgrad_torch.state import ACCUMULATING, is_running
-from embgrad_torch.tap import At, expect_uncompiled
+from embgrad_torch.tap import At, Unwatched, expect_uncompiled
 from embgrad_torch.walk import TablePaths
 
 __all__ = ["DIFFERENTIATING", "HANDLERS", "READERS", "Differentiated", "LookupMode", "Read"]
@@ -98,8 +98,10 @@ class LookupMode(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not b
         return func(*args, **kwargs) if kwargs else func(*args)
 
     def is_active(self) -> bool:
-        """Whether it is active in this thread, or in one of the engine's that works for it."""
-        return any(mode is self for mode in torch.overrides._get_current_function_mode_stack())
+        """Return whether it is active in this thread, or in one of the engine's that works for it."""
+        stack = torch.overrides._get_current_function_mode_stack()
+        innermost = next((mode for mode in reversed(stack) if mode is self or isinstance(mode, Unwatched)), None)
+        return innermost is self
 
     def is_innermost(self) -> bool:
         """Return whether it is the first mode in this thread that is asked about a function."""

@@ -141,9 +141,7 @@ def _prepared(known: Structure, watch: PointWatch, request: Request, *, frozen: 
         mode = LookupMode(watch, taps, TablePaths(walked))
         mode.frozen = frozen and weights.freeze(tables.parameters)
         mode.on_accumulating = weights.gradients_apart
-        modules = ModuleWatch(
-            watch, taps, lambda: not taps.away and mode.is_active(), lambda: mode.pulling and not taps.away
-        )
+        modules = ModuleWatch(watch, taps, mode.is_active, lambda: mode.pulling)
         try:
             with modules.on(walked, further_paths(known.parts, walked) if watch.everything else {}):
                 yield _Pass(request, mode, taps, known, weights, device, parameters, tables)

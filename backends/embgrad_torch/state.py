@@ -22,8 +22,8 @@ from embgrad_torch.inputs import is_transformed
 from embgrad_torch.walk import Structure
 
 __all__ = [
-    *("ACCUMULATING", "Before", "Differentiable", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
-    *("outside_inference", "random_as_found", "running"),
+    *("ACCUMULATING", "Before", "Shared", "Weights", "as_found", "drawn_by_the_user", "is_running"),
+    *("random_as_found", "running"),
 ]
 
 #: In evaluation mode larger buffers, in numbers, are not copied: they are masks, tables and quantised weights, which
@@ -60,7 +60,7 @@ def as_found(model: Structure, device: Any, *, training: bool) -> Iterator[Weigh
     _expect_values()
     with (
         held(model.locks),
-        Differentiable(),
+        torch.inference_mode(False),  # gradients are on in it, too
         torch._C._EnableTorchFunction(),  # also where the user has switched it off around the call
         _cast_anew(),
         _computed_anew if parametrize._cache_enabled else _NOTHING,
@@ -308,25 +308,6 @@ def _ordinary(tensor: Any) -> Any:
 
 
 # Settings of the process and of the thread
-
-
-def outside_inference() -> AbstractContextManager[Any]:
-    """Meanwhile what is made can take part in a graph."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
-
-
-class Differentiable:
-    """Meanwhile gradients are on and inference mode is off."""
-
-    def __enter__(self) -> None:
-        self._outer = outside_inference()
-        self._outer.__enter__()
-        self._before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(True)  # which no mode of the user's is asked about
-
-    def __exit__(self, *told: Any) -> None:
-        torch._C._set_grad_enabled(self._before)
-        self._outer.__exit__(*told)
 
 
 class Shared:

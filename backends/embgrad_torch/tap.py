@@ -23,13 +23,13 @@ from embgrad.common.tolerance import coarsest
 from embgrad.errors import UnsupportedError
 from embgrad_torch.checkpoints import in_reentrant_segment, in_segment
 from embgrad_torch.inputs import computed_in, is_floating, like, to_numpy
-from embgrad_torch.state import Differentiable, drawn_by_the_user, outside_inference
+from embgrad_torch.state import drawn_by_the_user
 
 __all__ = [
     "At",
-    "Differentiable",
     "Listening",
     "Taps",
+    "Unwatched",
     "dtype_of",
     "expect_uncompiled",
     "expect_unwritten",
@@ -89,7 +89,6 @@ class Taps:
         gradients: by key the gradients of the pullback that runs, as they went on.
         pulling: whether a pullback runs.
         aliased: by key the clones that went on in place of tensors whose memory others may hold.
-        away: whether a function of the user's runs, and passes inside of it are others.
         attached: whether rows stay on the graph of their table, by which the model or the objective may differentiate.
         ending: whether nothing goes on below the marks in a pullback, where the rows are attached: what reaches a table then is
             what comes by other ways.
@@ -110,8 +109,7 @@ class Taps:
         self.gradients: dict[str, np.ndarray] = {}
         self.pulling = False
         self.aliased: list[tuple[str, Any]] = []
-        self.away = 0
-        self._changes = PointChanges[Any](request, to_numpy, like, self._away)
+        self._changes = PointChanges[Any](request, to_numpy, like, aside)
         self._made: dict[str, tuple[Any, Any]] = {}  # by key what a segment that runs again gets
         self._hears_all = False
         self._readable = None if "word" in request.points else frozenset(request.points)
@@ -121,26 +119,26 @@ class Taps:
     ) -> Any:
         """Where it is asked for, cut off the table, so that nothing below it is differentiated, unless rows stay attached.
 
-        A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter. The rows of
-        the ids require gradients also where nobody asks for them: whether they do can decide which way a model takes, and every
-        pass is to go the same way.
+        A computed table stays on the graph, as another point may lie below it, but for a mere view of a parameter, whose own
+        gradient is then what reaches it by other ways. The rows of the ids require gradients also where nobody asks for them:
+        whether they do can decide which way a model takes, and every pass is to go the same way.
         """
         if key is not None:
             attached = self.attached and torch.is_grad_enabled()
             if not attached and (table.grad_fn is None or _is_view_of_leaf(table)):
-                with outside_inference(), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad():
                     rows = compute()
                 return self.tensor(key, rows, again=again)
             return self.tensor(key, compute(), again=again)
         rows = compute()
-        return _requiring_gradients(rows) if word and is_floating(rows) and not rows.requires_grad else rows
+        return _differentiable(rows) if word and is_floating(rows) and not rows.requires_grad else rows
 
     def tensor(self, key: str, tensor: Any, *, again: bool = False, aliased: bool = False) -> Any:
         """Overridden, added to, marked; its gradient is received, and edited, by a hook on the mark.
 
         What goes on is a clone of the mark, because models write into what they are given (scale it in place).
         """
-        with Differentiable(), torch._C.DisableTorchFunction():
+        with torch.inference_mode(False), torch._C.DisableTorchFunction():
             if again:
                 over, added = self._made[key]
             else:
@@ -164,16 +162,6 @@ class Taps:
     def before(self) -> dict[str, np.ndarray]:
         """By key the gradients that were edited, as they came."""
         return self._changes.before
-
-    @contextlib.contextmanager
-    def _away(self) -> Iterator[None]:
-        """A function of the user's runs: nothing that it does is watched, but it may call embgrad, of this model too."""
-        self.away += 1
-        try:
-            with torch._C._EnableTorchFunction(), _Unwatched(), drawn_by_the_user():
-                yield
-        finally:
-            self.away -= 1
 
     def hear(self) -> None:
         """From now on hooks receive the gradients of all marks: the pullback will not give them itself."""
@@ -306,8 +294,11 @@ class Listening:
 
 
 def _differentiable(tensor: Any) -> Any:
-    """A clone that has a gradient, also where nothing below it has."""
-    return going_on(tensor if tensor.requires_grad else tensor.detach().requires_grad_())
+    """Return a clone that has a gradient, also where nothing below it has, or where gradients are off around the point alone."""
+    with torch.inference_mode(False):
+        if not tensor.requires_grad:
+            tensor = (tensor.clone() if tensor.is_inference() else tensor.detach()).requires_grad_()
+        return tensor.clone()
 
 
 def expect_uncompiled() -> None:
@@ -348,20 +339,16 @@ def _is_view_of_leaf(table: Any) -> bool:
     return bool(table._is_view() and table._base.is_leaf)
 
 
-class _Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Run a function of the user's meanwhile: nothing that it does is watched, but it may call embgrad, of this model too."""
+    with torch._C._EnableTorchFunction(), Unwatched(), drawn_by_the_user():
+        yield
+
+
+class Unwatched(TorchFunctionMode):  # type: ignore[misc]  # PyTorch need not be there where types are checked
     """Modes that were entered before it see nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             return func(*args, **(kwargs or {}))
-
-
-def going_on(mark: Any) -> Any:
-    """What the model goes on with: connected to the mark, also where gradients are off around the point alone."""
-    with Differentiable():
-        return mark.clone()
-
-
-def _requiring_gradients(rows: Any) -> Any:
-    with outside_inference():
-        return going_on(rows.detach().clone().requires_grad_())

@@ -26,7 +26,6 @@ PRIVATE_NAMES: Final[dict[str, str]] = {
     "_forward_pre_hooks": "There is no public question whether a module has hooks.",
     "_functorch": "There is no public question whether a transform of torch.func runs, nor a setting for donated buffers.",
     "_get_current_function_mode_stack": "There is no public question which function modes are active.",
-    "_getframe": "Python's own: a call of the model inside another is told from one after it broke off by the frame.",
     "_has_any_global_hook": "There is no public question whether hooks are registered for all modules.",
     "_is_view": "There is no public question whether a tensor is a view.",
     "_modules": "named_children leaves out a child's further names, and takes several times as long.",

@@ -322,6 +322,25 @@ def test_exceptions_leave_no_trace_and_the_loop_can_go_on(at: str, where: str, k
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_model_that_calls_itself_is_refused(times: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(VOCAB, 4)
+
+        def forward(self, x: torch.Tensor, inner: bool = False) -> torch.Tensor:
+            return self.table(x) if inner else sum(self(x, inner=True) for _ in range(times))
+
+    model = Twice()
+    with embgrad.capture(model) as tap:
+        with pytest.raises(embgrad.UnsupportedError, match="Twice calls itself"):
+            model(BATCHES[0])
+        model(BATCHES[0], inner=True).square().sum().backward()
+    assert tap.count == 1
+    assert not torch.overrides._get_current_function_mode_stack()
+
+
 def test_a_graph_that_outlives_the_capture_is_not_heard() -> None:
     model = net()
     with embgrad.capture(model) as tap:

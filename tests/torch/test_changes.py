@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,6 +126,24 @@ def test_a_layer_is_changed(way: str, change: str, training: bool) -> None:
 def in_place(grad: np.ndarray) -> None:
     grad *= 3
     grad += 1
+
+
+@pytest.mark.parametrize("option", ["override", "add", "edit"])
+def test_a_pass_is_freed_when_it_ends(option: str) -> None:
+    """Many steps in a row, as integrated gradients make them, hold no more memory than a single one."""
+    model = net()
+
+    def call() -> None:
+        embgrad.gradients(model, IDS, embgrad.Logit(1), **{option: {"word": lambda value: value * 2}})
+
+    call()
+    gc.collect()
+    gc.disable()
+    try:
+        call()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_changed_word_lookup_by_finite_differences() -> None:
