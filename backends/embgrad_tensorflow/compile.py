@@ -390,7 +390,7 @@ class _Tracing:
                 modules = Modules(self._parts)
                 calls = Calls(script, modules, taps.passed, lambda: taps.working, traced=True)
                 held.enter_context(calls_go_to(calls.around, modules.classes))
-            held.enter_context(opened(Opening(script, taps.passed, tracer.going_on, tracer.ran)))
+            held.enter_context(opened(Opening(script, taps.passed, tracer.perform, tracer.ran)))
             held.enter_context(tracer.watching())
             yield
 

@@ -53,10 +53,6 @@ class ByTensor(Generic[Known]):
         """Nothing is known of it."""
         self._known.pop(id(tensor), None)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._known.clear()
-
 
 class OneHots:
     """The tensors of a forward pass that hold one-hot rows, with the places of the ones."""

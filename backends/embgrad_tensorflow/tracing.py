@@ -183,9 +183,9 @@ class Tracer:
         if closed:
             raise UntraceableError(f"the model runs a compiled function, {closed[0].name!r}, that cannot be seen into")
 
-    def going_on(self, tensor: Any) -> Any:
-        """Return what goes on in place of a tensor that an operation has just given."""
-        return self._replacing.going_on(tensor)
+    def perform(self, operation: str, operands: Sequence[Any], run: Callable[[], Any]) -> Any:
+        """Return what goes on in place of the result of an operation, which `run` gives."""
+        return self._replacing.going_on(run())
 
     def ran(self, graph: CutGraph) -> None:
         """Take down a saved graph that was written into this one."""
@@ -225,7 +225,7 @@ class Tracer:
             return None
         name = op_type if type(op_type) is str else op_type.decode()
         self.heard(name, inputs, _values_of(attrs), outputs)
-        first = self.going_on(outputs[0]) if outputs else None
+        first = self._replacing.going_on(outputs[0]) if outputs else None
         return None if not outputs or first is outputs[0] else [first, *outputs[1:]]
 
     def _wrote(self, name: str, resource: Any) -> None:
