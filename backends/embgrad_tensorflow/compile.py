@@ -340,7 +340,10 @@ class _Tracing:
             )
         missing = [key for key in dict.fromkeys(self._chosen.values()) if key not in taps.kept]
         if missing:
-            raise UntraceableError(f"the traced pass does not reach {missing[0]!r}")
+            raise UntraceableError(
+                f"the traced pass does not reach {missing[0]!r} (a product with one-hot rows is seen as a lookup only where the "
+                "model's Python runs)"
+            )
         marks = [taps.kept[key] for key in self._keys]
         everything = structures.every(returned, _is_tensor)
         targets, cotangents = self._answered(script, returned, everything)

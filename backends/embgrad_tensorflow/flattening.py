@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -113,7 +113,10 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
     while waiting:
         name = waiting.pop()
         function = None if name is None else functions[name]
-        for node in nodes if function is None else function.node_def:
+        arguments = [] if function is None else function.signature.input_arg
+        owned = nodes if function is None else function.node_def
+        names = {one.name for one in (*owned, *arguments)}
+        for node in owned:
             called = _called(node)
             if called in functions:
                 waiting += [called] if called not in reached else []
@@ -121,7 +124,7 @@ def _prepare(nodes: Sequence[Any], functions: Mapping[str, Any], restored: bool)
             else:
                 _expect_known(node)
                 if "_gradient_op_type" in node.attr:
-                    gradients.append(OwnGradient.put(node, function, restored))
+                    gradients.append(OwnGradient.put(node, function, names, restored))
             _strip(node)
         if function is not None:
             function.attr.clear()
@@ -284,12 +287,13 @@ class OwnGradient:
     why: str = ""
 
     @classmethod
-    def put(cls, node: Any, function: Any, restored: bool) -> OwnGradient:
+    def put(cls, node: Any, function: Any, names: Collection[str], restored: bool) -> OwnGradient:
         """Give an operation the gradient that it names, in a way that the inliner keeps.
 
         Args:
             node: the operation.
             function: the function that it is in; None for the graph itself.
+            names: the names of the operations and arguments there.
             restored: whether the graph is of a saved model.
 
         Raises:
@@ -302,9 +306,12 @@ class OwnGradient:
         captures = [] if gradient is None else gradient.captured_inputs
         constants = tuple(value if isinstance(value, ops.EagerTensor) else None for value in captures)
         read = [value for value, constant in zip(captures, constants, strict=True) if constant is None]
-        inputs = [name for name in node.input if not name.startswith("^")] + [
-            _spelled(value, function) for value in read
-        ]
+        foreign = next((value.name for value in read if value.op.name not in names), None)
+        if foreign is not None:
+            gradient, constants, read = None, (), []
+            why = f"reads {foreign!r}, which is not of the function that it lies in"
+        inputs = [name for name in node.input if not name.startswith("^")]
+        inputs += [_spelled(value, function) for value in read]
         orders = [name for name in node.input if name.startswith("^")]
         number = next(_numbers)
         own = _own[number] = cls(node.name, gradient, types, constants, why)
